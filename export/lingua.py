@@ -1,0 +1,298 @@
+"""Checkpoints of the public STEM trainer, which is built on Meta Lingua.
+
+Two layouts, and any mixture of their halves:
+
+    consolidated/  consolidated.pth  consolidated_stem.pth  params.json
+    0000000100/    .metadata  __0_0.distcp ...  stem_shards/stem_model_mp<n>.pt  params.json
+
+The trainer's defaults (its transformer arguments, its rule for the FFN width, interleaved RoPE) are
+facts about its models and stated where they are used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource, check_shapes
+from stem_edge.export.torch_files import (
+    TensorMatrix,
+    check_float,
+    load_distributed,
+    load_tensors,
+)
+
+PARAMS = "params.json"
+BACKBONE = "consolidated.pth"
+TABLES = "consolidated_stem.pth"
+SHARDS = "stem_shards"
+LAYER_NAMES = {
+    "attention.wq": "wq",
+    "attention.wk": "wk",
+    "attention.wv": "wv",
+    "attention.wo": "wo",
+    "feed_forward.w1": "gate",
+    "feed_forward.w2": "down",
+    "feed_forward.w3": "up",
+    "attention_norm": "attention_norm",
+    "ffn_norm": "ffn_norm",
+}
+TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
+# Wrappers that put a word before every name, and the copy of the embedding that a tied head saves.
+WRAPPERS = re.compile(r"(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
+TIED = "output.tied_module.weight"
+
+
+class Params(msgspec.Struct):
+    """The part of params.json that describes the model, with the trainer's own defaults."""
+
+    dim: int = 512
+    n_layers: int = 8
+    head_dim: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    ffn_dim_multiplier: float | None = None
+    multiple_of: int = 256
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    max_seqlen: int = 1024
+    vocab_size: int = -1
+    weight_tying: bool = False
+    sliding_window: int | None = None
+    stem_layers: list[int] | None = None
+    stem_embedding_dim: int | None = None
+
+
+class TokenizerParams(msgspec.Struct):
+    """`data.tokenizer` of params.json."""
+
+    name: str = "bytes"
+    path: str | None = None
+
+
+class DataParams(msgspec.Struct):
+    """`data` of params.json."""
+
+    tokenizer: TokenizerParams = msgspec.field(default_factory=TokenizerParams)
+    add_bos: bool = True
+
+
+class DistributedParams(msgspec.Struct):
+    """`distributed` of params.json."""
+
+    stem_parallel_size: int | None = None
+
+
+class TrainParams(msgspec.Struct):
+    """params.json; what it says beyond this does not change the model."""
+
+    model: Params
+    data: DataParams = msgspec.field(default_factory=DataParams)
+    distributed: DistributedParams = msgspec.field(default_factory=DistributedParams)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a checkpoint folder of the public STEM trainer. Raises CheckpointError."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: no such folder; give the folder that holds {PARAMS} and the weights"
+        )
+    params = _read_params(folder)
+    backbone = _read_backbone(folder)
+    listed = params.model.stem_layers
+    order = list(range(1, params.model.n_layers)) if listed is None else listed
+    _check_stem_layers(folder, params.model, order, backbone)
+    tables = _read_tables(folder, order, params.distributed.stem_parallel_size)
+    notes: tuple[str, ...] = ()
+    if params.model.sliding_window is not None:
+        # The trainer's default attention takes no window, in training and in its own generation.
+        notes = (f"sliding_window {params.model.sliding_window} is ignored, as the trainer does",)
+    checkpoint = Checkpoint(
+        path=folder,
+        config=_config(folder, params.model, order, backbone),
+        backbone=backbone,
+        tables=tables,
+        tokenizer=_tokenizer(folder, params.data),
+        notes=notes,
+    )
+    return check_shapes(checkpoint)
+
+
+def _read_params(folder: Path) -> TrainParams:
+    path = folder / PARAMS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TrainParams)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: no {PARAMS}{_hint(folder)}; give the folder of one training step or a "
+            "consolidated folder"
+        ) from None
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: not the parameters of the public STEM trainer ({error})"
+        ) from error
+
+
+def _hint(folder: Path) -> str:
+    """Checkpoint folders below `folder`, for someone who gave their parent."""
+    below = sorted(p.parent.relative_to(folder) for p in folder.glob("*/" + PARAMS))
+    below += sorted(p.parent.relative_to(folder) for p in folder.glob("checkpoints/*/" + PARAMS))
+    return f", but in {', '.join(str(p) for p in below[-3:])}" if below else ""
+
+
+def _read_backbone(folder: Path) -> dict[str, SourceMatrix]:
+    found: Mapping[str, SourceMatrix]
+    if (folder / BACKBONE).is_file():
+        state = load_tensors(folder / BACKBONE)
+        found = _tensors(folder / BACKBONE, state.get("model", state))
+    elif (folder / ".metadata").is_file():
+        found = load_distributed(folder)
+    else:
+        names = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+        raise CheckpointError(
+            f"{folder}: no weights; expected {BACKBONE} or a distributed checkpoint (.metadata and "
+            f"__*.distcp), found only {names}"
+        )
+    return {
+        canonical: matrix
+        for name, matrix in found.items()
+        if (canonical := _canonical(WRAPPERS.sub("", name)))
+    }
+
+
+def _tensors(path: Path, state: Any) -> dict[str, SourceMatrix]:
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: its entry 'model' is not a dict of tensors")
+    return {
+        name: TensorMatrix([check_float(path, name, value)])
+        for name, value in state.items()
+        if hasattr(value, "dtype")
+    }
+
+
+def _canonical(name: str) -> str | None:
+    """The project's name of a tensor; None for one that is not a weight of its own."""
+    if name == TIED or name.startswith(("stem_embeddings.", "rope_embeddings.")):
+        return None
+    stem = name.removesuffix(".weight")
+    if match := re.fullmatch(r"layers\.(\d+)\.(.+)", stem):
+        return f"layers.{match[1]}.{LAYER_NAMES.get(match[2], match[2])}"
+    return TOP_NAMES.get(stem, stem)
+
+
+def _check_stem_layers(
+    folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
+) -> None:
+    """A STEM layer is one without an up projection; params.json must say the same."""
+    without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
+    if not without_up:
+        raise CheckpointError(
+            f"{folder}: every layer has an up projection, so this is a dense model; stem-edge "
+            "exports models with STEM layers"
+        )
+    if sorted(order) != without_up:
+        raise CheckpointError(
+            f"{folder / PARAMS}: stem_layers is {order}, but the weights lack the up projection "
+            f"(feed_forward.w3) in layers {without_up}; check that both are of the same run"
+        )
+
+
+def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int, SourceMatrix]:
+    """STEM layer -> table. The trainer numbers its tables in the order of stem_layers."""
+    whole = folder / TABLES
+    files = [whole] if whole.is_file() else _shard_files(folder, parts)
+    states = [(path, load_tensors(path)) for path in files]
+    tables: dict[int, SourceMatrix] = {}
+    for number, layer in enumerate(order):
+        name = f"stem_embeddings.{number}.weight"
+        shards = [_table_shard(path, state, name) for path, state in states]
+        rows = {int(shard.shape[0]) for shard in shards}
+        if len(rows) > 1:
+            raise CheckpointError(
+                f"{folder / SHARDS}: {name} has {sorted(rows)} rows in different shards; "
+                "the files are of different runs"
+            )
+        tables[layer] = TensorMatrix(shards)
+    return tables
+
+
+def _table_shard(path: Path, state: dict[str, Any], name: str) -> Any:
+    named = {WRAPPERS.sub("", key): value for key, value in state.items()}
+    if name not in named or getattr(named[name], "ndim", 0) != 2:
+        raise CheckpointError(
+            f"{path}: no table {name}; found {', '.join(sorted(named)[:4]) or 'nothing'}: the file "
+            "does not belong to this model"
+        )
+    return check_float(path, name, named[name])
+
+
+def _shard_files(folder: Path, parts: int | None) -> list[Path]:
+    """Column shards in the order of their numbers: mp10 comes after mp9."""
+    numbered = {
+        int(match[1]): path
+        for path in (folder / SHARDS).glob("stem_model_mp*.pt")
+        if (match := re.fullmatch(r"stem_model_mp(\d+)\.pt", path.name))
+    }
+    if not numbered:
+        raise CheckpointError(
+            f"{folder}: no tables; expected {TABLES} or {SHARDS}/stem_model_mp<n>.pt"
+        )
+    count = max(parts or 0, max(numbered) + 1)
+    missing = [n for n in range(count) if n not in numbered]
+    if missing:
+        names = ", ".join(f"stem_model_mp{n}.pt" for n in missing[:4])
+        raise CheckpointError(
+            f"{folder / SHARDS}: {len(numbered)} of {count} column shards found, missing {names}; "
+            "copy all of them"
+        )
+    return [numbered[n] for n in range(count)]
+
+
+def _config(
+    folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
+) -> ModelConfig:
+    if model.n_heads is None and model.head_dim is None:
+        raise CheckpointError(f"{folder / PARAMS}: neither n_heads nor head_dim is given")
+    try:
+        heads = model.n_heads or model.dim // (model.head_dim or 1)
+        embedding = backbone.get("embedding")
+        vocabulary = embedding.shape[0] if model.vocab_size < 1 and embedding else model.vocab_size
+        return ModelConfig(
+            vocab_size=vocabulary,
+            dim=model.dim,
+            n_layers=model.n_layers,
+            n_heads=heads,
+            n_kv_heads=model.n_kv_heads or heads,
+            head_dim=model.head_dim or model.dim // heads,
+            d_ff=model.stem_embedding_dim or _ffn_width(model),
+            stem_layers=tuple(sorted(order)),
+            norm_eps=model.norm_eps,
+            rope_theta=model.rope_theta,
+            max_context=model.max_seqlen,
+            tied_head=model.weight_tying,
+        )
+    except (ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{folder / PARAMS}: {error}") from error
+
+
+def _ffn_width(model: Params) -> int:
+    """The trainer's rule: two thirds of 4 dim, scaled, rounded up to a multiple."""
+    width = int(2 * (4 * model.dim) / 3)
+    if model.ffn_dim_multiplier is not None:
+        width = int(model.ffn_dim_multiplier * width)
+    return model.multiple_of * -(-width // model.multiple_of)
+
+
+def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
+    """The tokenizer's file as params.json names it, else one of that name in the folder."""
+    path = Path(data.tokenizer.path) if data.tokenizer.path else None
+    if path is not None and not path.is_file():
+        path = folder / path.name if not (folder / path).is_file() else folder / path
+    return TokenizerSource(data.tokenizer.name, path, data.add_bos)

@@ -1,0 +1,166 @@
+"""The command `stem-edge generate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from stem_edge.errors import InputError
+from stem_edge.runtime import load
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.store import READ_MODES
+
+DESCRIPTION = """\
+Continue a text. The new text goes to stdout as it is generated, one line of figures to stderr.
+Without -p the prompt is read from stdin."""
+
+EPILOG = """\
+examples:
+  stem-edge generate model -p "The capital of France is"
+  stem-edge generate model -p "Once" -n 200 --temperature 0.8 --top-p 0.95 --seed 1
+  stem-edge generate model --memory 600MB < prompt.txt"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.epilog = EPILOG
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    _add_sampling(parser.add_argument_group("choosing tokens"))
+    _add_loading(parser.add_argument_group("the machine"))
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    default = SamplingParams()
+    group.add_argument(
+        "-n",
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        default=default.max_new_tokens,
+        help=f"stop after N tokens ({default.max_new_tokens})",
+    )
+    group.add_argument(
+        "-t",
+        "--temperature",
+        type=float,
+        metavar="T",
+        default=default.temperature,
+        help="0 always takes the most probable token, 1 samples as trained (0)",
+    )
+    group.add_argument(
+        "--top-k", type=int, metavar="K", default=default.top_k, help="keep the K best (0: all)"
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        default=default.top_p,
+        help="keep the best that reach probability P together (1: all)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        default=default.min_p,
+        help="keep those at least P times as probable as the best (0: all)",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="R",
+        default=default.repetition_penalty,
+        help="above 1 makes tokens seen before less probable (1)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        default=[],
+        help="end before this text (may be given several times)",
+    )
+    group.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    group.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: log probabilities of the N best"
+    )
+
+
+def _add_loading(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--memory", metavar="SIZE", help="limit of the model's memory, like 600MB")
+    group.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
+    group.add_argument(
+        "--context-length", type=int, metavar="N", help="prompt and answer together, in tokens"
+    )
+    group.add_argument(
+        "--providers", nargs="+", metavar="NAME", help="onnxruntime execution providers (CPU)"
+    )
+    group.add_argument(
+        "--reads", choices=READ_MODES, default="pread", help="how records are read (pread)"
+    )
+    group.add_argument(
+        "--no-overlap", action="store_true", help="do not read rows ahead; the text is the same"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    params = SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        stop=args.stop,
+        seed=args.seed,
+        logprobs=args.logprobs,
+    )
+    prompt = _prompt(args.prompt)
+    with load(
+        args.bundle,
+        memory=args.memory,
+        threads=args.threads,
+        providers=args.providers,
+        context_length=args.context_length,
+        reads=args.reads,
+        overlap=not args.no_overlap,
+    ) as model:
+        (_print_json if args.json else _stream)(model, prompt, params)
+    return 0
+
+
+def _prompt(given: str | None) -> str:
+    if given is not None:
+        return given
+    if sys.stdin.isatty():
+        raise InputError("no prompt; give one with -p TEXT or through stdin")
+    return sys.stdin.read()
+
+
+def _stream(model: Model, prompt: str, params: SamplingParams) -> None:
+    try:
+        for chunk in model.generate(prompt, params):
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    finally:  # also after Ctrl-C: what was generated until then took its time, too
+        if model.stats.prompt_tokens:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            print(model.stats.line(), file=sys.stderr)
+
+
+def _print_json(model: Model, prompt: str, params: SamplingParams) -> None:
+    chunks = list(model.generate(prompt, params))
+    result: dict[str, object] = {
+        "text": "".join(chunk.text for chunk in chunks),
+        "token_ids": [token for chunk in chunks for token in chunk.token_ids],
+        "finish_reason": chunks[-1].finish_reason,
+        "stats": model.stats.to_dict(),
+    }
+    if params.logprobs is not None:
+        result["logprobs"] = [asdict(one) for chunk in chunks for one in chunk.logprobs or []]
+    print(json.dumps(result, ensure_ascii=False))

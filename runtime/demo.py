@@ -1,0 +1,64 @@
+"""The command `stem-edge demo`: the small model inside the package, at work."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import stem_edge
+from stem_edge.inspect import figures
+from stem_edge.runtime import load
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+Generate from three prompts with the small STEM model inside this package, and show what was read
+from flash on the way. It was trained on plain sentences about the countries of the world
+(tools/train_demo.py) and knows nothing else."""
+
+PROMPTS = (
+    "The capital of France is",
+    "Japan is a country in",
+    "People in Brazil speak",
+)
+NEW_TOKENS = 32
+# So little that the row cache cannot hold all rows, as on a device beside a real model.
+MEMORY = "4MB"
+CONTEXT = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.add_argument("--memory", default=MEMORY, metavar="SIZE", help=f"memory limit ({MEMORY})")
+
+
+def demo_bundle() -> Path:
+    """Folder of the bundle that ships inside the package."""
+    return Path(stem_edge.__file__).parent / "demo_model"
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    with load(demo_bundle(), memory=args.memory, context_length=CONTEXT) as model:
+        shown = figures(model.bundle.manifest)
+        tables = format_size(int(str(shown["flash_nbytes"])))
+        print(
+            f"A STEM model of {shown['parameters']:,} parameters, "
+            f"{model.config.table_parameters / int(str(shown['parameters'])):.0%} of them in tables "
+            f"({tables} on flash).\nThe row cache has {model.plan.slots} slots for a vocabulary of "
+            f"{model.config.vocab_size}.\n"
+        )
+        for prompt in PROMPTS:
+            print(f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt, end="", flush=True)
+            for chunk in model.generate(prompt, max_new_tokens=NEW_TOKENS):
+                print(chunk.text, end="", flush=True)
+            print(f"\n  {model.stats.line()}\n")
+    print(NEXT_STEPS.format(path=demo_bundle()))
+    return 0
+
+
+NEXT_STEPS = """\
+What to do next:
+  stem-edge inspect {path}
+  stem-edge generate {path} -p "Spain borders"
+  stem-edge export CHECKPOINT OUT     your own model; needs: pip install 'stem-edge[export]'"""

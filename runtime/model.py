@@ -1,0 +1,256 @@
+"""The model a user holds: text or token ids in, text, token ids or logits out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, Unpack
+
+import numpy as np
+
+from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError
+from stem_edge.quantize import F32
+from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.plan import MemoryPlan
+from stem_edge.runtime.sampling import (
+    SamplingOptions,
+    SamplingParams,
+    TokenLogprobs,
+    make_sampler,
+    token_logprobs,
+)
+from stem_edge.runtime.stats import GenerationStats
+from stem_edge.runtime.text import TextCodec, TokenStream
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of generated text with the tokens it came from.
+
+    Texts of all chunks joined are the generated text. The token that ended a generation is among
+    the ids, its text is not.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one a token, if they were asked for
+    finish_reason: FinishReason | None  # on the last chunk: "stop", or "length" when room ran out
+
+
+class Model:
+    """A loaded bundle. Use it as a context manager, or call close().
+
+    One generation at a time is what the memory plan counts; several may take turns.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, plan: MemoryPlan) -> None:
+        self.bundle, self.plan = bundle, plan
+        self.stats = GenerationStats()  # of the latest call of generate or logits
+        self._engine = engine
+        self._text = TextCodec(bundle.file(TOKENIZER))
+        self._closed = False
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model description."""
+        return self.bundle.manifest.model
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, begin-of-text included if the model was trained with it."""
+        return self._text.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self._text.decode(self._checked(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def logits(self, token_ids: Sequence[int]) -> F32:
+        """Logits float32 [T, V] of every position, from an empty context.
+
+        Raises InputError for ids out of range, none, or more than the context holds.
+        """
+        ids = self._checked_prompt(token_ids)
+        context = self._engine.open_context(len(ids))
+        with _Recorder(self) as record:
+            pieces = [piece.copy() for piece in self._engine.process(context, ids, every=True)]
+            record.prefilled(len(ids))
+        return np.concatenate(pieces)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[Chunk]:
+        """Continue a text or token ids, chunk by chunk as soon as text is certain.
+
+        Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
+        top_p, min_p, repetition_penalty, stop, seed, logprobs. Raises InputError at once for a bad
+        option or prompt, RowReadError while iterating when flash fails.
+        """
+        if params is not None and options:
+            raise InputError("give either params or single options, not both")
+        params = params or SamplingParams(**options)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        return self._generate(self._checked_prompt(ids), params)
+
+    def generate_text(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> str:
+        """The whole generated text; takes what generate takes."""
+        return "".join(chunk.text for chunk in self.generate(prompt, params, **options))
+
+    def _generate(self, prompt: list[int], params: SamplingParams) -> Iterator[Chunk]:
+        """Sample, ask for the token's rows, hand out its text, compute the next logits."""
+        stream = TokenStream(self._text, params.stop)
+        sampled: list[int] = []  # tokens since the last chunk
+        logprobs: list[TokenLogprobs] = []
+        for token, logprob, reason in self._tokens(prompt, params):
+            sampled.append(token)
+            if logprob is not None:
+                logprobs.append(logprob)
+            text = stream.push(token)
+            if stream.stopped:
+                reason = "stop"
+            elif reason:
+                text += stream.finish()
+            if text or reason:
+                given = logprobs if params.logprobs is not None else None
+                yield Chunk(text, sampled, given, reason)
+                sampled, logprobs = [], []
+            if reason:
+                return
+
+    def _tokens(
+        self, prompt: list[int], params: SamplingParams
+    ) -> Iterator[tuple[int, TokenLogprobs | None, FinishReason | None]]:
+        """Each new token id, its log probabilities if asked for, and why it is the last."""
+        room = min(self.plan.context_length - len(prompt) + 1, params.max_new_tokens)
+        context = self._engine.open_context(len(prompt) + room - 1)
+        sampler, seen = make_sampler(params), list(prompt)
+        with _Recorder(self) as record:
+            for logits in self._engine.process(context, prompt):
+                last = logits[0]
+            record.prefilled(len(prompt))
+            for number in range(1, room + 1):
+                logprob = None
+                chosen = last if params.logprobs is None else last.copy()
+                token = sampler(chosen, seen)
+                if params.logprobs is not None:
+                    logprob = token_logprobs(last, token, params.logprobs)
+                ended = token in self.config.eos_ids
+                reason: FinishReason | None = (
+                    "stop" if ended else "length" if number == room else None
+                )
+                if reason is None:
+                    self._engine.expect(np.array([token]))
+                seen.append(token)
+                record.sampled()
+                yield token, logprob, reason
+                if reason is None:
+                    last = self._decode(context, token, record)
+
+    def _decode(self, context: Context, token: int, record: _Recorder) -> F32:
+        """One decode step; logits [V] of the token after this one."""
+        started = time.perf_counter()
+        logits: F32 = self._engine.step(context, np.array([token]), 0)[0]
+        record.decoded(time.perf_counter() - started)
+        return logits
+
+    def _checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
+        if self._closed:
+            raise InputError("this model is closed; load it again")
+        ids = self._checked(token_ids)
+        if not ids:
+            raise InputError("the prompt is empty; give at least one token of text")
+        if len(ids) > self.plan.context_length:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.plan.context_length}; "
+                f"shorten it or load with a larger context_length (up to {self.config.max_context})"
+            )
+        return ids
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        try:
+            ids = np.asarray(token_ids)
+            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise InputError("token ids must be a flat sequence of integers") from None
+        outside = np.flatnonzero((ids < 0) | (ids >= self.config.vocab_size))
+        if len(outside):
+            place = int(outside[0])
+            raise InputError(
+                f"token id {int(ids[place])} at position {place} is not in "
+                f"0..{self.config.vocab_size - 1}"
+            )
+        checked: list[int] = ids.tolist()
+        return checked
+
+    def close(self) -> None:
+        """Release memory, threads and files; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Recorder:
+    """Fills Model.stats during one call: what the cache and the store counted since it began."""
+
+    def __init__(self, model: Model) -> None:
+        self._stats = model.stats = GenerationStats()
+        self._rows = model._engine.rows
+        self._started = time.perf_counter()
+        self._before = self._counters()
+
+    def _counters(self) -> tuple[int, int, int, float]:
+        rows = self._rows
+        return rows.cache.hits, rows.cache.misses, rows.store.bytes_read, rows.stall_seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._update()
+
+    def prefilled(self, tokens: int) -> None:
+        """The prompt is done."""
+        self._stats.prompt_tokens = tokens
+        self._stats.prefill_seconds = time.perf_counter() - self._started
+        self._update()
+
+    def sampled(self) -> None:
+        """A token was chosen."""
+        self._stats.new_tokens += 1
+        if self._stats.new_tokens == 1:
+            self._stats.first_token_seconds = time.perf_counter() - self._started
+
+    def decoded(self, seconds: float) -> None:
+        """A decode step is done."""
+        self._stats.decode_seconds += seconds
+        self._update()
+
+    def _update(self) -> None:
+        now = [after - before for after, before in zip(self._counters(), self._before, strict=True)]
+        stats = self._stats
+        stats.row_hits, stats.row_misses, stats.flash_bytes = int(now[0]), int(now[1]), int(now[2])
+        stats.stall_seconds = float(now[3])

@@ -1,0 +1,176 @@
+"""From logits to the next token.
+
+`SamplingParams` is what a user sets; `make_sampler` turns it into one function. Greedy is the
+default and the trivial case. The filters work on the few largest logits, found exactly and without
+sorting the vocabulary, so that a step over 128,256 logits stays well under a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import InputError
+from stem_edge.quantize import F32
+
+I64 = npt.NDArray[np.int64]
+Sampler = Callable[[F32, Sequence[int]], int]
+
+BLOCK = 128  # logits whose maximum stands for them while candidates are looked for
+FIRST_CANDIDATES = 1024  # top_p rarely needs more; if it does, all logits are sorted
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams, for functions that take them as keywords."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    stop: Sequence[str]
+    seed: int | None
+    logprobs: int | None
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Raises InputError for values out of range."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0 is greedy: always the most probable token
+    top_k: int = 0  # keep the k most probable tokens; 0 keeps all
+    top_p: float = 1.0  # keep the fewest most probable tokens that reach this probability
+    min_p: float = 0.0  # keep tokens at least this probable, relative to the most probable one
+    repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 is off
+    stop: Sequence[str] = ()  # texts that end the generation; they are not part of its text
+    seed: int | None = None  # None: different every time; the same seed gives the same text
+    logprobs: int | None = None  # report this many most probable tokens at each step
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "temperature": (0 <= self.temperature < float("inf"), "0 or more"),
+            "top_k": (self.top_k >= 0, "0 or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "0 to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "above 0"),
+            "stop": (
+                not isinstance(self.stop, str) and all(self.stop),
+                "a list of texts, none empty",
+            ),
+            "seed": (self.seed is None or self.seed >= 0, "0 or more"),
+            "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more"),
+        }
+        for field in fields(self):
+            fits, expected = ranges[field.name]
+            if not fits:
+                value = getattr(self, field.name)
+                raise InputError(f"{field.name} is {value!r}; expected {expected}")
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural-log probabilities of one step, before temperature and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the most probable (token id, logprob), best first
+
+
+def make_sampler(params: SamplingParams) -> Sampler:
+    """A function from logits [V] and the ids so far to the next id. It may change the logits."""
+    penalize = params.repetition_penalty != 1.0
+    generator = np.random.default_rng(params.seed)
+
+    def choose(logits: F32, seen: Sequence[int]) -> int:
+        if penalize and len(seen):
+            apply_repetition_penalty(logits, seen, params.repetition_penalty)
+        if params.temperature == 0:
+            return int(logits.argmax())
+        ids, probabilities = candidates(logits, params)
+        # One uniform number a token, whatever the filters keep: a seed means the same text.
+        place = np.searchsorted(np.cumsum(probabilities), generator.random(), side="right")
+        return int(ids[min(int(place), len(ids) - 1)])
+
+    return choose
+
+
+def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -> None:
+    """Make tokens seen before less probable (CTRL, arXiv 1909.05858, section 4.1)."""
+    ids = np.unique(np.asarray(seen, np.int64))
+    values = logits[ids]
+    logits[ids] = np.where(values > 0, values / penalty, values * penalty)
+
+
+def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:
+    """The ids that survive top_k, top_p and min_p, best first, and their probabilities.
+
+    The filters apply in this order, each to what the one before kept, at the given temperature.
+    """
+    vocabulary = len(logits)
+    limit = min(params.top_k or vocabulary, vocabulary)
+    first = limit if params.top_k else min(FIRST_CANDIDATES, vocabulary)
+    ids = top_ids(logits, first)
+    if not params.top_k and not _enough(logits, ids, params):
+        ids = top_ids(logits, vocabulary)
+    scaled = logits[ids].astype(np.float64) / params.temperature
+    weights = np.exp(scaled - scaled[0])
+    if params.top_p < 1:
+        total = weights.sum() if params.top_k else _total_weight(logits, params)
+        reached = np.cumsum(weights) / total
+        weights = weights[: int(np.searchsorted(reached, params.top_p)) + 1]
+    weights = weights[weights >= params.min_p]
+    return ids[: len(weights)], weights / weights.sum()
+
+
+def _enough(logits: F32, ids: I64, params: SamplingParams) -> bool:
+    """Whether everything that the filters would keep is among these best ids."""
+    if len(ids) == len(logits):
+        return True
+    scaled = logits[ids].astype(np.float64) / params.temperature
+    weights = np.exp(scaled - scaled[0])
+    by_top_p = params.top_p < 1 and weights.sum() >= params.top_p * _total_weight(logits, params)
+    return bool(by_top_p or weights[-1] < params.min_p)
+
+
+def _total_weight(logits: F32, params: SamplingParams) -> float:
+    """Sum over the vocabulary of exp((logit - greatest) / temperature)."""
+    scaled = (logits - logits.max()) / np.float32(params.temperature)
+    return float(np.exp(scaled).sum(dtype=np.float64))
+
+
+def top_ids(logits: F32, count: int) -> I64:
+    """Ids of the `count` largest logits [V], best first; equal logits by ascending id."""
+    if count < len(logits):
+        # The count-th largest of the block maxima is a lower bound of the count-th largest logit.
+        starts = np.arange(0, len(logits), BLOCK)
+        maxima = np.maximum.reduceat(logits, starts)
+        if count <= len(maxima):
+            bound = np.partition(maxima, len(maxima) - count)[len(maxima) - count]
+            pool = np.flatnonzero(logits >= bound)
+        else:
+            pool = np.arange(len(logits))
+            bound = np.partition(logits, len(logits) - count)[len(logits) - count]
+            pool = pool[logits >= bound]
+    else:
+        pool = np.arange(len(logits))
+    order = np.argsort(-logits[pool], kind="stable")
+    return np.asarray(pool[order[:count]], np.int64)
+
+
+def token_logprobs(logits: F32, token_id: int, count: int) -> TokenLogprobs:
+    """Log probabilities of the chosen token and of the `count` most probable ones."""
+    peak = logits.max()
+    log_total = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
+    top = (
+        tuple((int(i), float(logits[i]) - log_total) for i in top_ids(logits, count))
+        if count
+        else ()
+    )
+    return TokenLogprobs(token_id, float(logits[token_id]) - log_total, top)

@@ -1,0 +1,229 @@
+"""The bundle: the folder that the exporter writes and the runtime reads.
+
+    manifest.json                     this module's Manifest
+    backbone.onnx  backbone.onnx.data
+    tables.zarr/                      stem_edge.shards
+    tokenizer.json  tokenizer_config.json
+
+manifest.json lists every other file with its size and sha256. Unknown fields are refused, so that a
+bundle never means more than this version understands; `format_version` grows when the meaning does.
+Opening compares all sizes; `verify` compares the checksums as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BundleError
+from stem_edge.rows import RecordLayout
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+BACKBONE = "backbone.onnx"
+TABLES = "tables.zarr"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MAX_MANIFEST_NBYTES = 1 << 20
+HASH_PIECE_NBYTES = 1 << 22
+
+WeightType = Literal["fp32", "int8", "int4"]
+WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size and checksum of one file of the bundle."""
+
+    nbytes: int
+    sha256: str
+
+
+class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the backbone is stored."""
+
+    weights: WeightType  # matrices of the layers
+    head: WeightType  # embedding and head, the two matrices of V rows
+    block_size: int  # inputs that share a scale, at most; a narrow matrix uses less
+
+
+class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Quantization error of one kind of tensor: |stored - original| / max |original| of the row."""
+
+    worst: float
+    mean: float
+
+
+class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the export cost, measured while exporting."""
+
+    checkpoint_nbytes: int  # of the tensors that were read
+    backbone_nbytes: int
+    tables_nbytes: int
+    errors: dict[str, KindError]
+    probe_tokens: tuple[int, ...]  # token ids of the logit comparison
+    worst_logit_difference: float  # bundle against checkpoint, over all positions of the probe
+    greatest_logit: float  # for scale
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of manifest.json."""
+
+    format_version: int
+    model: ModelConfig
+    backbone: BackboneFormat
+    tables: RecordLayout
+    files: dict[str, FileEntry]  # path with forward slashes -> entry
+    report: QualityReport
+
+    def __post_init__(self) -> None:
+        model, tables = self.model, self.tables
+        pairs = {
+            "vocabulary": (model.vocab_size, tables.vocab_size),
+            "STEM layers": (model.stem_layers, tables.layers),
+            "d_ff": (model.d_ff, tables.d_ff),
+        }
+        for what, (of_model, of_tables) in pairs.items():
+            if of_model != of_tables:
+                raise ValueError(f"{what} of the model is {of_model}, of the tables {of_tables}")
+        for name, entry in self.files.items():
+            _check_name(name)
+            if entry.nbytes < 0:
+                raise ValueError(f"file {name!r} has a negative size")
+        for name in (BACKBONE, TOKENIZER, TOKENIZER_CONFIG):
+            if name not in self.files:
+                raise ValueError(f"no entry for {name}")
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """An opened bundle: its folder and its checked manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, name: str) -> Path:
+        """Path of one file of the bundle."""
+        return self.path / name
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """manifest.json as bytes: the same manifest gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
+
+
+def open_bundle(path: str | Path) -> Bundle:
+    """Open a bundle: strict manifest, every file present with its exact size.
+
+    Raises BundleError. Checksums are left to `verify`: hashing gigabytes is not for every start.
+    """
+    root = Path(path)
+    manifest = _decode_manifest(root)
+    for name, entry in manifest.files.items():
+        _check_file(root / name, entry.nbytes)
+    return Bundle(root, manifest)
+
+
+def verify(
+    path: str | Path, progress: Callable[[int], object] = lambda nbytes: None
+) -> dict[str, str]:
+    """Hash every file of a bundle. Returns file -> "ok" or what is wrong.
+
+    `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
+    cannot be opened at all.
+    """
+    root = Path(path)
+    manifest = _decode_manifest(root)
+    results = {
+        name: _verify_file(root / name, entry, progress)
+        for name, entry in sorted(manifest.files.items())
+    }
+    known = {MANIFEST, *manifest.files}
+    found = {p.relative_to(root).as_posix() for p in root.rglob("*") if not p.is_dir()}
+    return results | dict.fromkeys(sorted(found - known), "not part of the bundle")
+
+
+def _decode_manifest(root: Path) -> Manifest:
+    path = root / MANIFEST
+    data = _read_manifest(path)
+    try:
+        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
+        number = msgspec.json.decode(version, type=int) if version else 0
+        if number > FORMAT_VERSION:
+            raise BundleError(
+                f"{path}: bundle format {number} is newer than this stem-edge reads "
+                f"({FORMAT_VERSION}); upgrade stem-edge"
+            )
+        if number < 1:
+            raise ValueError(f"format_version is {number}")
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise BundleError(
+            f"{path}: not a manifest of format {FORMAT_VERSION} ({error}); export the bundle again"
+        ) from error
+
+
+def _read_manifest(path: Path) -> bytes:
+    try:
+        if not path.parent.is_dir():
+            raise BundleError(f"{path.parent}: no such bundle folder; give the folder of an export")
+        if not path.is_file():
+            raise BundleError(
+                f"{path.parent}: not a bundle, it has no {MANIFEST}; "
+                "make one with: stem-edge export CHECKPOINT OUT"
+            )
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_NBYTES + 1)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot read ({error.strerror}); check its permissions"
+        ) from error
+    if len(data) > MAX_MANIFEST_NBYTES:
+        raise BundleError(
+            f"{path}: larger than {MAX_MANIFEST_NBYTES} bytes; not a manifest: export again"
+        )
+    return data
+
+
+def _check_name(name: str) -> None:
+    parts = PurePosixPath(name).parts
+    plain = "\\" not in name and ":" not in name and "\0" not in name and name == "/".join(parts)
+    if not plain or not parts or parts[0] == "/" or ".." in parts or name == MANIFEST:
+        raise ValueError(f"file name {name!r} is not a plain path inside the bundle")
+
+
+def _check_file(path: Path, nbytes: int) -> None:
+    try:
+        status = path.lstat()
+    except OSError as error:
+        raise BundleError(
+            f"{path}: missing or unreadable ({error.strerror}), expected {nbytes} bytes; "
+            "the bundle is incomplete: copy or export it again"
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise BundleError(f"{path}: not a regular file; copy the bundle as plain files")
+    if status.st_size != nbytes:
+        raise BundleError(
+            f"{path}: {status.st_size} bytes found, {nbytes} expected; "
+            "the file is cut or damaged: copy or export the bundle again"
+        )
+
+
+def _verify_file(path: Path, entry: FileEntry, progress: Callable[[int], object]) -> str:
+    digest = hashlib.sha256()
+    try:
+        _check_file(path, entry.nbytes)
+        with path.open("rb") as file:
+            while piece := file.read(HASH_PIECE_NBYTES):
+                digest.update(piece)
+                progress(len(piece))
+    except BundleError as error:
+        return str(error).removeprefix(f"{path}: ")
+    except OSError as error:
+        return f"cannot read ({error.strerror})"
+    found = digest.hexdigest()
+    return "ok" if found == entry.sha256 else f"sha256 is {found}, expected {entry.sha256}"

@@ -1,0 +1,102 @@
+"""The command `stem-edge`: names of the commands, each imported only when it is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+import stem_edge
+from stem_edge.errors import StemEdgeError
+
+
+class Command(Protocol):
+    """What a command's module provides."""
+
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work; returns the exit status."""
+
+
+# name -> (module, what it does, what it needs beyond the base installation)
+COMMANDS = {
+    "demo": ("stem_edge.runtime.demo", "see it work on the small model inside this package", ""),
+    "export": ("stem_edge.export.cli", "turn a trained checkpoint into a bundle", "export"),
+    "generate": ("stem_edge.runtime.cli", "continue a text with a bundle", ""),
+    "inspect": ("stem_edge.inspect", "show what a bundle is made of", ""),
+    "verify": ("stem_edge.verify", "compare a bundle's files with their checksums", ""),
+}
+
+EPILOG = """\
+first steps:
+  stem-edge demo                                 no download, no torch
+  stem-edge export runs/0000100000 model         needs: pip install 'stem-edge[export]'
+  stem-edge generate model -p "Once upon a time"
+
+`stem-edge COMMAND --help` explains a command and its options."""
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    known, rest = _parse_name(arguments)
+    try:
+        command = _import(known)
+        parser = argparse.ArgumentParser(
+            prog=f"stem-edge {known}",
+            description=command.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(rest))
+    except StemEdgeError as error:
+        print(f"stem-edge: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("stem-edge: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left. Python would complain once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+
+
+def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="stem-edge",
+        description="Run STEM language models whose parameters do not fit in memory.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=stem_edge.__version__)
+    names = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for name, (_, what, _) in COMMANDS.items():
+        names.add_parser(name, help=what, add_help=False)
+    if not arguments:
+        parser.print_help()
+        raise SystemExit(2)
+    # Only the name is parsed here; the options belong to the command's own parser.
+    return str(parser.parse_args(arguments[:1]).command), arguments[1:]
+
+
+def _import(name: str) -> Command:
+    module, _, extra = COMMANDS[name]
+    try:
+        return cast(Command, import_module(module))
+    except ImportError as error:
+        if error.name is None or error.name.startswith("stem_edge") or not extra:
+            raise
+        raise StemEdgeError(
+            f"`stem-edge {name}` needs the package {error.name}; "
+            f"install it with: pip install 'stem-edge[{extra}]'"
+        ) from error

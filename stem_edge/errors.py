@@ -1,0 +1,37 @@
+"""The one family of errors that bad input can raise.
+
+Every message is one line that says what is wrong, where (file, layer, token), what was found,
+what was expected, and what to do. The command prints it and exits with status 1.
+"""
+
+
+class StemEdgeError(Exception):
+    """Base of every error that stem-edge raises on purpose."""
+
+
+class CheckpointError(StemEdgeError):
+    """A checkpoint or its tokenizer is missing, damaged or of a kind that cannot be exported."""
+
+
+class ExportError(StemEdgeError):
+    """An export cannot be written: the target exists, the disk is full, an option does not fit."""
+
+
+class BundleError(StemEdgeError):
+    """A bundle is missing, damaged, incomplete or of a format this version cannot read."""
+
+
+class RowReadError(BundleError):
+    """A record of the table store could not be read, or its checksum does not match."""
+
+
+class BackendError(StemEdgeError):
+    """The engine that runs the backbone is missing or refused what was asked of it."""
+
+
+class MemoryPlanError(StemEdgeError):
+    """The memory limit is below what the model needs at the least."""
+
+
+class InputError(StemEdgeError, ValueError):
+    """A prompt, token id or option is outside of what the model or the function accepts."""

@@ -1,0 +1,112 @@
+"""The command `stem-edge inspect`: what a bundle is made of, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import msgspec
+
+from stem_edge.bundle import TABLES, Bundle, Manifest, open_bundle
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+Show a bundle: architecture, STEM layers, parameters in all and for one token, bytes on flash and
+of the backbone, types, quality of the export, files. Reads only the manifest."""
+
+FILES_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    bundle = open_bundle(args.bundle)
+    print(json.dumps(figures(bundle.manifest), indent=1) if args.json else table(bundle))
+    return 0
+
+
+def figures(manifest: Manifest) -> dict[str, object]:
+    """The manifest and what follows from it, as plain JSON values."""
+    model, tables = manifest.model, manifest.tables
+    derived: dict[str, object] = {
+        "parameters": model.backbone_parameters + model.table_parameters,
+        "parameters_active": model.active_parameters,
+        "parameters_tables": model.table_parameters,
+        "record_nbytes": tables.record_nbytes,
+        "flash_nbytes": _nbytes(manifest, TABLES),
+        "backbone_nbytes": manifest.report.backbone_nbytes,
+    }
+    return derived | dict(msgspec.to_builtins(manifest))
+
+
+def table(bundle: Bundle) -> str:
+    """A readable table, as wide as a small terminal."""
+    manifest = bundle.manifest
+    sections = [_architecture(manifest), _storage(manifest), _quality(manifest), _files(manifest)]
+    lines = [str(bundle.path)]
+    for rows in sections:
+        lines.append("")
+        lines += [f"{name:<22}{value}".rstrip() for name, value in rows]
+    return "\n".join(lines)
+
+
+Rows = list[tuple[str, str]]
+
+
+def _architecture(manifest: Manifest) -> Rows:
+    model = manifest.model
+    layers = ", ".join(map(str, model.stem_layers))
+    heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values, {model.head_dim} wide"
+    total = model.backbone_parameters + model.table_parameters
+    head = "tied to the embedding" if model.tied_head else "of its own"
+    return [
+        ("architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {model.d_ff}"),
+        ("attention", heads),
+        ("STEM layers", f"{len(model.stem_layers)} of {model.n_layers}: {layers}"),
+        ("vocabulary", f"{model.vocab_size:,} tokens, head {head}"),
+        ("context", f"{model.max_context:,} tokens"),
+        ("parameters", f"{total:,}"),
+        ("  in tables", f"{model.table_parameters:,} ({model.table_parameters / total:.0%})"),
+        ("  active per token", f"{model.active_parameters:,}"),
+    ]
+
+
+def _storage(manifest: Manifest) -> Rows:
+    backbone, tables, report = manifest.backbone, manifest.tables, manifest.report
+    blocks = f" in blocks of {backbone.block_size}" if backbone.weights != "fp32" else ""
+    groups = f" in groups of {tables.group_size}" if tables.quantized else ""
+    return [
+        ("backbone", f"{format_size(report.backbone_nbytes)}, {backbone.weights}{blocks}"),
+        ("  embedding, head", backbone.head),
+        ("tables on flash", f"{format_size(_nbytes(manifest, TABLES))}, {tables.row_type}{groups}"),
+        ("  one record", f"{format_size(tables.record_nbytes)}, what a token reads at most"),
+        ("checkpoint was", format_size(report.checkpoint_nbytes)),
+    ]
+
+
+def _quality(manifest: Manifest) -> Rows:
+    report = manifest.report
+    rows = [("quantization error", f"{'worst':>10}{'mean':>10}  of the greatest value in a row")]
+    for kind, error in report.errors.items():
+        rows.append((f"  {kind}", f"{error.worst:>10.4%}{error.mean:>10.4%}"))
+    difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
+    rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
+    return rows
+
+
+def _files(manifest: Manifest) -> Rows:
+    names = sorted(manifest.files)
+    rows = [(format_size(manifest.files[name].nbytes), name) for name in names[:FILES_SHOWN]]
+    if len(names) > FILES_SHOWN:
+        rest = sum(manifest.files[name].nbytes for name in names[FILES_SHOWN:])
+        rows.append((format_size(rest), f"in {len(names) - FILES_SHOWN} more files"))
+    return rows
+
+
+def _nbytes(manifest: Manifest, folder: str) -> int:
+    return sum(e.nbytes for name, e in manifest.files.items() if name.startswith(folder + "/"))

@@ -1,0 +1,47 @@
+"""A progress bar with bytes and time left; silent when nobody watches."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+
+class Progress:
+    """A context manager; `advance` may be called from any thread."""
+
+    def __init__(self, total_nbytes: int, what: str, show: bool | None) -> None:
+        visible = sys.stderr.isatty() if show is None else show
+        self._lock = threading.Lock()
+        self._bar = tqdm(
+            total=total_nbytes,
+            desc=what,
+            unit="B",
+            unit_scale=True,
+            disable=not visible,
+            leave=False,
+            dynamic_ncols=True,
+        )
+
+    def advance(self, nbytes: int) -> None:
+        """Account for bytes done."""
+        with self._lock:
+            self._bar.update(nbytes)
+
+    def describe(self, what: str) -> None:
+        """Say what is going on now."""
+        self._bar.set_description(what)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.close()

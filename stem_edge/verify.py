@@ -1,0 +1,43 @@
+"""The command `stem-edge verify`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from stem_edge.bundle import open_bundle, verify
+from stem_edge.errors import BundleError
+from stem_edge.progress import Progress
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+Compare every file of a bundle with the size and sha256 that its manifest lists.
+Exit status 0 if all are right, 1 if not."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument("--json", action="store_true", help="print file -> result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    total = sum(p.stat().st_size for p in Path(args.bundle).rglob("*") if p.is_file())
+    with Progress(total, "verifying", None) as bar:
+        results = verify(args.bundle, bar.advance)
+    wrong = {name: result for name, result in results.items() if result != "ok"}
+    if args.json:
+        print(json.dumps({"ok": not wrong, "files": results}, indent=1))
+    elif not wrong:
+        open_bundle(args.bundle)
+        print(f"{args.bundle}: {len(results)} files, {format_size(total)}, all as exported")
+    else:
+        for name, result in wrong.items():
+            print(f"{name}: {result}")
+        raise BundleError(
+            f"{args.bundle}: {len(wrong)} of {len(results)} files differ; "
+            "copy the bundle again from its source or export it again"
+        )
+    return 1 if wrong else 0
