@@ -17,6 +17,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.graph import CONTRIB, Graph
+from stem_edge.export.heads import HEAD_MATRICES, pad_heads
 from stem_edge.export.report import ErrorMeter
 from stem_edge.quantize import (
     F32,
@@ -70,7 +71,7 @@ class BackboneBuilder:
         graph.input(io.TOTAL_LENGTH, np.int32, [])
         graph.input(io.LOGITS_FROM, np.int64, [1])
         for name in (io.ROPE_COS, io.ROPE_SIN):
-            graph.input(name, np.float32, ["context", config.head_dim // 2])
+            graph.input(name, np.float32, ["context", io.head_width(config) // 2])
         if self.layout.quantized:
             graph.input(io.ROW_ZERO_POINTS, np.uint8, None)
         graph.output(io.LOGITS, np.float32, [1, "N", config.vocab_size])
@@ -95,12 +96,13 @@ class BackboneBuilder:
     def _attention(self, layer: int, x: str) -> str:
         """Attention of x [1, T, dim], its KV cache updated in place."""
         config, at = self.config, f"layers.{layer}."
-        shape: list[int | str] = [1, config.n_kv_heads, "context", config.head_dim]
+        shape: list[int | str] = [1, config.n_kv_heads, "context", io.head_width(config)]
         caches = [name + str(layer) for name in (io.KEYS, io.VALUES)]
         for cache in caches:
             self.graph.input(cache, np.float32, shape)
             self.graph.output(io.NEW + cache, np.float32, shape)
-        qkv = self._linear(at + "qkv", "attention", x, [at + "wq", at + "wk", at + "wv"])
+        heads = pad_heads(config, {name: self.weights[at + name] for name in HEAD_MATRICES})
+        qkv = self._linear(at + "qkv", "attention", x, [heads[name] for name in ("wq", "wk", "wv")])
         mixed = self.graph.node(
             "GroupQueryAttention",
             [qkv, "", "", *caches, io.SEQLENS_K, io.TOTAL_LENGTH, io.ROPE_COS, io.ROPE_SIN],
@@ -110,20 +112,21 @@ class BackboneBuilder:
             kv_num_heads=config.n_kv_heads,
             do_rotary=1,
             rotary_interleaved=int(config.rope_interleaved),
+            scale=config.head_dim**-0.5,  # the operator's own would be that of the padded width
         )
-        return self._linear(at + "wo", "attention", mixed, [at + "wo"])
+        return self._linear(at + "wo", "attention", mixed, [heads["wo"]])
 
     def _ffn(self, layer: int, x: str) -> str:
         """W_down (SiLU(W_gate x) * u): u is the token's row in a STEM layer, else W_up x."""
         at = f"layers.{layer}."
-        gate = self._linear(at + "gate", "ffn", x, [at + "gate"])
+        gate = self._linear(at + "gate", "ffn", x, [self.weights[at + "gate"]])
         gate = self.graph.node("QuickGelu", [gate], [at + "silu"], CONTRIB, alpha=1.0)
         if layer in self.config.stem_layers:
             up = self._rows(layer)
         else:
-            up = self._linear(at + "up", "ffn", x, [at + "up"])
+            up = self._linear(at + "up", "ffn", x, [self.weights[at + "up"]])
         product = self.graph.node("Mul", [gate, up], [at + "product"])
-        return self._linear(at + "down", "ffn", product, [at + "down"])
+        return self._linear(at + "down", "ffn", product, [self.weights[at + "down"]])
 
     def _rows(self, layer: int) -> str:
         """Rows [1, T, d_ff] of the tokens, gathered from the slots of the row cache."""
@@ -182,13 +185,17 @@ class BackboneBuilder:
         axis = self.graph.constant("slice.axis", np.array([1], np.int64))
         wanted = self.graph.node("Slice", [x, io.LOGITS_FROM, end, axis], ["wanted"])
         source = "embedding" if self.config.tied_head else "head"
-        self._linear(io.LOGITS, "head", wanted, [source], self.format.head)
+        self._linear(io.LOGITS, "head", wanted, [self.weights[source]], self.format.head)
 
     def _linear(
-        self, name: str, kind: str, x: str, sources: Sequence[str], type: WeightType | None = None
+        self,
+        name: str,
+        kind: str,
+        x: str,
+        matrices: Sequence[Matrix],
+        type: WeightType | None = None,
     ) -> str:
-        """x [1, n, K] times the matrices `sources`, stacked to [N, K], transposed."""
-        matrices = [self.weights[source] for source in sources]
+        """x [1, n, K] times the matrices, stacked to [N, K], transposed."""
         bits = WEIGHT_BITS[type or self.format.weights]
         weight = name + ".weight"
         if bits == 32:

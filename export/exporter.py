@@ -10,6 +10,7 @@ import msgspec
 
 from stem_edge.bundle import (
     BACKBONE,
+    BACKBONE_DATA,
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
@@ -38,8 +39,6 @@ from stem_edge.export.tables import make_grid, write_tables
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.progress import Progress
 from stem_edge.rows import ROW_BITS, RecordLayout, RowType, make_layout
-
-DATA_NAME = BACKBONE + ".data"
 
 
 @dataclass(frozen=True)
@@ -177,9 +176,9 @@ def _write_backbone(
     meter: ErrorMeter,
     bar: Progress,
 ) -> dict[Path, FileEntry]:
-    path, data_path = folder / BACKBONE, folder / DATA_NAME
+    path, data_path = folder / BACKBONE, folder / BACKBONE_DATA
     with BundleFile(data_path) as data:
-        graph = Graph(data, DATA_NAME)
+        graph = Graph(data, BACKBONE_DATA)
         BackboneBuilder(
             graph, source.config, layout, options.backbone, source.backbone, meter, bar.advance
         ).build()

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.config import ModelConfig
+from stem_edge.config import MAX_LAYERS, ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource, check_shapes
 from stem_edge.export.torch_files import (
@@ -45,7 +45,7 @@ LAYER_NAMES = {
 }
 TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
 # Wrappers that put a word before every name, and the copy of the embedding that a tied head saves.
-WRAPPERS = re.compile(r"(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
+WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
 TIED = "output.tied_module.weight"
 
 
@@ -67,6 +67,10 @@ class Params(msgspec.Struct):
     sliding_window: int | None = None
     stem_layers: list[int] | None = None
     stem_embedding_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n_layers <= MAX_LAYERS:  # it sizes lists before ModelConfig sees it
+            raise ValueError(f"n_layers is {self.n_layers}; expected 1 to {MAX_LAYERS}")
 
 
 class TokenizerParams(msgspec.Struct):

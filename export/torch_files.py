@@ -267,6 +267,8 @@ def _chunk(folder: Path, key: str, places: dict[Any, Any], piece: Any) -> _Chunk
         raise ValueError(f"tensor {key} lies in {info.relative_path!r}, outside of the folder")
     if getattr(info, "transform_descriptors", None):
         raise ValueError(f"tensor {key} is stored compressed; save it without extensions")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing, tensor {key} lies in it; copy the whole folder")
     if info.offset < 0 or info.offset + info.length > path.stat().st_size:
         raise CheckpointError(
             f"{path}: {path.stat().st_size} bytes found, tensor {key} needs "

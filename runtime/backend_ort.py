@@ -31,8 +31,8 @@ from stem_edge.rope import rope_tables
 from stem_edge.runtime.cache import RowCache
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
-# onnxruntime's own log goes to stderr; its warnings tell users nothing that they can act on.
-LOG_ERRORS_ONLY = 3
+# onnxruntime also writes what it raises to stderr; users shall read our error, once.
+LOG_FATAL_ONLY = 4
 
 
 class OrtBackend:
@@ -74,7 +74,9 @@ class OrtContext:
         self._bound: dict[str, ort.OrtValue] = {}  # keeps alive what the binding points to
         for name, value in rows.items():
             self._binding.bind_ortvalue_input(name, value)
-        cos, sin = rope_tables(config, length)
+        width = io.head_width(config)
+        padding = ((0, 0), (0, (width - config.head_dim) // 2))
+        cos, sin = (np.pad(table, padding) for table in rope_tables(config, length))
         fixed: dict[str, npt.NDArray[Any]] = {
             io.ROPE_COS: cos,
             io.ROPE_SIN: sin,
@@ -85,7 +87,7 @@ class OrtContext:
         for name, array in fixed.items():
             self._bind(name, array)
         # Zeroed pages are only taken from the system when a token first writes to them.
-        shape = (1, config.n_kv_heads, length, config.head_dim)
+        shape = (1, config.n_kv_heads, length, width)
         for layer in range(config.n_layers):
             for kind in (io.KEYS, io.VALUES):
                 cache = self._bind(f"{kind}{layer}", np.zeros(shape, np.float32))
@@ -136,7 +138,7 @@ class OrtContext:
 def _open_session(bundle: Bundle, threads: int, providers: list[str]) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = LOG_ERRORS_ONLY
+    options.log_severity_level = LOG_FATAL_ONLY
     # The arena would keep what the longest prompt chunk once needed.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False

@@ -76,9 +76,10 @@ class RowCache:
         """Put the records [n, record_nbytes] of absent ids into slots; those of `keep` stay."""
         slots = self._victims(len(token_ids), keep)
         evicted = self._token_of[slots]
-        self._slot_of[evicted[evicted != NO_TOKEN]] = NO_TOKEN
-        # Empty while it is being filled: an interrupt between two layers must not leave a slot
-        # that claims to hold a token and has half of its rows.
+        # An interrupt anywhere in here must leave no token that finds its rows in a slot without
+        # them; what it may leave is a slot whose token has moved, hence the second condition.
+        stale = (evicted == NO_TOKEN) | (self._slot_of[evicted] != slots)
+        self._slot_of[evicted[~stale]] = NO_TOKEN
         self._token_of[slots] = NO_TOKEN
         for index, codes in enumerate(self.codes):
             codes[slots] = self.layout.codes(records, index)
@@ -91,7 +92,7 @@ class RowCache:
     def _victims(self, count: int, keep: I64) -> npt.NDArray[np.intp]:
         """`count` slots: empty ones first, then the least and longest ago used."""
         tokens = self._token_of
-        order = self._count[tokens].astype(np.int64) << 40
+        order = self._count[tokens].astype(np.int64) << 32
         order += self._last_use
         order[tokens == NO_TOKEN] = -1
         kept = self._slot_of[keep]

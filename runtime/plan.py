@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stem_edge.bundle import BACKBONE, WEIGHT_BITS, Bundle, Manifest
+from stem_edge.bundle import BACKBONE_DATA, WEIGHT_BITS, Bundle, Manifest
 from stem_edge.errors import MemoryPlanError
+from stem_edge.graph_io import head_width
 from stem_edge.quantize import fitting_block
 from stem_edge.runtime.cache import RowCache
 from stem_edge.shards import CRC_NBYTES
-from stem_edge.units import format_size, parse_size
+from stem_edge.units import parse_size
 
 # Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.
 CHUNK_TOKENS = 128
 SMALLEST_CHUNK = 16
+# A larger chunk is taken only if it leaves a row cache of this many times as many slots.
+SLOTS_PER_CHUNK_TOKEN = 8
 # Without a limit the row cache takes this much: a few percent of a 1B model's tables.
 DEFAULT_CACHE_NBYTES = 256 << 20
 FLOAT = 4
@@ -57,16 +60,19 @@ def plan_memory(bundle: Bundle, context_length: int, memory: int | str | None) -
     (chunks and slots for SMALLEST_CHUNK tokens) does not fit."""
     limit = None if memory is None else parse_size(memory)
     chunk = CHUNK_TOKENS
-    while chunk >= SMALLEST_CHUNK:
-        least = _plan(bundle, context_length, chunk, chunk)
-        if limit is None or least.total <= limit:
-            return _plan(bundle, context_length, chunk, _slots(bundle.manifest, least, limit))
+    while chunk > SMALLEST_CHUNK:
+        wanted = min(SLOTS_PER_CHUNK_TOKEN * chunk, bundle.manifest.model.vocab_size)
+        if limit is None or _plan(bundle, context_length, chunk, wanted).total <= limit:
+            break
         chunk //= 2
-    parts = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in least.parts())
-    raise MemoryPlanError(
-        f"memory of {format_size(limit or 0)} is too small for {bundle.path}: at least "
-        f"{format_size(least.total)} is needed ({parts}); allow more or shorten the context"
-    )
+    least = _plan(bundle, context_length, chunk, chunk)
+    if limit is not None and least.total > limit:
+        parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in least.parts())
+        raise MemoryPlanError(
+            f"memory of {limit:,} bytes is too small for {bundle.path}: at least {least.total:,} "
+            f"bytes are needed ({parts}); allow more or shorten the context"
+        )
+    return _plan(bundle, context_length, chunk, _slots(bundle.manifest, least, limit))
 
 
 def _slots(manifest: Manifest, least: MemoryPlan, limit: int | None) -> int:
@@ -78,7 +84,7 @@ def _slots(manifest: Manifest, least: MemoryPlan, limit: int | None) -> int:
 
 def _plan(bundle: Bundle, context: int, chunk: int, slots: int) -> MemoryPlan:
     config, layout = bundle.manifest.model, bundle.manifest.tables
-    heads, width = config.n_heads, config.head_dim
+    heads, width = config.n_heads, head_width(config)
     # Hidden states and their norms, q, k and v, attention weights, gate and row with their product.
     per_token = 6 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + 4 * config.d_ff
     slots = min(slots, config.vocab_size)
@@ -101,4 +107,4 @@ def _weights_nbytes(manifest: Manifest) -> int:
     if bits != 32:
         groups = config.dim // fitting_block(config.dim, manifest.backbone.block_size)
         embedding += config.vocab_size * (groups * FLOAT + -(-groups * bits // 8))
-    return max(0, manifest.files[BACKBONE + ".data"].nbytes - embedding)
+    return max(0, manifest.files[BACKBONE_DATA].nbytes - embedding)

@@ -43,8 +43,8 @@ class Prefetcher:
     def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of the ids [T], all resident until the next call.
 
-        There must be at least as many slots as distinct ids. Raises RowReadError; the cache then
-        holds what it held before, and a later call reads again.
+        There must be at least as many slots as distinct ids. Raises RowReadError; what
+        the cache holds is then still right, and a later call reads again what is missing.
         """
         self.cache.use(token_ids)
         self._install_pending(token_ids)

@@ -7,6 +7,7 @@ sorting the vocabulary, so that a step over 128,256 logits stays well under a mi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypedDict
@@ -14,14 +15,15 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import InputError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.quantize import F32
 
 I64 = npt.NDArray[np.int64]
 Sampler = Callable[[F32, Sequence[int]], int]
 
 BLOCK = 128  # logits whose maximum stands for them while candidates are looked for
-FIRST_CANDIDATES = 1024  # top_p rarely needs more; if it does, all logits are sorted
+FIRST_CANDIDATES = 1024  # top_p rarely needs more; if it does, eight times as many are taken
+SMALLEST_TEMPERATURE = 1e-30  # below, float32 cannot divide by it; greedy long before
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -60,10 +62,7 @@ class SamplingParams:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "0 to 1"),
             "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "above 0"),
-            "stop": (
-                not isinstance(self.stop, str) and all(self.stop),
-                "a list of texts, none empty",
-            ),
+            "stop": (_are_texts(self.stop), "a list of texts, none empty"),
             "seed": (self.seed is None or self.seed >= 0, "0 or more"),
             "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more"),
         }
@@ -72,6 +71,11 @@ class SamplingParams:
             if not fits:
                 value = getattr(self, field.name)
                 raise InputError(f"{field.name} is {value!r}; expected {expected}")
+
+
+def _are_texts(stop: object) -> bool:
+    many = isinstance(stop, Sequence) and not isinstance(stop, str | bytes)
+    return many and all(isinstance(text, str) and text for text in stop)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -84,15 +88,23 @@ class TokenLogprobs:
 
 
 def make_sampler(params: SamplingParams) -> Sampler:
-    """A function from logits [V] and the ids so far to the next id. It may change the logits."""
+    """A function from logits [V] and the ids so far to the next id. It may change the logits.
+
+    The function raises BackendError for logits of which none is finite.
+    """
     penalize = params.repetition_penalty != 1.0
     generator = np.random.default_rng(params.seed)
 
     def choose(logits: F32, seen: Sequence[int]) -> int:
         if penalize and len(seen):
             apply_repetition_penalty(logits, seen, params.repetition_penalty)
+        best = int(logits.argmax())  # the first NaN, if there is one
+        if not np.isfinite(logits[best]):
+            raise BackendError(
+                f"the logit of token {best} is {logits[best]}; the weights are damaged"
+            )
         if params.temperature == 0:
-            return int(logits.argmax())
+            return best
         ids, probabilities = candidates(logits, params)
         # One uniform number a token, whatever the filters keep: a seed means the same text.
         place = np.searchsorted(np.cumsum(probabilities), generator.random(), side="right")
@@ -103,50 +115,53 @@ def make_sampler(params: SamplingParams) -> Sampler:
 
 def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -> None:
     """Make tokens seen before less probable (CTRL, arXiv 1909.05858, section 4.1)."""
-    ids = np.unique(np.asarray(seen, np.int64))
+    ids = np.asarray(seen, np.int64)
     values = logits[ids]
+    # Repeated ids write the same value again, so that nothing has to be made unique.
     logits[ids] = np.where(values > 0, values / penalty, values * penalty)
 
 
 def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:
-    """The ids that survive top_k, top_p and min_p, best first, and their probabilities.
+    """The ids that survive top_k, top_p and min_p, and their probabilities.
 
     The filters apply in this order, each to what the one before kept, at the given temperature.
+    Ids are ascending, so that filters which keep everything change no choice.
     """
-    vocabulary = len(logits)
-    limit = min(params.top_k or vocabulary, vocabulary)
-    first = limit if params.top_k else min(FIRST_CANDIDATES, vocabulary)
-    ids = top_ids(logits, first)
-    if not params.top_k and not _enough(logits, ids, params):
-        ids = top_ids(logits, vocabulary)
-    scaled = logits[ids].astype(np.float64) / params.temperature
-    weights = np.exp(scaled - scaled[0])
+    peak = logits.max()
+    if not params.top_k and params.top_p == 1:  # no order is needed
+        bound = peak + params.temperature * math.log(params.min_p) if params.min_p else -np.inf
+        ids = (
+            np.flatnonzero(logits >= np.float32(bound)) if params.min_p else np.arange(len(logits))
+        )
+        weights = _weights(logits[ids], peak, params.temperature)
+        return ids, weights / weights.sum()
+    total = None if params.top_k else float(_weights(logits, peak, params.temperature).sum())
+    count = params.top_k or FIRST_CANDIDATES
+    while True:
+        ids = top_ids(logits, min(count, len(logits)))
+        weights = _weights(logits[ids], peak, params.temperature)
+        reached = np.cumsum(weights) / (total or weights.sum())
+        if params.top_k or len(ids) == len(logits) or reached[-1] >= params.top_p:
+            break
+        count *= 8
     if params.top_p < 1:
-        total = weights.sum() if params.top_k else _total_weight(logits, params)
-        reached = np.cumsum(weights) / total
         weights = weights[: int(np.searchsorted(reached, params.top_p)) + 1]
     weights = weights[weights >= params.min_p]
-    return ids[: len(weights)], weights / weights.sum()
+    order = np.argsort(ids[: len(weights)])
+    return ids[order], weights[order] / weights.sum()
 
 
-def _enough(logits: F32, ids: I64, params: SamplingParams) -> bool:
-    """Whether everything that the filters would keep is among these best ids."""
-    if len(ids) == len(logits):
-        return True
-    scaled = logits[ids].astype(np.float64) / params.temperature
-    weights = np.exp(scaled - scaled[0])
-    by_top_p = params.top_p < 1 and weights.sum() >= params.top_p * _total_weight(logits, params)
-    return bool(by_top_p or weights[-1] < params.min_p)
-
-
-def _total_weight(logits: F32, params: SamplingParams) -> float:
-    """Sum over the vocabulary of exp((logit - greatest) / temperature)."""
-    scaled = (logits - logits.max()) / np.float32(params.temperature)
-    return float(np.exp(scaled).sum(dtype=np.float64))
+def _weights(logits: F32, peak: np.float32, temperature: float) -> npt.NDArray[np.float64]:
+    """exp((logit - greatest) / temperature); in float32 where that is exact enough to sum up."""
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the greatest to -inf
+        scaled = (logits - peak) / np.float32(max(temperature, SMALLEST_TEMPERATURE))
+    return np.asarray(np.exp(scaled), np.float64)
 
 
 def top_ids(logits: F32, count: int) -> I64:
     """Ids of the `count` largest logits [V], best first; equal logits by ascending id."""
+    if count == 0:
+        return np.empty(0, np.int64)
     if count < len(logits):
         # The count-th largest of the block maxima is a lower bound of the count-th largest logit.
         starts = np.arange(0, len(logits), BLOCK)

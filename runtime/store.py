@@ -11,6 +11,7 @@ there is no such call, a small pool of threads reads instead.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -35,7 +36,7 @@ POOL_THREADS = 8
 
 
 class RowStore:
-    """Reads records of one table store. Thread-safe; a context manager that closes its files.
+    """Reads records of one table store. Threads may read at once; a context manager that closes.
 
     Raises BundleError when a shard has a wrong size or index, RowReadError from `read`.
     """
@@ -48,19 +49,28 @@ class RowStore:
         self._maps: list[mmap.mmap] = []
         self._pool: ThreadPoolExecutor | None = None
         self._seek_lock = threading.Lock()
-        self.bytes_read = 0  # of records, since opening
+        self.bytes_read = 0  # of records and their checksums, since opening
         try:
             for shard in range(grid.shards):
                 grid.check_shard(shard)
-                file = io.FileIO(grid.shard_path(shard))
-                self._files.append(file)
-                if reads == "mmap":
-                    self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                self._open_shard(grid.shard_path(shard), mapped=reads == "mmap")
         except BaseException:
             self.close()
             raise
         if not hasattr(os, "posix_fadvise"):
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
+
+    def _open_shard(self, path: Path, *, mapped: bool) -> None:
+        try:
+            file = io.FileIO(path)
+            self._files.append(file)
+            if mapped:
+                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise BundleError(
+                f"{path}: cannot open this shard ({error.strerror}); check permissions and the "
+                "limits of open files and memory (ulimit -n, ulimit -v)"
+            ) from error
 
     @property
     def layout(self) -> RecordLayout:
@@ -73,9 +83,10 @@ class RowStore:
             return
         for token in token_ids.tolist():
             shard, offset = self._place(token)
-            os.posix_fadvise(
-                self._files[shard].fileno(), offset, self._grid.stride, os.POSIX_FADV_WILLNEED
-            )
+            with contextlib.suppress(OSError):  # a file system may not take advice
+                os.posix_fadvise(
+                    self._files[shard].fileno(), offset, self._grid.stride, os.POSIX_FADV_WILLNEED
+                )
 
     def read(self, token_ids: npt.NDArray[np.int64]) -> U8:
         """Records uint8 [n, record_nbytes] of the ids [n]; ascending ids read fastest.
@@ -127,8 +138,9 @@ class RowStore:
     def _fill(self, shard: int, offset: int, buffer: U8) -> int:
         """Read into the buffer; returns the bytes read, fewer only at the end of the file."""
         if self._maps:
-            piece = memoryview(self._maps[shard])[offset : offset + len(buffer)]
-            buffer[: len(piece)] = piece
+            # bytes and not a view: a view that a traceback keeps alive would bar close().
+            piece = self._maps[shard][offset : offset + len(buffer)]
+            buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
             return len(piece)
         view, done = buffer.data, 0
         while done < len(buffer):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from stem_edge.errors import BundleError
+from stem_edge.errors import BundleError, InputError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -31,6 +31,10 @@ class TextCodec:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the model expects around it."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+            raise InputError(f"the text is not valid Unicode ({error}); give it as UTF-8") from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -44,7 +48,8 @@ class TokenStream:
     """Token ids in, text out: `push` returns what is certain, `finish` what is left.
 
     Holds back unfinished characters and any ending that may become a stop text. Once a stop text
-    is complete, `stopped` is True and neither it nor anything after it is returned.
+    is complete (the first to be; of several the longest), `stopped` is True, and neither it nor
+    anything after it is returned.
     """
 
     def __init__(self, codec: TextCodec, stop: Sequence[str] = ()) -> None:
@@ -86,10 +91,12 @@ class TokenStream:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        # (end, start): the text that is complete first wins, so that it is no matter how the text
+        # was cut into tokens.
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -13,26 +13,40 @@ Opening compares all sizes; `verify` compares the checksums as well.
 from __future__ import annotations
 
 import hashlib
+import json
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError
+from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 BACKBONE = "backbone.onnx"
+BACKBONE_DATA = "backbone.onnx.data"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+REQUIRED_FILES = (
+    BACKBONE,
+    BACKBONE_DATA,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    f"{TABLES}/zarr.json",
+    f"{TABLES}/records/zarr.json",
+)
+MAX_BLOCK = 256
 MAX_MANIFEST_NBYTES = 1 << 20
 HASH_PIECE_NBYTES = 1 << 22
 
+# Counts of bytes: a damaged one must not reach arithmetic that cannot hold it.
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
 
@@ -40,8 +54,8 @@ WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size and checksum of one file of the bundle."""
 
-    nbytes: int
-    sha256: str
+    nbytes: Size
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,7 +63,8 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
-    block_size: int  # inputs that share a scale, at most; a narrow matrix uses less
+    # Inputs that share a scale, at most; a narrow matrix uses less.
+    block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
 
 
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,9 +77,9 @@ class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the export cost, measured while exporting."""
 
-    checkpoint_nbytes: int  # of the tensors that were read
-    backbone_nbytes: int
-    tables_nbytes: int
+    checkpoint_nbytes: Size  # of the tensors that were read
+    backbone_nbytes: Size
+    tables_nbytes: Size
     errors: dict[str, KindError]
     probe_tokens: tuple[int, ...]  # token ids of the logit comparison
     worst_logit_difference: float  # bundle against checkpoint, over all positions of the probe
@@ -91,13 +106,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for what, (of_model, of_tables) in pairs.items():
             if of_model != of_tables:
                 raise ValueError(f"{what} of the model is {of_model}, of the tables {of_tables}")
-        for name, entry in self.files.items():
+        for name in self.files:
             _check_name(name)
-            if entry.nbytes < 0:
-                raise ValueError(f"file {name!r} has a negative size")
-        for name in (BACKBONE, TOKENIZER, TOKENIZER_CONFIG):
+        for name in REQUIRED_FILES:
             if name not in self.files:
                 raise ValueError(f"no entry for {name}")
+        quantized = "fp32" not in (self.backbone.weights, self.backbone.head)
+        if quantized and not fitting_block(model.dim, self.backbone.block_size):
+            raise ValueError(f"dim {model.dim} cannot be cut into blocks")
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -122,7 +138,7 @@ def open_bundle(path: str | Path) -> Bundle:
     Raises BundleError. Checksums are left to `verify`: hashing gigabytes is not for every start.
     """
     root = Path(path)
-    manifest = _decode_manifest(root)
+    manifest = open_manifest(root)
     for name, entry in manifest.files.items():
         _check_file(root / name, entry.nbytes)
     return Bundle(root, manifest)
@@ -137,7 +153,7 @@ def verify(
     cannot be opened at all.
     """
     root = Path(path)
-    manifest = _decode_manifest(root)
+    manifest = open_manifest(root)
     results = {
         name: _verify_file(root / name, entry, progress)
         for name, entry in sorted(manifest.files.items())
@@ -147,10 +163,12 @@ def verify(
     return results | dict.fromkeys(sorted(found - known), "not part of the bundle")
 
 
-def _decode_manifest(root: Path) -> Manifest:
-    path = root / MANIFEST
+def open_manifest(root: str | Path) -> Manifest:
+    """The checked manifest of the bundle in a folder; its files are not looked at."""
+    path = Path(root) / MANIFEST
     data = _read_manifest(path)
     try:
+        json.loads(data, object_pairs_hook=_refuse_repeats)  # msgspec would take the last one
         version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
         number = msgspec.json.decode(version, type=int) if version else 0
         if number > FORMAT_VERSION:
@@ -165,6 +183,12 @@ def _decode_manifest(root: Path) -> Manifest:
         raise BundleError(
             f"{path}: not a manifest of format {FORMAT_VERSION} ({error}); export the bundle again"
         ) from error
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(names) > len(set(names)):
+        raise ValueError(f"{max(names, key=names.count)!r} is there more than once")
 
 
 def _read_manifest(path: Path) -> bytes:
@@ -191,7 +215,7 @@ def _read_manifest(path: Path) -> bytes:
 
 def _check_name(name: str) -> None:
     parts = PurePosixPath(name).parts
-    plain = "\\" not in name and ":" not in name and "\0" not in name and name == "/".join(parts)
+    plain = name.isprintable() and not set(name) & set("\\:") and name == "/".join(parts)
     if not plain or not parts or parts[0] == "/" or ".." in parts or name == MANIFEST:
         raise ValueError(f"file name {name!r} is not a plain path inside the bundle")
 

@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(parser)
-        return command.run(parser.parse_args(rest))
+        status = command.run(parser.parse_args(rest))
+        sys.stdout.flush()  # here, where a reader that has left is not a traceback
+        return status
     except StemEdgeError as error:
         print(f"stem-edge: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_ERROR
@@ -67,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain once more while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_ERROR
 
 

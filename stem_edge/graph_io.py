@@ -6,8 +6,8 @@
 | seqlens_k | int32 [1] | tokens in the context after this call, less one |
 | total_length | int32 scalar | tokens in the context after this call |
 | logits_from | int64 [1] | first position of the T whose logits are wanted |
-| rope_cos, rope_sin | float32 [context, head_dim/2] | stem_edge.rope |
-| keys.<l>, values.<l> | float32 [1, kv heads, context, head_dim] | KV cache, also an output |
+| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.rope, zero-padded |
+| keys.<l>, values.<l> | float32 [1, kv heads, context, head_width] | KV cache, also an output |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
 | row_zero_points | uint8 [slots, groups*bits/8] | the same for all layers, quantized rows only |
@@ -17,6 +17,10 @@
 | logits | float32 [1, n, V] | of the positions from logits_from on |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
 """
+
+from __future__ import annotations
+
+from stem_edge.config import ModelConfig
 
 TOKEN_IDS = "token_ids"
 SLOT_IDS = "slot_ids"
@@ -32,3 +36,10 @@ ROW_CODES = "row_codes."
 ROW_SCALES = "row_scales."
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
+
+HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
+
+
+def head_width(config: ModelConfig) -> int:
+    """Width of a head in the graph: head_dim, padded with zeros to what the operator accepts."""
+    return -(-config.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 class MmapStore(LocalStore):
     """A read-only store over the files below a folder. A file must not be cut while it is mapped."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, read_only: bool = True) -> None:
+        if not read_only:
+            raise ValueError("MmapStore is read-only; write with zarr.storage.LocalStore")
         super().__init__(root, read_only=True)
         self._views: dict[str, U8] = {}
 

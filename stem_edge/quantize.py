@@ -32,13 +32,13 @@ def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
     """Quantize [N, K] to codes [N, K*bits/8] and scales [N, K/block].
 
     The value of greatest magnitude in a block gets the code 0, so the full signed range
-    -2**(bits-1) .. 2**(bits-1)-1 is used; this is the rounding rule of MLAS.
+    -2**(bits-1) .. 2**(bits-1)-1 is used, as MLAS does; halves round to even here, up there.
     """
     rows, width = matrix.shape
     half = 1 << (bits - 1)
     blocks = matrix.reshape(rows, width // block, block)
     low, high = blocks.min(axis=2), blocks.max(axis=2)
-    extreme = np.where(-low > high, low, high)
+    extreme = np.where(-low >= high, low, high)
     scales = np.asarray(extreme / np.float32(-half), np.float32)
     # A subnormal scale has no float32 reciprocal: such a block is zero for every practical use.
     scales[np.abs(scales) < np.finfo(np.float32).tiny] = 0
@@ -60,7 +60,8 @@ def dequantize_blocks(codes: U8, scales: F32, bits: int) -> F32:
         unpacked[:, 0::2], unpacked[:, 1::2] = codes & 15, codes >> 4
         codes = unpacked
     values = codes.astype(np.float32) - np.float32(1 << (bits - 1))
-    blocks = values.reshape(*scales.shape, -1) * scales[:, :, None]
+    block = codes.shape[1] // scales.shape[1]
+    blocks = values.reshape(*scales.shape, block) * scales[:, :, None]
     return np.asarray(blocks.reshape(codes.shape), np.float32)
 
 

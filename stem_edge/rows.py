@@ -35,6 +35,7 @@ Codes: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray
 
 SCALE_NBYTES = 4
 MAX_RECORD_NBYTES = 1 << 28
+FP16_MAX = float(np.finfo(np.float16).max)
 
 
 class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +50,8 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.d_ff < 1 or not self.layers:
             raise ValueError("a table store needs at least one token, one layer and one column")
+        if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+            raise ValueError(f"layers {self.layers} are not ascending from 0 without repeats")
         if self.quantized:
             fits = self.group_size >= MIN_BLOCK and self.d_ff % self.group_size == 0
             if not fits or self.group_size & (self.group_size - 1):
@@ -116,7 +119,17 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return zero_points(rows, self.groups, self.bits)
 
     def pack(self, rows: Sequence[F32]) -> U8:
-        """Records [n, record_nbytes] from one float32 [n, d_ff] for each STEM layer."""
+        """Records [n, record_nbytes] from one float32 [n, d_ff] for each STEM layer.
+
+        Raises ValueError for other shapes, and for values that fp16 rows cannot hold.
+        """
+        if len(rows) != len(self.layers) or {r.shape for r in rows} != {(len(rows[0]), self.d_ff)}:
+            raise ValueError(
+                f"rows of shapes {[r.shape for r in rows]}; expected {len(self.layers)} arrays "
+                f"[n, {self.d_ff}]"
+            )
+        if self.row_type == "fp16" and any(r.size and np.abs(r).max() > FP16_MAX for r in rows):
+            raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
         records = np.empty((len(rows[0]), self.record_nbytes), np.uint8)
         for index, values in enumerate(rows):
             if self.quantized:

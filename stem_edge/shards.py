@@ -16,6 +16,9 @@ or empty chunk, which zarr would read as zeros, is an error.
 
 from __future__ import annotations
 
+import contextlib
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,30 +154,46 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
 
 def open_grid(root: Path) -> ShardGrid:
     """Read both zarr.json files; anything but what this module writes raises BundleError."""
-    group = _read_json(root / "zarr.json")
-    array = _read_json(root / ARRAY / "zarr.json")
-    try:
+    group_path, array_path = root / "zarr.json", root / ARRAY / "zarr.json"
+    group, array = _read_json(group_path), _read_json(array_path)
+    with _naming(group_path):
         layout = msgspec.convert(group["attributes"][ATTRIBUTE], RecordLayout)
+        _compare(group, group_metadata(layout))
+    with _naming(array_path):
         per_shard = array["chunk_grid"]["configuration"]["chunk_shape"][0]
         if type(per_shard) is not int or not 0 < per_shard <= layout.vocab_size:
-            raise ValueError(f"{per_shard} records in a shard")
+            raise ValueError(f"chunk_shape has {per_shard} records in a shard")
+        _compare(array, array_metadata(layout, per_shard))
+    return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Whatever the contents of this file make fail becomes one BundleError that names it."""
+    try:
+        yield
     except (msgspec.ValidationError, KeyError, TypeError, IndexError, ValueError) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
         raise BundleError(
-            f"{root}: not a table store of this format ({reason}); export the bundle again"
+            f"{path}: not a table store of this format ({reason}); export the bundle again"
         ) from error
-    expected = group_metadata(layout) | array_metadata(layout, per_shard)
-    for field, value in (group | array).items():
-        if value != expected.get(field):
-            raise BundleError(
-                f"{root / ARRAY / 'zarr.json'}: {field} is {str(value)[:200]}, expected "
-                f"{expected.get(field)}; export the bundle again"
-            )
-    return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
+
+
+def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """As JSON text, because Python holds 3 == 3.0 and False == 0."""
+    for field in sorted(found.keys() | expected.keys()):
+        texts = [
+            msgspec.json.encode(side.get(field), order="sorted").decode()
+            for side in (found, expected)
+        ]
+        if texts[0] != texts[1]:
+            raise ValueError(f"{field} is {texts[0][:200]}, expected {texts[1]}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no regular file")
         with path.open("rb") as file:
             data = file.read(MAX_JSON_NBYTES + 1)
         if len(data) > MAX_JSON_NBYTES:

@@ -63,19 +63,32 @@ class Tables:
         ids, layer = key
         if layer not in self.layers:
             raise InputError(f"layer {layer} has no table; STEM layers are {self.layers}")
-        tokens = (
-            np.arange(self.layout.vocab_size)[ids] if isinstance(ids, slice) else np.asarray(ids)
-        )
-        if tokens.dtype.kind not in "iu" or tokens.ndim > 1:
-            raise InputError("ids must be one integer, a slice or a flat sequence of integers")
+        tokens = self._token_ids(ids)
         rows = self.layout.unpack(self.records(np.atleast_1d(tokens)), self.layers.index(layer))
         return rows if tokens.ndim else rows[0]
 
+    def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
+        """One id or a flat array of them."""
+        if isinstance(ids, slice):
+            return np.arange(self.layout.vocab_size)[ids]
+        try:
+            tokens = np.asarray(ids)
+        except ValueError:  # lists of different lengths
+            tokens = np.empty((0, 0))
+        if tokens.shape == (0,):
+            tokens = tokens.astype(np.int64)
+        if tokens.dtype.kind not in "iu" or tokens.ndim > 1:
+            raise InputError("ids must be one integer, a slice or a flat sequence of integers")
+        return tokens
+
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
         """Packed records [n, record_nbytes] of ids [n]."""
+        if not self._shards:
+            raise InputError("these tables are closed; open them again")
         vocabulary = self.layout.vocab_size
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
             raise InputError(f"a token id is not in 0..{vocabulary - 1}")
+        token_ids = token_ids.astype(np.int64)
         found = np.empty((len(token_ids), self.layout.record_nbytes), np.uint8)
         shards, places = np.divmod(token_ids, self._grid.records_per_shard)
         for shard in np.unique(shards).tolist():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from stem_edge.bundle import open_bundle, verify
+from stem_edge.bundle import open_manifest, verify
 from stem_edge.errors import BundleError
 from stem_edge.progress import Progress
 from stem_edge.units import format_size
@@ -24,20 +23,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    total = sum(p.stat().st_size for p in Path(args.bundle).rglob("*") if p.is_file())
+    entries = open_manifest(args.bundle).files
+    total = sum(entry.nbytes for entry in entries.values())
     with Progress(total, "verifying", None) as bar:
         results = verify(args.bundle, bar.advance)
     wrong = {name: result for name, result in results.items() if result != "ok"}
     if args.json:
         print(json.dumps({"ok": not wrong, "files": results}, indent=1))
     elif not wrong:
-        open_bundle(args.bundle)
         print(f"{args.bundle}: {len(results)} files, {format_size(total)}, all as exported")
     else:
         for name, result in wrong.items():
-            print(f"{name}: {result}")
+            print(f"{printable(name)}: {result}")
         raise BundleError(
             f"{args.bundle}: {len(wrong)} of {len(results)} files differ; "
             "copy the bundle again from its source or export it again"
         )
     return 1 if wrong else 0
+
+
+def printable(name: str) -> str:
+    """A file name that does nothing to a terminal: names in a folder may hold any bytes."""
+    return name if name.isprintable() else ascii(name)

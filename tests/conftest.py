@@ -1,0 +1,65 @@
+"""Shared fixtures: checkpoints, bundles, and a check that no test leaks threads or open files."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stem_edge
+
+DATA = Path(__file__).parent / "data"
+DEMO = Path(stem_edge.__file__).parent / "demo_model"
+FDS = Path("/proc/self/fd")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves threads of ours or open files of a bundle behind."""
+    before = _open_files()
+    yield
+    deadline = time.monotonic() + 2
+    while (_our_threads() or _open_files() - before) and time.monotonic() < deadline:
+        gc.collect()  # only when needed: with torch loaded, it takes a tenth of a second
+        time.sleep(0.01)
+    assert not _our_threads()
+    assert _open_files() <= before
+
+
+def _our_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("stem-edge")]
+
+
+def _open_files() -> set[str]:
+    """Regular files of bundles that are open; only Linux can say."""
+    if not FDS.is_dir():
+        return set()
+    targets = set()
+    for link in FDS.iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:  # the descriptor that listed the folder
+            continue
+        if "tables.zarr" in target or "backbone.onnx" in target:
+            targets.add(f"{link.name} {target}")
+    return targets
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights: 300 tokens, 3 layers, tables in layers 1 and 2."""
+    from make_checkpoint import Shape, write_checkpoint
+
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", Shape())
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `tiny_checkpoint` with an fp32 backbone and int8 tables. Not to be changed."""
+    out = tmp_path_factory.mktemp("bundle") / "tiny"
+    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
+    return out

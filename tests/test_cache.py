@@ -1,0 +1,253 @@
+"""The row cache against a slow oracle made of dictionaries."""
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stem_edge.quantize import U8
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, I64, RowCache
+
+V = 60
+LAYOUTS = {
+    "int4": RecordLayout(vocab_size=V, layers=(1, 2, 5), d_ff=32, row_type="int4", group_size=16),
+    "int8": RecordLayout(vocab_size=V, layers=(0, 3), d_ff=48, row_type="int8", group_size=16),
+    "fp16": RecordLayout(vocab_size=V, layers=(0, 2), d_ff=5, row_type="fp16"),
+    "fp32": RecordLayout(vocab_size=V, layers=(4,), d_ff=3, row_type="fp32"),
+}
+INT4 = LAYOUTS["int4"]
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def ids(*tokens: int) -> I64:
+    return np.array(tokens, np.int64)
+
+
+def make_records(layout: RecordLayout) -> U8:
+    """A record for each token."""
+    rng = np.random.default_rng(5)
+    shape = (layout.vocab_size, layout.d_ff)
+    return layout.pack([rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
+
+
+def resident(cache: RowCache) -> set[int]:
+    every = np.arange(cache.layout.vocab_size)
+    return set(every.tolist()) - set(cache.missing(every).tolist())
+
+
+def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
+    """What a step does."""
+    cache.use(tokens)
+    missing = cache.missing(tokens)
+    if len(missing):
+        cache.install(missing, records[missing], tokens)
+
+
+def check_contents(cache: RowCache, records: U8) -> None:
+    """Every token that the cache says it has is in a slot of its own with its own rows."""
+    tokens = ids(*sorted(resident(cache)))
+    slots = cache.slots_of(tokens)
+    assert len(set(slots.tolist())) == len(tokens)
+    for index in range(len(cache.layout.layers)):
+        codes = cache.layout.codes(records, index)
+        assert np.array_equal(cache.codes[index][slots], codes[tokens])
+        if cache.layout.quantized:
+            scales = cache.layout.scales(records, index)
+            assert np.array_equal(cache.scales[index][slots], scales[tokens])
+
+
+class Oracle:
+    """Aged LFU, spelled out. Among equal keys the cache may choose, so victims are its own."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.counts: Counter[int] = Counter()
+        self.last_use: dict[int, int] = {}  # of those that are resident
+        self.clock = self.hits = self.misses = self.uses = 0
+
+    def use(self, tokens: list[int]) -> None:
+        self.clock += 1
+        for token in tokens:
+            self.hits += token in self.last_use
+            self.misses += token not in self.last_use
+            self.counts[token] += 1
+            if token in self.last_use:
+                self.last_use[token] = self.clock
+        self.uses += len(tokens)
+        if self.uses >= AGEING_USES_PER_SLOT * self.slots:
+            self.counts = Counter({token: n // 2 for token, n in self.counts.items()})
+            self.uses = 0
+
+    def missing(self, tokens: list[int]) -> list[int]:
+        return sorted(set(tokens) - set(self.last_use))
+
+    def install(self, tokens: list[int], keep: list[int], now: set[int]) -> None:
+        evicted = set(self.last_use) - now
+        candidates = sorted(self._key(token) for token in set(self.last_use) - set(keep))
+        free = self.slots - len(self.last_use)
+        expected = candidates[: max(0, len(tokens) - free)]
+        assert sorted(self._key(token) for token in evicted) == expected
+        assert now == set(self.last_use) - evicted | set(tokens)
+        for token in evicted:
+            del self.last_use[token]
+        self.last_use |= dict.fromkeys(tokens, self.clock)
+
+    def _key(self, token: int) -> tuple[int, int]:
+        return self.counts[token], self.last_use[token]
+
+
+@every_layout
+@pytest.mark.parametrize("slots", [1, 7, 16, V])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cache, oracle, records = RowCache(layout, slots), Oracle(slots), make_records(layout)
+    for step in range(150):
+        tokens = (rng.zipf(1.3, rng.integers(1, slots + 1)) + step // 40) % V
+        cache.use(tokens)
+        oracle.use(tokens.tolist())
+        missing = cache.missing(tokens)
+        assert missing.tolist() == oracle.missing(tokens.tolist())
+        if len(missing):
+            cache.install(missing, records[missing], tokens)
+            oracle.install(missing.tolist(), tokens.tolist(), resident(cache))
+        check_contents(cache, records)
+        assert set(tokens.tolist()) <= resident(cache)
+        assert (cache.hits, cache.misses) == (oracle.hits, oracle.misses)
+    assert cache.misses and cache.hits
+
+
+def test_new_cache_holds_nothing() -> None:
+    cache = RowCache(INT4, 4)
+    assert cache.missing(ids(0, V - 1, 3, 3)).tolist() == [0, 3, V - 1]
+
+
+def test_empty_slots_are_filled_before_any_is_evicted() -> None:
+    cache, records = RowCache(INT4, 3), make_records(INT4)
+    for token in (V - 1, 4, 9):
+        fetch(cache, records, ids(token))
+    assert resident(cache) == {V - 1, 4, 9}
+
+
+@pytest.mark.parametrize(
+    ("uses", "evicted"),
+    [
+        ([1, 1, 2, 2, 3, 2, 1], 3),  # least used, although last used before the others
+        ([1, 2, 3], 1),  # equal counts: longest ago used
+        ([1, 2, 3, 1, 2, 3, 3, 2, 1], 3),
+        ([3, 3, 3, 2, 2, 1], 1),
+    ],
+)
+def test_the_least_and_then_longest_ago_used_is_evicted(uses: list[int], evicted: int) -> None:
+    cache, records = RowCache(INT4, 3), make_records(INT4)
+    for token in [*uses, 50]:
+        fetch(cache, records, ids(token))
+    assert resident(cache) == {1, 2, 3, 50} - {evicted}
+
+
+def test_an_evicted_token_keeps_its_count() -> None:
+    cache, records = RowCache(INT4, 2), make_records(INT4)
+    for token in [1, 1, 2, 2, 2, 3, 1]:  # 3 evicts 1, which comes back to its three uses
+        fetch(cache, records, ids(token))
+    fetch(cache, records, ids(4))  # 2 has three uses as well, longer ago
+    assert resident(cache) == {1, 4}
+
+
+def test_ageing_lets_new_favourites_in() -> None:
+    cache, records = RowCache(INT4, 2), make_records(INT4)
+    fetch(cache, records, ids(*[1] * (AGEING_USES_PER_SLOT * 2 - 1)))  # 15 uses
+    fetch(cache, records, ids(2))  # the 16th use halves all counts: 7 and 0
+    for _ in range(8):
+        fetch(cache, records, ids(3))  # in place of 2; now 8 uses
+    fetch(cache, records, ids(4))
+    assert resident(cache) == {3, 4}
+
+
+def test_kept_ids_stay_however_rarely_used() -> None:
+    cache, records = RowCache(INT4, 3), make_records(INT4)
+    fetch(cache, records, ids(1, 2))
+    fetch(cache, records, ids(3, 3, 3, 3))
+    cache.install(ids(5), records[[5]], keep=ids(1, 2, 5))
+    assert resident(cache) == {1, 2, 5}
+
+
+@every_layout
+@pytest.mark.parametrize("slots", [1, 33])
+def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int) -> None:
+    cache = RowCache(layout, slots)
+    arrays = [*cache.codes, *cache.scales]
+    arrays += [value for value in vars(cache).values() if isinstance(value, np.ndarray)]
+    if layout.quantized:
+        arrays.append(layout.zero_points(slots))  # made by the backend, one for all layers
+    by_token = [array for array in arrays if len(array) == V]
+    by_slot = [array for array in arrays if len(array) == slots]
+    assert len(by_token) + len(by_slot) == len(arrays)
+    assert sum(array.nbytes for array in by_token) == 8 * V
+    assert sum(array.nbytes for array in by_slot) == slots * RowCache.slot_nbytes(layout)
+
+
+@every_layout
+def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
+    """The backbone graph is bound to their addresses."""
+    cache, records = RowCache(layout, 4), make_records(layout)
+    before = [array.ctypes.data for array in [*cache.codes, *cache.scales]]
+    for token in range(20):
+        fetch(cache, records, ids(token))
+    assert [array.ctypes.data for array in [*cache.codes, *cache.scales]] == before
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before the n-th line of RowCache.install."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not RowCache.install.__code__:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left < 0 and not self.raised:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_install(cache: RowCache, records: U8, tokens: I64, line: int) -> bool:
+    """Whether installing was interrupted; False when it has fewer lines."""
+    cache.use(tokens)
+    missing, interrupt, before = cache.missing(tokens), Interrupt(line), sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        cache.install(missing, records[missing], tokens)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return interrupt.raised
+
+
+@pytest.mark.parametrize("later", [0, 1, 2, 3])
+def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
+    """Whatever the moment, no slot claims rows that it has not, then and ever after."""
+    layout, records, line = INT4, make_records(INT4), 0
+    while True:
+        cache = RowCache(layout, 4)
+        fetch(cache, records, ids(1, 2, 3, 4))
+        interrupted = interrupted_install(cache, records, ids(3, 10, 11), line)
+        check_contents(cache, records)
+        rng = np.random.default_rng(later)
+        for _ in range(30):
+            tokens = rng.choice([1, 2, 3, 4, 10, 11, 12], rng.integers(1, 5))
+            fetch(cache, records, tokens)
+            assert set(tokens.tolist()) <= resident(cache)
+            check_contents(cache, records)
+        if not interrupted:
+            break
+        line += 1
+    assert line > 8  # as many moments were tried

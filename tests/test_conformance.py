@@ -1,0 +1,77 @@
+"""Our logits against those that the public STEM trainer computed for its own checkpoints.
+
+tests/data/conformance: random weights written by the trainer, `full` and `third` consolidated,
+`full` and `half` as a training run leaves them (`half` in 12 column shards), and the trainer's
+logits for two sequences of each, from an empty context, in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import DATA
+
+import stem_edge
+from stem_edge.export.lingua import read_checkpoint
+from stem_edge.quantize import F32
+from stem_edge.reference import forward
+from stem_edge.runtime import Model
+
+CONFORMANCE = DATA / "conformance"
+CASES = ["full/consolidated", "third/consolidated", "full/training", "half/training"]
+TOLERANCE = 1e-4
+
+
+def reference(case: str) -> tuple[list[list[int]], F32]:
+    """Token ids [2, T] and the trainer's logits [2, T, V]."""
+    with np.load(CONFORMANCE / case.split("/")[0] / "reference.npz") as data:
+        return data["token_ids"].tolist(), data["logits"]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("conformance") / "bundle"
+    stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
+    return out
+
+
+def test_reference_model_computes_the_trainers_logits(case: str) -> None:
+    checkpoint = read_checkpoint(CONFORMANCE / case)
+    for ids, expected in zip(*reference(case), strict=True):
+        found = forward(checkpoint.config, checkpoint.backbone, checkpoint.tables, ids)
+        assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_one_pass_computes_the_trainers_logits(case: str, bundle: Path) -> None:
+    with stem_edge.load(bundle) as model:
+        for ids, expected in zip(*reference(case), strict=True):
+            assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
+
+
+def test_token_by_token_computes_the_trainers_logits(case: str, bundle: Path) -> None:
+    with stem_edge.load(bundle) as model:
+        for ids, expected in zip(*reference(case), strict=True):
+            assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
+
+
+def stepwise(model: Model, ids: list[int]) -> F32:
+    """Logits [T, V], one step a token, through the engine's own step."""
+    engine = model._engine
+    context = engine.open_context(len(ids))
+    return np.concatenate([engine.step(context, np.array([token]), 0).copy() for token in ids])
+
+
+def test_greedy_generation_follows_the_trainers_argmax(case: str, bundle: Path) -> None:
+    ids, logits = reference(case)
+    with stem_edge.load(bundle) as model:
+        for prompt, expected in zip(ids, logits, strict=True):
+            for length in (1, len(prompt) // 2, len(prompt)):
+                chunks = list(model.generate(prompt[:length], max_new_tokens=1))
+                assert chunks[0].token_ids == [int(expected[length - 1].argmax())]

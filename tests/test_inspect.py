@@ -1,0 +1,146 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from test_bundle import LAYOUT, NAMES, SHARDS, make_bundle
+from test_shards import edit
+
+from stem_edge.bundle import BACKBONE, MANIFEST, encode_manifest, open_bundle
+from stem_edge.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "model")
+
+
+def shown(text: str) -> dict[str, str]:
+    """Name -> value of each line of the table."""
+    return {line[:22].strip(): line[22:] for line in text.splitlines()[1:]}
+
+
+# test_config.py counts a model of d_ff 6 and dim 4; here `gate`, `down` and `up` are 16 wide, and
+# every tensor has dim 16 on one side.
+BACKBONE_PARAMETERS = 4 * (316 + 5 * 4 * (16 - 6))
+TABLE_PARAMETERS = 10 * 16
+ACTIVE_PARAMETERS = BACKBONE_PARAMETERS - 9 * 16 + 16
+
+
+def test_text(bundle: Path, capsys: Capture) -> None:
+    assert main(["inspect", str(bundle)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[0] == str(bundle)
+    lines = shown(out)
+    assert lines["architecture"] == "2 layers, 16 wide, d_ff 16"
+    assert lines["attention"] == "2 heads, 1 for keys and values, 2 wide"
+    assert lines["STEM layers"] == "1 of 2: 1"
+    assert lines["vocabulary"] == "10 tokens, head of its own"
+    assert lines["context"] == "16 tokens"
+    assert lines["parameters"] == str(BACKBONE_PARAMETERS + TABLE_PARAMETERS)
+    assert lines["in tables"] == f"{TABLE_PARAMETERS} (24%)"
+    assert lines["active per token"] == str(ACTIVE_PARAMETERS)
+    assert lines["backbone"] == "8 B, int4 in blocks of 32"
+    assert lines["embedding, head"] == "int8"
+    assert lines["one record"] == "20 B, what a token reads at most"
+    assert lines["checkpoint was"] == "2 kB"
+    assert lines["tables"].split() == ["50.0000%", "25.0000%"]
+    assert lines["logit difference"] == "0.125 at most, on 3 tokens (logits up to 4)"
+
+
+def test_text_lists_the_files(bundle: Path, capsys: Capture) -> None:
+    main(["inspect", str(bundle)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-len(NAMES) :] == [
+        f"{(bundle / name).stat().st_size} B".ljust(22) + name for name in NAMES
+    ]
+
+
+def test_text_sums_up_what_would_be_a_long_list(bundle: Path, capsys: Capture) -> None:
+    manifest = open_bundle(bundle).manifest
+    extra = [f"z{number:02}" for number in range(12 - len(NAMES) + 3)]
+    entry = msgspec.structs.replace(manifest.files[BACKBONE], nbytes=100)
+    files = manifest.files | dict.fromkeys(extra, entry)
+    data = encode_manifest(msgspec.structs.replace(manifest, files=files))
+    (bundle / MANIFEST).write_bytes(data)
+    for name in extra:
+        (bundle / name).write_bytes(bytes(100))
+    main(["inspect", str(bundle)])
+    assert capsys.readouterr().out.splitlines()[-1] == f"{'300 B':<22}in 3 more files"
+
+
+def test_json(bundle: Path, capsys: Capture) -> None:
+    assert main(["inspect", str(bundle), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    figures = json.loads(out)
+    derived = {
+        "parameters": BACKBONE_PARAMETERS + TABLE_PARAMETERS,
+        "parameters_active": ACTIVE_PARAMETERS,
+        "parameters_tables": TABLE_PARAMETERS,
+        "record_nbytes": LAYOUT.record_nbytes,
+        "flash_nbytes": sum((bundle / n).stat().st_size for n in NAMES if "tables.zarr/" in n),
+        "backbone_nbytes": 8,
+    }
+    assert figures == derived | json.loads((bundle / MANIFEST).read_bytes())
+
+
+def one_line(capsys: Capture) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("stem-edge: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_errors_are_one_line(bundle: Path, capsys: Capture, options: list[str]) -> None:
+    (bundle / SHARDS[0]).unlink()
+    assert main(["inspect", str(bundle), *options]) == 1
+    message = one_line(capsys)
+    assert f"{bundle / SHARDS[0]}: missing" in message
+    assert "copy or export it again" in message
+
+
+def test_no_bundle(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["inspect", str(tmp_path / "none")]) == 1
+    assert f"{tmp_path / 'none'}: no such bundle folder" in one_line(capsys)
+
+
+def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
+    edit(bundle / MANIFEST, "format_version", 2)
+    assert main(["inspect", str(bundle)]) == 1
+    assert "upgrade stem-edge" in one_line(capsys)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--unknown"], ["a", "b"]])
+def test_wrong_usage_shows_the_usage(capsys: Capture, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", *arguments])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: stem-edge inspect")
+
+
+def test_a_reader_that_leaves_is_no_complaint(bundle: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    code = f"from stem_edge.cli import main; raise SystemExit(main(['inspect', {str(bundle)!r}]))"
+    # With buffering, as users run it, the write fails only when the output is flushed.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

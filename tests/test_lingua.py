@@ -1,0 +1,240 @@
+"""Checkpoints of the public STEM trainer that are not as they should be, and unusual ones that are."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DATA
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+from stem_edge import CheckpointError
+from stem_edge.export.lingua import read_checkpoint
+from stem_edge.reference import whole
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "training", Shape(), parts=4)
+
+
+@pytest.fixture
+def consolidated(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "consolidated", Shape(), layout="consolidated")
+
+
+def edit_params(folder: Path, **model: Any) -> None:
+    path = folder / "params.json"
+    params = json.loads(path.read_text())
+    for key, value in model.items():
+        if value is ...:
+            params["model"].pop(key)
+        else:
+            params["model"][key] = value
+    path.write_text(json.dumps(params))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def refused(folder: Path, *parts: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_shards_are_joined_in_the_order_of_their_numbers() -> None:
+    shards = sorted((DATA / "conformance/half/training/stem_shards").iterdir())
+    assert shards[2].name == "stem_model_mp10.pt"  # what sorting by name would put third
+    table = read_checkpoint(DATA / "conformance/half/training").tables[1]
+    width = table.shape[1] // len(shards)
+    last = torch.load(shards[2].with_name("stem_model_mp11.pt"), weights_only=True)
+    columns = whole(table)[:, 11 * width :]
+    assert np.array_equal(columns, last["stem_embeddings.0.weight"].numpy())
+
+
+def test_tables_are_numbered_in_the_order_of_stem_layers(consolidated: Path) -> None:
+    edit_params(consolidated, stem_layers=[2, 1])
+    saved = torch.load(consolidated / "consolidated_stem.pth", weights_only=True)
+    tables = read_checkpoint(consolidated).tables
+    assert np.array_equal(whole(tables[2]), saved["stem_embeddings.0.weight"].numpy())
+
+
+def test_stem_layers_default_to_all_but_the_first(consolidated: Path) -> None:
+    edit_params(consolidated, stem_layers=None)
+    assert read_checkpoint(consolidated).config.stem_layers == (1, 2)
+
+
+def test_the_trainers_defaults_apply_to_what_params_leave_out(consolidated: Path) -> None:
+    edit_params(consolidated, max_seqlen=..., vocab_size=-1)
+    config = read_checkpoint(consolidated).config
+    assert (config.max_context, config.norm_eps, config.rope_theta) == (1024, 1e-5, 10000.0)
+    assert config.vocab_size == 300
+
+
+def test_halves_of_both_layouts_can_be_mixed(training: Path, consolidated: Path) -> None:
+    shutil.copy(consolidated / "consolidated.pth", training)
+    (training / ".metadata").unlink()
+    assert read_checkpoint(training).tables[1].shape == (300, 64)
+
+
+def test_a_tied_head_saved_twice_is_read_once(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(tied_head=True), layout="consolidated")
+    state = torch.load(path / "consolidated.pth", weights_only=True)
+    state["model"]["output.tied_module.weight"] = state["model"]["tok_embeddings.weight"]
+    torch.save(state, path / "consolidated.pth")
+    assert "head" not in read_checkpoint(path).backbone
+
+
+def test_missing_folder() -> None:
+    refused(Path("/nowhere/run"), "/nowhere/run: no such folder", "params.json")
+
+
+def test_the_parent_of_checkpoints_names_them(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "run" / "checkpoints" / "0000000100", Shape())
+    refused(tmp_path / "run", "no params.json", "but in checkpoints/0000000100")
+
+
+def test_a_folder_without_weights_says_what_it_has(consolidated: Path) -> None:
+    (consolidated / "consolidated.pth").unlink()
+    refused(consolidated, "no weights", "consolidated.pth", "found only consolidated_stem.pth")
+
+
+def test_missing_tables(consolidated: Path) -> None:
+    (consolidated / "consolidated_stem.pth").unlink()
+    refused(consolidated, "no tables", "stem_shards")
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_a_missing_column_shard_is_named(training: Path, number: int) -> None:
+    (training / "stem_shards" / f"stem_model_mp{number}.pt").unlink()
+    refused(training, "3 of 4 column shards", f"missing stem_model_mp{number}.pt")
+
+
+@pytest.mark.parametrize("name", ["consolidated.pth", "consolidated_stem.pth", "params.json"])
+@pytest.mark.parametrize("damage", [cut, lambda path: path.write_bytes(b"")])
+def test_a_damaged_file_is_named(
+    consolidated: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(consolidated / name)
+    refused(consolidated, str(consolidated / name))
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "stem_shards/stem_model_mp1.pt"])
+def test_a_cut_file_of_a_training_folder_is_named(training: Path, name: str) -> None:
+    cut(training / name)
+    refused(training, str(training / name))
+
+
+def test_a_missing_file_of_a_rank_is_named(training: Path) -> None:
+    (training / "__0_0.distcp").unlink()
+    refused(training, "__0_0.distcp: missing")
+
+
+class Gadget:
+    """Unpickling it would create the file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.target,))
+
+
+@pytest.mark.parametrize("name", ["consolidated.pth", "consolidated_stem.pth"])
+def test_code_in_a_torch_file_is_not_run(consolidated: Path, tmp_path: Path, name: str) -> None:
+    torch.save({"model": Gadget(tmp_path / "hacked")}, consolidated / name)
+    refused(consolidated, name, "carries code")
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("wrap", [lambda g: g, lambda g: {"state_dict_metadata": g}])
+def test_code_in_the_index_is_not_run(
+    training: Path, tmp_path: Path, wrap: Callable[[Gadget], Any]
+) -> None:
+    (training / ".metadata").write_bytes(pickle.dumps(wrap(Gadget(tmp_path / "hacked"))))
+    refused(training, ".metadata", "which no checkpoint index needs")
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("value", [None, 7, [], {}, "model"])
+def test_an_index_of_another_kind_is_refused(training: Path, value: object) -> None:
+    (training / ".metadata").write_bytes(pickle.dumps(value))
+    refused(training, ".metadata", "not readable")
+
+
+def test_an_index_cannot_point_outside_of_the_folder(training: Path) -> None:
+    data = (training / ".metadata").read_bytes()
+    assert b"__0_0.distcp" in data
+    (training / ".metadata").write_bytes(data.replace(b"__0_0.distcp", b"../../secret"))
+    refused(training, "outside of the folder")
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ({"dim": 64}, ["disagree", "embedding is [300, 32], expected [300, 64]"]),
+        ({"vocab_size": 301}, ["embedding is [300, 32], expected [301, 32]"]),
+        ({"stem_embedding_dim": 128}, ["expected [128, 32]"]),
+        ({"n_layers": 4}, ["feed_forward.w3", "[1, 2, 3]"]),
+        ({"stem_layers": [1]}, ["stem_layers is [1]", "[1, 2]"]),
+        ({"n_kv_heads": 3}, ["n_heads 4 is not a multiple of n_kv_heads 3"]),
+        ({"n_heads": None}, ["neither n_heads nor head_dim"]),
+        ({"n_layers": 10**9}, ["n_layers"]),
+        ({"dim": -1}, ["dim is -1"]),
+        ({"dim": "32"}, ["params.json", "dim"]),
+    ],
+)
+def test_params_that_contradict_the_tensors(
+    consolidated: Path, model: dict[str, Any], parts: list[str]
+) -> None:
+    edit_params(consolidated, **model)
+    refused(consolidated, *parts)
+
+
+def test_a_table_of_another_vocabulary_is_refused(consolidated: Path) -> None:
+    tables = torch.load(consolidated / "consolidated_stem.pth", weights_only=True)
+    tables["stem_embeddings.0.weight"] = torch.zeros(299, 64)
+    torch.save(tables, consolidated / "consolidated_stem.pth")
+    refused(consolidated, "table of layer 1 is [299, 64], expected [300, 64]")
+
+
+def test_shards_of_different_vocabularies_are_refused(training: Path) -> None:
+    path = training / "stem_shards/stem_model_mp1.pt"
+    torch.save({f"stem_embeddings.{n}.weight": torch.zeros(7, 16) for n in range(2)}, path)
+    refused(training, "[7, 300] rows in different shards")
+
+
+def test_an_integer_tensor_is_refused(consolidated: Path) -> None:
+    tables = torch.load(consolidated / "consolidated_stem.pth", weights_only=True)
+    tables["stem_embeddings.0.weight"] = torch.zeros(300, 64, dtype=torch.int8)
+    torch.save(tables, consolidated / "consolidated_stem.pth")
+    refused(consolidated, "torch.int8", "expected one of float32")
+
+
+def test_a_dense_model_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
+    refused(path, "every layer has an up projection", "dense model")
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
+    consolidated: Path, tmp_path: Path
+) -> None:
+    params = json.loads((consolidated / "params.json").read_text())
+    params["data"]["tokenizer"]["name"] = "words"
+    (consolidated / "params.json").write_text(json.dumps(params))
+    with pytest.raises(CheckpointError, match=r"words.*bytes, tiktoken, sp.*--tokenizer"):
+        stem_edge.export_bundle(consolidated, tmp_path / "out")

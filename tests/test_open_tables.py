@@ -1,0 +1,154 @@
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_shards import write_store
+
+import stem_edge
+from stem_edge.errors import BundleError, InputError
+from stem_edge.quantize import F32
+from stem_edge.rows import RecordLayout
+from stem_edge.tables import Tables, open_tables
+
+VOCAB, WIDTH, PER_SHARD = 600, 16, 260
+LAYOUT = RecordLayout(vocab_size=VOCAB, layers=(1, 4), d_ff=WIDTH, row_type="fp32")
+
+
+def expected(ids: Any, layer: int) -> F32:
+    """Rows that say which id, layer and column they are."""
+    tokens = np.arange(VOCAB, dtype=np.float32)[:, None]
+    columns = np.arange(WIDTH, dtype=np.float32) / 100
+    rows: F32 = (tokens + columns + np.float32(layer * 1000))[ids]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bundle") / "tables.zarr"
+    everything = slice(None)
+    records = LAYOUT.pack([expected(everything, 1), expected(everything, 4)])
+    write_store(root, LAYOUT, records, PER_SHARD)
+    return root
+
+
+@pytest.fixture
+def tables(root: Path) -> Iterator[Tables]:
+    with open_tables(root) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("layer", [1, 4])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        *[0, 259, 260, VOCAB - 1, np.int64(5), np.uint8(7), np.array(300)],
+        *[[3], [599, 0, 260, 259], [7, 7, 7], range(250, 270), (1, 2)],
+        *[np.array([5, 599], np.int32), np.array([5, 599], np.uint64)],
+        *[np.array([0, 255], np.uint8), np.array([0, 127], np.int8)],
+        *[slice(None), slice(255, 265), slice(590, 9999), slice(-3, None), slice(None, None, -7)],
+    ],
+    ids=repr,
+)
+def test_rows_of_ids(tables: Tables, ids: Any, layer: int) -> None:
+    rows = tables[ids, layer]
+    assert rows.dtype == np.float32
+    where = ids if isinstance(ids, slice) else np.asarray(ids)
+    assert np.array_equal(rows, expected(where, layer))
+
+
+@pytest.mark.parametrize("ids", [[], (), np.array([], np.int64), slice(5, 5)], ids=repr)
+@pytest.mark.parametrize("row_type", ["fp32", "int8"])
+def test_no_ids_give_no_rows(tmp_path: Path, ids: Any, row_type: Any) -> None:
+    group = 16 if row_type == "int8" else 0
+    layout = RecordLayout(vocab_size=3, layers=(1,), d_ff=16, row_type=row_type, group_size=group)
+    write_store(tmp_path, layout, layout.pack([np.zeros((3, 16), np.float32)]), 3)
+    with open_tables(tmp_path) as tables:
+        assert tables[ids, 1].shape == (0, 16)
+
+
+def test_quantized_rows_are_dequantized(tmp_path: Path) -> None:
+    layout = RecordLayout(vocab_size=2, layers=(1,), d_ff=16, row_type="int4", group_size=16)
+    rows = np.array([range(-8, 8), range(-16, 16, 2)], np.float32)
+    write_store(tmp_path, layout, layout.pack([rows]), 1)
+    with open_tables(tmp_path) as tables:
+        assert np.array_equal(tables[[1, 0], 1], rows[[1, 0]])
+
+
+@pytest.mark.parametrize("ids", [-1, VOCAB, [0, VOCAB], [0, -1], 2**63], ids=repr)
+def test_ids_out_of_range(tables: Tables, ids: Any) -> None:
+    with pytest.raises(InputError, match=r"not in 0\.\.599"):
+        tables[ids, 1]
+
+
+@pytest.mark.parametrize(
+    "ids", [1.0, "1", None, True, [True, False], [1.5], [[1, 2]], 2**70], ids=repr
+)
+def test_ids_that_are_no_integers(tables: Tables, ids: Any) -> None:
+    with pytest.raises(InputError, match="flat sequence of integers"):
+        tables[ids, 1]
+
+
+def test_ids_of_uneven_lists(tables: Tables) -> None:
+    uneven: Any = [[1], [1, 2]]
+    with pytest.raises(InputError, match="flat sequence of integers"):
+        tables[uneven, 1]
+
+
+@pytest.mark.parametrize("layer", [0, 2, 5, -1, None, "1"])
+def test_layers_without_a_table(tables: Tables, layer: Any) -> None:
+    with pytest.raises(InputError, match=r"STEM layers are \(1, 4\)"):
+        tables[0, layer]
+
+
+def test_shape_and_layers(tables: Tables) -> None:
+    assert tables.shape == (VOCAB, 2, WIDTH)
+    assert tables.layers == (1, 4)
+
+
+def test_a_bundle_and_its_table_folder_open_alike(root: Path) -> None:
+    with stem_edge.open_tables(str(root.parent)) as tables:
+        assert np.array_equal(tables[3, 4], expected(3, 4))
+
+
+def test_rows_outlive_the_tables(root: Path) -> None:
+    with open_tables(root) as tables:
+        rows = tables[slice(None), 1]
+    assert np.array_equal(rows, expected(slice(None), 1))
+
+
+def test_rows_are_copies(tables: Tables) -> None:
+    rows = tables[[1, 2], 1]
+    rows[:] = 0
+    assert np.array_equal(tables[[1, 2], 1], expected([1, 2], 1))
+
+
+def test_close_twice(root: Path) -> None:
+    tables = open_tables(root)
+    tables.close()
+    tables.close()
+
+
+def test_closed_tables_say_so(root: Path) -> None:
+    tables = open_tables(root)
+    tables.close()
+    with pytest.raises(ValueError, match="closed"):
+        tables[0, 1]
+
+
+def test_a_damaged_shard_is_refused_when_opening(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    path = copy / "records" / "c" / "2" / "0"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BundleError) as caught:
+        open_tables(copy)
+    assert str(path) in str(caught.value)
+
+
+def test_a_folder_without_tables(tmp_path: Path) -> None:
+    with pytest.raises(BundleError) as caught:
+        open_tables(tmp_path / "nothing")
+    assert str(tmp_path / "nothing") in str(caught.value)

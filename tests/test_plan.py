@@ -1,0 +1,222 @@
+"""The memory plan of a manifest; no file is read for it."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stem_edge.bundle import (
+    BACKBONE_DATA,
+    REQUIRED_FILES,
+    BackboneFormat,
+    Bundle,
+    FileEntry,
+    Manifest,
+    QualityReport,
+)
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BundleError, InputError, MemoryPlanError
+from stem_edge.rows import make_layout
+from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.plan import (
+    CHUNK_TOKENS,
+    DEFAULT_CACHE_NBYTES,
+    SLOTS_PER_CHUNK_TOKEN,
+    SMALLEST_CHUNK,
+    plan_memory,
+)
+from stem_edge.shards import CRC_NBYTES
+from stem_edge.units import parse_size
+
+CONTEXT = 512
+DATA = BACKBONE_DATA
+
+
+def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bundle:
+    config = ModelConfig(
+        vocab_size=vocab_size,
+        dim=64,
+        n_layers=layers,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=16,
+        d_ff=256,
+        stem_layers=tuple(range(1, layers)),
+        norm_eps=1e-5,
+        rope_theta=10_000.0,
+        max_context=4096,
+    )
+    embedding = vocab_size * (64 // 2 + 2 * 4 + 1)  # int4, two blocks of 32 with a zero point byte
+    files = {name: FileEntry(100, "0" * 64) for name in REQUIRED_FILES}
+    report = QualityReport(
+        checkpoint_nbytes=0,
+        backbone_nbytes=0,
+        tables_nbytes=0,
+        errors={},
+        probe_tokens=(),
+        worst_logit_difference=0.0,
+        greatest_logit=0.0,
+    )
+    manifest = Manifest(
+        format_version=1,
+        model=config,
+        backbone=BackboneFormat(weights="int4", head="int4", block_size=32),
+        tables=make_layout(vocab_size, config.stem_layers, 256, "int8", 32),
+        files=files | {DATA: FileEntry(embedding + 1_000_000, "0" * 64)},
+        report=report,
+    )
+    return Bundle(Path("model"), msgspec.structs.replace(manifest, **changes))
+
+
+BUNDLE = make_bundle()
+SLOT = RowCache.slot_nbytes(BUNDLE.manifest.tables)
+
+
+def smallest(bundle: Bundle, context: int = CONTEXT) -> int:
+    """The least memory that is accepted, found by halving."""
+    refused, accepted = 0, 1 << 40
+    while accepted - refused > 1:
+        middle = (refused + accepted) // 2
+        try:
+            plan_memory(bundle, context, middle)
+            accepted = middle
+        except MemoryPlanError:
+            refused = middle
+    return accepted
+
+
+def test_the_parts_add_up() -> None:
+    plan = plan_memory(BUNDLE, CONTEXT, "40MB")
+    parts = dict(plan.parts())
+    assert len(parts) == 5
+    assert plan.total == sum(parts.values())
+    assert sum(parts.values()) == (
+        plan.weights + plan.kv_cache + plan.activations + plan.reads + plan.row_cache
+    )
+
+
+def test_each_part_is_what_it_says() -> None:
+    plan = plan_memory(BUNDLE, CONTEXT, "40MB")
+    assert plan.weights == 1_000_000  # without the embedding
+    assert plan.kv_cache == 2 * 4 * 2 * CONTEXT * 16 * 4
+    assert plan.row_cache == plan.slots * SLOT + 8 * 20_000
+    record = BUNDLE.manifest.tables.record_nbytes + CRC_NBYTES
+    assert plan.reads == 2 * plan.chunk_tokens * record  # one installed, one on its way
+    assert plan.activations > 4 * plan.chunk_tokens * 4 * CONTEXT  # attention weights alone
+
+
+@pytest.mark.parametrize("memory", ["40MB", "100MB", "1GB", 40_000_001])
+def test_the_plan_keeps_to_the_limit_and_wastes_less_than_a_slot(memory: int | str) -> None:
+    plan = plan_memory(BUNDLE, CONTEXT, memory)
+    limit = parse_size(memory)
+    assert plan.total <= limit
+    assert plan.slots == 20_000 or plan.total > limit - SLOT
+
+
+def test_a_larger_chunk_never_takes_the_row_cache() -> None:
+    least = smallest(BUNDLE)
+    for n in range(600):
+        plan = plan_memory(BUNDLE, CONTEXT, least + n * 50_000)
+        if plan.chunk_tokens > SMALLEST_CHUNK:
+            assert plan.slots >= SLOTS_PER_CHUNK_TOKEN * plan.chunk_tokens
+
+
+def test_more_memory_gives_more_slots_while_the_chunk_stays() -> None:
+    least = smallest(BUNDLE)
+    plans = [plan_memory(BUNDLE, CONTEXT, least + n * 50_000) for n in range(600)]
+    for before, after in itertools.pairwise(plans):
+        assert after.slots >= before.slots or after.chunk_tokens > before.chunk_tokens
+
+
+def test_more_memory_never_gives_smaller_chunks() -> None:
+    least = smallest(BUNDLE)
+    chunks = [plan_memory(BUNDLE, CONTEXT, least + n * 50_000).chunk_tokens for n in range(600)]
+    assert chunks == sorted(chunks)
+    assert (chunks[0], chunks[-1]) == (SMALLEST_CHUNK, CHUNK_TOKENS)
+
+
+@pytest.mark.parametrize("memory", [None, "100GB", 1 << 60])
+@pytest.mark.parametrize("vocab_size", [5, 300])
+def test_never_more_slots_than_tokens(memory: int | str | None, vocab_size: int) -> None:
+    plan = plan_memory(make_bundle(vocab_size), CONTEXT, memory)
+    assert plan.slots == vocab_size
+    assert plan.chunk_tokens <= plan.slots
+
+
+def test_a_chunk_fits_into_the_slots() -> None:
+    """Otherwise its rows could not all be resident at once."""
+    plan = plan_memory(BUNDLE, CONTEXT, smallest(BUNDLE))
+    assert SMALLEST_CHUNK == plan.chunk_tokens <= plan.slots
+
+
+@pytest.mark.parametrize("layers", [8, 60])
+def test_without_a_limit_the_row_cache_takes_its_share(layers: int) -> None:
+    bundle = make_bundle(200_000, layers)
+    plan = plan_memory(bundle, CONTEXT, None)
+    each = RowCache.slot_nbytes(bundle.manifest.tables)
+    assert plan.chunk_tokens == CHUNK_TOKENS
+    assert DEFAULT_CACHE_NBYTES - each < plan.row_cache <= DEFAULT_CACHE_NBYTES
+
+
+@pytest.mark.parametrize("vocab_size", [5, 999, 20_000, 128_256])
+def test_too_little_memory_is_refused_with_a_minimum_that_is_then_accepted(
+    vocab_size: int,
+) -> None:
+    bundle = make_bundle(vocab_size)
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(bundle, CONTEXT, smallest(bundle) - 1)
+    found = re.search(r"at least ([\d,]+) bytes are needed", str(caught.value))
+    assert found
+    least = int(found[1].replace(",", ""))
+    assert plan_memory(bundle, CONTEXT, least).total <= least
+
+
+def test_the_refusal_lists_the_parts_and_what_to_do() -> None:
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(BUNDLE, CONTEXT, "1MB")
+    message = str(caught.value)
+    assert message.startswith("memory of 1,000,000 bytes is too small for model: at least ")
+    for name, _ in plan_memory(BUNDLE, CONTEXT, smallest(BUNDLE)).parts():
+        assert f"{name} " in message
+    assert message.endswith("; allow more or shorten the context")
+    assert "\n" not in message
+
+
+def test_a_shorter_context_needs_less() -> None:
+    needs = [smallest(BUNDLE, context) for context in (1, 64, 512, 4096)]
+    assert needs == sorted(set(needs))
+
+
+@pytest.mark.parametrize("size", ["40MB", "40 mb", "40000k", "0.04G", "40000000B", 40_000_000])
+def test_sizes_as_text(size: int | str) -> None:
+    assert plan_memory(BUNDLE, CONTEXT, size) == plan_memory(BUNDLE, CONTEXT, 40 * 10**6)
+
+
+def test_binary_sizes_as_text() -> None:
+    assert plan_memory(BUNDLE, CONTEXT, "40MiB") == plan_memory(BUNDLE, CONTEXT, 40 << 20)
+
+
+@pytest.mark.parametrize(
+    "size", ["", "MB", "-40MB", "0", 0, -1, "40 MB extra", "1e9", "nan", "1,5GB", "9" * 400, 4e7]
+)
+def test_sizes_that_are_none(size: Any) -> None:
+    with pytest.raises(InputError, match="write for example 600MB or 2GiB"):
+        plan_memory(BUNDLE, CONTEXT, size)
+
+
+@pytest.mark.parametrize("block_size", [0, -32, 8])
+def test_manifest_with_an_impossible_block_size_is_refused(block_size: int) -> None:
+    """In the manifest or in the plan, but not by a division by zero."""
+    manifest = msgspec.to_builtins(BUNDLE.manifest)
+    manifest["backbone"]["block_size"] = block_size
+    with pytest.raises(msgspec.ValidationError, match="block_size"):
+        msgspec.convert(manifest, Manifest)
+
+
+def test_manifest_without_the_weights_is_refused() -> None:
+    files = {name: entry for name, entry in BUNDLE.manifest.files.items() if name != DATA}
+    with pytest.raises((BundleError, ValueError), match=re.escape(DATA)):
+        plan_memory(make_bundle(files=files), CONTEXT, None)

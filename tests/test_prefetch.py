@@ -1,0 +1,260 @@
+"""The prefetcher over a store in memory whose reads can be held up and made to fail."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from stem_edge.errors import RowReadError
+from stem_edge.quantize import U8
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.store import RowStore
+
+V, SLOTS = 50, 4
+LAYOUT = RecordLayout(vocab_size=V, layers=(1, 2), d_ff=4, row_type="fp32")
+THREAD = "stem-edge-prefetch"
+
+
+def ids(*tokens: int) -> I64:
+    return np.array(tokens, np.int64)
+
+
+class FakeStore(RowStore):
+    """The record of token t holds the number t; reads wait for `open_gate`."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[int]] = []
+        self.failures = 0  # reads still to fail
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, token_ids: I64) -> U8:
+        self.reads.append(token_ids.tolist())
+        assert self.gate.wait(10)
+        if self.failures:
+            self.failures -= 1
+            raise RowReadError(f"read of {token_ids.tolist()} failed")
+        values = np.repeat(token_ids.astype(np.float32)[:, None], LAYOUT.d_ff, axis=1)
+        return LAYOUT.pack([values, values])
+
+
+Make = Callable[..., Prefetcher]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Prefetcher] = []
+
+    def prefetcher(overlap: bool = True, slots: int = SLOTS) -> Prefetcher:
+        made.append(Prefetcher(FakeStore(), RowCache(LAYOUT, slots), overlap=overlap))
+        return made[-1]
+
+    yield prefetcher
+    for rows in made:
+        store_of(rows).gate.set()
+        rows.close()
+
+
+def store_of(rows: Prefetcher) -> FakeStore:
+    assert isinstance(rows.store, FakeStore)
+    return rows.store
+
+
+def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
+    """The tokens whose rows are in these slots; every value of every layer must agree."""
+    found = np.concatenate([codes[slots] for codes in rows.cache.codes], axis=1)
+    assert (found == found[:, :1]).all()
+    tokens: list[int] = found[:, 0].astype(int).tolist()
+    return tokens
+
+
+def resident(rows: Prefetcher) -> list[int]:
+    every = np.arange(V)
+    return sorted(set(every.tolist()) - set(rows.cache.missing(every).tolist()))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_fetched_slots_hold_the_rows_of_their_tokens(overlap: bool, seed: int, make: Make) -> None:
+    rows, rng = make(overlap), np.random.default_rng(seed)
+    steps = [rng.zipf(1.3, rng.integers(1, SLOTS + 1)) % V for _ in range(200)]
+    for tokens, following in zip(steps, [*steps[1:], steps[0]], strict=True):
+        assert contents(rows, rows.fetch(tokens)) == tokens.tolist()
+        guess = following if rng.random() < 0.8 else rng.integers(0, V, 3)
+        rows.submit(guess)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_overlap_and_plain_count_the_same_hits_and_read_the_same_records(
+    seed: int, make: Make
+) -> None:
+    rng = np.random.default_rng(seed)
+    steps = [rng.zipf(1.3, rng.integers(1, SLOTS + 1)) % V for _ in range(200)]
+    counted = []
+    for overlap in (False, True):
+        rows = make(overlap, slots=V)  # nothing is evicted, so no choice among equals
+        for tokens in steps:
+            rows.submit(tokens)
+            rows.fetch(tokens)
+        read = sorted(token for tokens in store_of(rows).reads for token in tokens)
+        counted.append((rows.cache.hits, rows.cache.misses, read))
+    assert counted[0] == counted[1]
+
+
+def test_a_submitted_record_is_read_once(make: Make) -> None:
+    rows = make()
+    rows.submit(ids(7, 5, 7))
+    rows.fetch(ids(7, 5))
+    rows.fetch(ids(5, 7))
+    assert store_of(rows).reads == [[5, 7]]
+
+
+def test_fetch_reads_only_what_nobody_submitted(make: Make) -> None:
+    rows = make()
+    rows.submit(ids(1, 2))
+    assert contents(rows, rows.fetch(ids(3, 1, 2))) == [3, 1, 2]
+    assert store_of(rows).reads == [[1, 2], [3]]
+
+
+def test_resident_rows_are_not_submitted(make: Make) -> None:
+    rows = make()
+    rows.fetch(ids(1, 2))
+    rows.submit(ids(1, 2))
+    rows.submit(ids(1, 3))
+    rows.fetch(ids(1, 3))
+    assert store_of(rows).reads == [[1, 2], [3]]
+
+
+def test_at_most_one_read_is_under_way(make: Make) -> None:
+    rows = make()
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    rows.submit(ids(2))
+    store_of(rows).gate.set()
+    rows.fetch(ids(1))
+    assert store_of(rows).reads == [[1]]
+
+
+def test_submit_returns_while_flash_is_busy_and_leaves_the_slots_alone(make: Make) -> None:
+    rows = make()
+    rows.fetch(ids(1, 2, 3, 4))
+    before = [codes.copy() for codes in rows.cache.codes]
+    store_of(rows).gate.clear()
+    rows.submit(ids(5, 6, 7, 8))  # would wait for ever if it read in this thread
+    wait_until(lambda: len(store_of(rows).reads) == 2)
+    store_of(rows).gate.set()
+    time.sleep(0.02)
+    assert all(map(np.array_equal, rows.cache.codes, before))
+    assert resident(rows) == [1, 2, 3, 4]
+
+
+def test_without_overlap_nothing_is_read_ahead(make: Make) -> None:
+    before = threads()
+    rows = make(overlap=False)
+    rows.submit(ids(1, 2))
+    assert (store_of(rows).reads, threads()) == ([], before)
+
+
+def test_failed_background_read_is_tried_again(make: Make) -> None:
+    rows = make()
+    store_of(rows).failures = 1
+    rows.submit(ids(1, 2))
+    assert contents(rows, rows.fetch(ids(1, 2))) == [1, 2]
+    assert store_of(rows).reads == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
+    rows = make(overlap)
+    before = rows.fetch(ids(1, 2, 3, 4)).tolist()
+    store_of(rows).failures = 2 if overlap else 1
+    rows.submit(ids(5, 6))
+    with pytest.raises(RowReadError, match=r"read of \[5, 6\] failed"):
+        rows.fetch(ids(5, 6))
+    assert resident(rows) == [1, 2, 3, 4]
+    assert rows.fetch(ids(1, 2, 3, 4)).tolist() == before
+    assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
+
+
+def test_failure_of_an_abandoned_read_is_nobodys_business(make: Make) -> None:
+    rows = make()
+    store_of(rows).failures = 1
+    rows.submit(ids(9))
+    assert contents(rows, rows.fetch(ids(1))) == [1]
+
+
+def test_an_abandoned_submit_pushes_nothing_out(make: Make) -> None:
+    rows = make()
+    rows.fetch(ids(1, 2))
+    rows.submit(ids(10, 11, 12, 13))
+    assert contents(rows, rows.fetch(ids(1, 3))) == [1, 3]
+    assert resident(rows) == [1, 2, 3]
+
+
+def test_of_a_submit_only_what_is_wanted_is_kept(make: Make) -> None:
+    rows = make()
+    rows.submit(ids(10, 11, 12, 13))
+    assert contents(rows, rows.fetch(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
+    assert resident(rows) == [1, 2, 11, 13]
+    assert store_of(rows).reads == [[10, 11, 12, 13], [1, 2]]
+
+
+def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> None:
+    before, rows = threads(), make()
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    wait_until(lambda: store_of(rows).reads == [[1]])
+    assert len(threads()) == len(before) + 1
+    threading.Timer(0.02, store_of(rows).gate.set).start()
+    rows.close()
+    assert store_of(rows).gate.is_set()
+    assert threads() == before
+    rows.close()
+
+
+def test_resident_rows_cost_no_stall(make: Make) -> None:
+    rows = make()
+    rows.fetch(ids(1, 2))
+    stalled = rows.stall_seconds
+    rows.fetch(ids(2, 1))
+    assert rows.stall_seconds == stalled
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_waiting_for_flash_is_counted(submitted: bool, make: Make) -> None:
+    rows, delay = make(), 0.05
+    store_of(rows).gate.clear()
+    if submitted:
+        rows.submit(ids(1))
+    timer = threading.Timer(delay, store_of(rows).gate.set)
+    started = time.perf_counter()
+    timer.start()
+    rows.fetch(ids(1))
+    timer.join()
+    assert 0.5 * delay < rows.stall_seconds <= time.perf_counter() - started
+
+
+def test_a_read_that_ended_in_time_costs_no_stall(make: Make) -> None:
+    rows, delay = make(), 0.2
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    time.sleep(delay)  # the engine computes
+    store_of(rows).gate.set()
+    time.sleep(0.02)
+    rows.fetch(ids(1))
+    assert rows.stall_seconds < delay / 2

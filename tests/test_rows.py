@@ -1,0 +1,190 @@
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from stem_edge.quantize import F32
+from stem_edge.rows import MAX_RECORD_NBYTES, ROW_TYPES, RecordLayout, RowType, make_layout
+
+STAIRS = list(range(-8, 8))
+DOUBLE = [2 * value for value in STAIRS]
+
+
+def layout_of(row_type: RowType, **changes: Any) -> RecordLayout:
+    group = 16 if row_type.startswith("int") else 0
+    fields = {"vocab_size": 5, "layers": (1, 3), "d_ff": 16, "group_size": group}
+    return RecordLayout(**{"row_type": row_type, **fields, **changes})
+
+
+def random_rows(layout: RecordLayout, count: int = 5) -> list[F32]:
+    rng = np.random.default_rng(0)
+    shape = (count, layout.d_ff)
+    return [rng.standard_normal(shape).astype(np.float32) for _ in layout.layers]
+
+
+@pytest.mark.parametrize(
+    ("row_type", "expected"),
+    [
+        ("fp32", struct.pack("<32f", *STAIRS, *DOUBLE)),
+        ("fp16", struct.pack("<32e", *STAIRS, *DOUBLE)),
+        (
+            "int8",
+            bytes(range(0, 256, 16))
+            + struct.pack("<f", 1 / 16)
+            + bytes(range(0, 256, 16))
+            + struct.pack("<f", 1 / 8),
+        ),
+        (
+            "int4",
+            bytes.fromhex("1032547698badcfe 0000803f 1032547698badcfe 00000040"),
+        ),
+    ],
+)
+def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:
+    layout = layout_of(row_type)
+    records = layout.pack([np.array([STAIRS], np.float32), np.array([DOUBLE], np.float32)])
+    assert records.tobytes() == expected
+    assert records.shape == (1, layout.record_nbytes)
+
+
+def test_scales_of_a_row_follow_all_of_its_codes() -> None:
+    layout = layout_of("int8", d_ff=32, layers=(1,))
+    record = layout.pack([np.array([STAIRS + DOUBLE], np.float32)])
+    assert record.tobytes()[32:] == struct.pack("<2f", 1 / 16, 1 / 8)
+
+
+@pytest.mark.parametrize(
+    ("row_type", "codes", "row", "record"),
+    [("fp32", 64, 64, 128), ("fp16", 32, 32, 64), ("int8", 16, 20, 40), ("int4", 8, 12, 24)],
+)
+def test_sizes(row_type: RowType, codes: int, row: int, record: int) -> None:
+    layout = layout_of(row_type)
+    sizes = (layout.codes_nbytes, layout.row_nbytes, layout.record_nbytes)
+    assert sizes == (codes, row, record)
+
+
+@pytest.mark.parametrize(("row_type", "bound"), [("fp32", 0), ("fp16", 2**-11)])
+def test_float_rows_come_back(row_type: RowType, bound: float) -> None:
+    layout = layout_of(row_type)
+    rows = random_rows(layout)
+    records = layout.pack(rows)
+    for index, row in enumerate(rows):
+        found = layout.unpack(records, index)
+        assert found.dtype == np.float32
+        assert (np.abs(found - row) <= bound * np.abs(row)).all()
+
+
+@pytest.mark.parametrize("row_type", ["int8", "int4"])
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_quantized_rows_come_back_within_a_step(row_type: RowType, group: int) -> None:
+    layout = layout_of(row_type, d_ff=64, group_size=group)
+    rows = random_rows(layout)
+    records = layout.pack(rows)
+    for index, row in enumerate(rows):
+        groups = row.reshape(5, -1, group)
+        step = np.abs(groups).max(axis=2, keepdims=True) / 2 ** (layout.bits - 1)
+        error = np.abs(layout.unpack(records, index).reshape(groups.shape) - groups)
+        assert (error <= 1.001 * step).all()
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_codes_and_scales_are_views_into_the_records(row_type: RowType) -> None:
+    layout = layout_of(row_type)
+    records = np.zeros((2, layout.record_nbytes), np.uint8)
+    layout.codes(records, 1).view(np.uint8)[:] = 1
+    layout.scales(records, 1).view(np.uint8)[:] = 2
+    scales_nbytes = layout.row_nbytes - layout.codes_nbytes
+    row = b"\x01" * layout.codes_nbytes + b"\x02" * scales_nbytes
+    assert records.tobytes() == (bytes(layout.row_nbytes) + row) * 2
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_no_tokens_give_no_rows(row_type: RowType) -> None:
+    layout = layout_of(row_type)
+    records = layout.pack(random_rows(layout, count=0))
+    assert records.shape == (0, layout.record_nbytes)
+    assert layout.unpack(records, 0).shape == (0, layout.d_ff)
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_pack_refuses_a_missing_layer(row_type: RowType) -> None:
+    layout = layout_of(row_type)
+    with pytest.raises(ValueError):
+        layout.pack(random_rows(layout)[:1])
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_pack_refuses_layers_of_different_length(row_type: RowType) -> None:
+    layout = layout_of(row_type)
+    first, second = random_rows(layout)
+    with pytest.raises(ValueError):
+        layout.pack([first, second[:1]])
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_pack_refuses_rows_of_another_width(row_type: RowType) -> None:
+    layout = layout_of(row_type)
+    wide = [np.zeros((2, 32), np.float32)] * 2
+    with pytest.raises(ValueError):
+        layout.pack(wide)
+
+
+@pytest.mark.parametrize(
+    ("row_type", "changes", "said"),
+    [
+        ("fp32", {"vocab_size": 0}, "at least one token"),
+        ("fp32", {"vocab_size": -5}, "at least one token"),
+        ("fp32", {"layers": ()}, "one layer"),
+        ("fp32", {"layers": (3, 1)}, "layers"),
+        ("fp32", {"layers": (1, 1)}, "layers"),
+        ("fp32", {"layers": (-1, 1)}, "layers"),
+        ("fp32", {"d_ff": 0}, "one column"),
+        ("fp32", {"group_size": 16}, "fp32 rows have no groups; found 16"),
+        ("fp16", {"group_size": -1}, "fp16 rows have no groups; found -1"),
+        ("int8", {"group_size": 0}, "group_size 0 must be a power of two"),
+        ("int8", {"group_size": -16}, "group_size -16 must be a power of two"),
+        ("int8", {"group_size": 8}, "at least 16"),
+        ("int4", {"group_size": 32}, "divides d_ff 16"),
+        ("int4", {"group_size": 48, "d_ff": 96}, "group_size 48 must be a power of two"),
+        ("int4", {"d_ff": 40}, "divides d_ff 40"),
+        ("fp32", {"d_ff": MAX_RECORD_NBYTES // 4 // 2 + 1}, f"above {MAX_RECORD_NBYTES}"),
+    ],
+)
+def test_layouts_that_cannot_exist(
+    row_type: RowType, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        layout_of(row_type, **changes)
+
+
+def test_the_largest_record_is_accepted() -> None:
+    layout = layout_of("fp32", d_ff=MAX_RECORD_NBYTES // 4 // 2)
+    assert layout.record_nbytes == MAX_RECORD_NBYTES
+
+
+def test_layout_survives_json() -> None:
+    layout = layout_of("int4")
+    assert msgspec.json.decode(msgspec.json.encode(layout), type=RecordLayout) == layout
+
+
+@pytest.mark.parametrize(
+    ("row_type", "d_ff", "wanted", "group"),
+    [("int4", 96, 64, 32), ("int8", 64, 64, 64), ("fp16", 96, 64, 0), ("fp32", 7, 64, 0)],
+)
+def test_make_layout_takes_the_largest_group_that_fits(
+    row_type: RowType, d_ff: int, wanted: int, group: int
+) -> None:
+    assert make_layout(5, [1, 3], d_ff, row_type, wanted).group_size == group
+
+
+def test_make_layout_refuses_a_width_that_no_group_divides() -> None:
+    with pytest.raises(ValueError, match="divides d_ff 100"):
+        make_layout(5, [1], 100, "int4", 32)
+
+
+@pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])
+def test_zero_points_of_rows(row_type: RowType, expected: str) -> None:
+    points = layout_of(row_type, d_ff=32).zero_points(3)
+    assert points.tobytes().hex() == expected * 3

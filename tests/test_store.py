@@ -1,0 +1,365 @@
+"""The row store: one contract for both ways to read, with and without the calls only some have."""
+
+import errno
+import io
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.quantize import U8
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.store import ReadMode, RowStore, open_store
+from stem_edge.shards import (
+    ARRAY,
+    ShardGrid,
+    array_metadata,
+    encode_metadata,
+    group_metadata,
+    open_grid,
+)
+
+V = 11
+LAYOUT = RecordLayout(vocab_size=V, layers=(1, 3), d_ff=32, row_type="int8", group_size=16)
+PER_SHARD = 4  # so three shards, the last one with three records
+ORDERS = [
+    [],
+    [0],
+    [10],
+    [3, 4],
+    [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
+    [5, 5, 0, 5, 0],
+    [*range(V)] * 3,
+]
+# Calls of os that a system may lack; the store then reads with a thread pool, or seeks.
+LACKING: dict[str, tuple[str, ...]] = {
+    "linux": (),
+    "no advice": ("posix_fadvise",),
+    "no positional read": ("preadv",),
+    "windows": ("posix_fadvise", "preadv"),
+}
+WAYS: list[tuple[ReadMode, str]] = [
+    *[("pread", system) for system in LACKING],
+    *[("mmap", system) for system in ("linux", "no advice")],
+]
+every_way = pytest.mark.parametrize(("reads", "system"), WAYS)
+every_pread = pytest.mark.parametrize("system", LACKING)
+
+
+@pytest.fixture(autouse=True)
+def lacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what the system of this test lacks."""
+    if "system" in request.fixturenames:
+        for call in LACKING[request.getfixturevalue("system")]:
+            monkeypatch.delattr(os, call, raising=False)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> U8:
+    """A table store in tmp_path; its records."""
+    grid = ShardGrid(root=tmp_path, layout=LAYOUT, records_per_shard=PER_SHARD)
+    shape = (V, LAYOUT.record_nbytes)
+    records = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    for shard in range(grid.shards):
+        start = shard * PER_SHARD
+        path = grid.shard_path(shard)
+        path.parent.mkdir(parents=True)
+        sealed = grid.seal(records[start : start + PER_SHARD])
+        path.write_bytes(sealed + grid.index_bytes(shard))
+    (tmp_path / "zarr.json").write_bytes(encode_metadata(group_metadata(LAYOUT)))
+    array = encode_metadata(array_metadata(LAYOUT, PER_SHARD))
+    (tmp_path / ARRAY / "zarr.json").write_bytes(array)
+    return records
+
+
+def shard_of(root: Path, token: int) -> tuple[Path, int]:
+    """Shard file and byte offset of a token's record, from the format's description."""
+    shard, place = divmod(token, PER_SHARD)
+    return root / "records" / "c" / str(shard) / "0", place * (LAYOUT.record_nbytes + 4)
+
+
+def ids(*tokens: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(tokens, np.int64)
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+@every_way
+def test_records_are_what_was_written(
+    reads: ReadMode, system: str, written: U8, tmp_path: Path
+) -> None:
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        for tokens in ORDERS:
+            found = store.read(ids(*tokens))
+            assert found.dtype == np.uint8
+            assert np.array_equal(found, written[tokens])
+
+
+@every_way
+def test_records_outlive_the_store(
+    reads: ReadMode, system: str, written: U8, tmp_path: Path
+) -> None:
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        found = store.read(ids(0, 10))
+    assert np.array_equal(found, written[[0, 10]])
+
+
+@every_way
+def test_advice_changes_nothing(reads: ReadMode, system: str, written: U8, tmp_path: Path) -> None:
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        store.advise(ids(0, 10, 10, 4))
+        assert store.bytes_read == 0
+        assert np.array_equal(store.read(ids(4, 0)), written[[4, 0]])
+
+
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_advice_that_the_system_refuses_fails_no_read(
+    reads: ReadMode, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        assert np.array_equal(store.read(ids(1, 2)), written[[1, 2]])
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("token", "at"),  # first byte, last byte, a byte of the checksum
+    [(0, 0), (6, LAYOUT.record_nbytes - 1), (10, LAYOUT.record_nbytes + 2)],
+)
+def test_flipped_bit_is_reported(
+    reads: ReadMode, system: str, token: int, at: int, written: U8, tmp_path: Path
+) -> None:
+    path, offset = shard_of(tmp_path, token)
+    flip_bit(path, offset + at)
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        for asked in ([token], [*range(V)]):
+            with pytest.raises(RowReadError) as caught:
+                store.read(ids(*asked))
+            assert f"{path}: record of token {token} at byte {offset}: " in str(caught.value)
+
+
+@every_way
+def test_neighbours_of_a_damaged_record_stay_readable(
+    reads: ReadMode, system: str, written: U8, tmp_path: Path
+) -> None:
+    path, offset = shard_of(tmp_path, 5)
+    flip_bit(path, offset)
+    others = [token for token in range(V) if token != 5]
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        with pytest.raises(RowReadError):
+            store.read(ids(4, 5, 6))
+        assert np.array_equal(store.read(ids(*others)), written[others])
+
+
+@every_pread
+def test_file_cut_while_open_is_reported(system: str, written: U8, tmp_path: Path) -> None:
+    path, offset = shard_of(tmp_path, 9)
+    with open_store(tmp_path, LAYOUT) as store:
+        os.truncate(path, offset + 7)
+        with pytest.raises(RowReadError, match=r"token 9 at byte \d+: 7 of \d+ bytes.*cut"):
+            store.read(ids(8, 9))
+        with pytest.raises(RowReadError, match=r"token 10 at byte \d+: 0 of \d+ bytes.*cut"):
+            store.read(ids(10))
+        assert np.array_equal(store.read(ids(8)), written[[8]])
+
+
+@every_way
+@pytest.mark.parametrize("token", [-1, V, 2**40])
+def test_id_outside_of_the_vocabulary_is_refused(
+    reads: ReadMode, system: str, token: int, written: U8, tmp_path: Path
+) -> None:
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        for asked in (ids(token), ids(0, token, 1)):
+            with pytest.raises(InputError, match=f"token id {token} is not in 0..10"):
+                store.read(asked)
+
+
+def limit_reads(monkeypatch: pytest.MonkeyPatch, limit: Callable[[memoryview], memoryview]) -> None:
+    """Have every read of a file fill `limit(buffer)`, whichever call it goes through."""
+    if hasattr(os, "preadv"):
+        preadv = os.preadv
+
+        def limited(fd: int, buffers: list[memoryview], offset: int) -> int:
+            return preadv(fd, [limit(buffer) for buffer in buffers], offset)
+
+        monkeypatch.setattr(os, "preadv", limited)
+
+    class LimitedFile(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            return super().readinto(limit(memoryview(buffer)))
+
+    monkeypatch.setattr(io, "FileIO", LimitedFile)
+
+
+@every_pread
+@pytest.mark.parametrize("most", [1, 7, LAYOUT.record_nbytes])
+def test_short_reads_are_completed(
+    system: str, most: int, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_reads(monkeypatch, lambda buffer: buffer[:most])
+    with open_store(tmp_path, LAYOUT) as store:
+        assert np.array_equal(store.read(ids(*range(V))), written)
+
+
+@every_pread
+def test_failing_disk_is_reported(
+    system: str, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(buffer: memoryview) -> memoryview:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path, offset = shard_of(tmp_path, 6)
+    limit_reads(monkeypatch, fail)
+    with open_store(tmp_path, LAYOUT) as store:
+        for asked in (ids(6), ids(6, 6)):
+            with pytest.raises(RowReadError) as caught:
+                store.read(asked)
+            message = str(caught.value)
+            assert message.startswith(f"{path}: record of token 6 at byte {offset}: Input/output")
+        assert store.bytes_read == 0
+
+
+@every_way
+def test_bytes_read_counts_whole_records(
+    reads: ReadMode, system: str, written: U8, tmp_path: Path
+) -> None:
+    with open_store(tmp_path, LAYOUT, reads) as store:
+        for tokens, total in [([1], 1), ([2, 2, 9], 4), ([], 4)]:
+            store.read(ids(*tokens))
+            assert store.bytes_read == total * (LAYOUT.record_nbytes + 4)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[io.FileIO | mmap.mmap]:
+    """Everything that the store opens from here on."""
+    found: list[io.FileIO | mmap.mmap] = []
+
+    class File(io.FileIO):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            found.append(self)
+
+    class Map(mmap.mmap):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            found.append(self)
+
+    monkeypatch.setattr(io, "FileIO", File)
+    monkeypatch.setattr(mmap, "mmap", Map)
+    return found
+
+
+@every_way
+def test_close_closes_all_files_and_may_be_called_again(
+    reads: ReadMode,
+    system: str,
+    opened: list[io.FileIO | mmap.mmap],
+    written: U8,
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path, LAYOUT, reads)
+    store.read(ids(*range(V)))
+    assert len(opened) == {"pread": 3, "mmap": 6}[reads]
+    assert not any(thing.closed for thing in opened)
+    store.close()
+    assert all(thing.closed for thing in opened)
+    store.close()
+
+
+@every_way
+@pytest.mark.parametrize("tokens", [[1], [1, 2]])
+def test_reading_a_closed_store_fails(
+    reads: ReadMode, system: str, tokens: list[int], written: U8, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path, LAYOUT, reads)
+    store.close()
+    with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
+        store.read(ids(*tokens))
+
+
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_failed_open_leaves_nothing_open(
+    reads: ReadMode, opened: list[io.FileIO | mmap.mmap], written: U8, tmp_path: Path
+) -> None:
+    path, _ = shard_of(tmp_path, 10)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(BundleError, match="c/2/0: shard has"):
+        open_store(tmp_path, LAYOUT, reads)
+    assert len(opened) == {"pread": 2, "mmap": 4}[reads]
+    assert all(thing.closed for thing in opened)
+
+
+@pytest.mark.parametrize("name", ["io.FileIO", "mmap.mmap"])
+def test_shard_that_the_system_cannot_open_is_named(
+    name: str, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(name, refuse)
+    with pytest.raises(BundleError, match=r"c/0/0: .*Too many open files"):
+        open_store(tmp_path, LAYOUT, "mmap")
+
+
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_interrupted_read_does_not_keep_the_store_from_closing(
+    reads: ReadMode, written: U8, tmp_path: Path
+) -> None:
+    """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_name == "_fill" and event == "return":
+            raise KeyboardInterrupt
+        return interrupt
+
+    store = open_store(tmp_path, LAYOUT, reads)
+    before = sys.gettrace()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sys.settrace(interrupt)
+        try:
+            store.read(ids(1))
+        finally:
+            sys.settrace(before)
+    try:
+        store.close()
+    finally:
+        del caught
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"vocab_size": V + 1},
+        {"layers": (1, 2)},
+        {"d_ff": 64},
+        {"row_type": "int4"},
+        {"row_type": "fp16", "group_size": 0},
+        {"group_size": 32},
+    ],
+)
+def test_store_of_another_layout_is_refused(
+    other: dict[str, Any], written: U8, tmp_path: Path
+) -> None:
+    fields = {name: getattr(LAYOUT, name) for name in LAYOUT.__struct_fields__}
+    with pytest.raises(BundleError, match="the manifest says"):
+        open_store(tmp_path, RecordLayout(**(fields | other)))
+
+
+def test_unknown_way_to_read_is_refused(written: U8, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="reads is 'direct'; expected one of pread, mmap"):
+        RowStore(open_grid(tmp_path), "direct")  # type: ignore[arg-type]

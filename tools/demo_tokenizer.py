@@ -1,0 +1,74 @@
+"""The demo's byte-level BPE, stored as the tiktoken rank file that the public trainer reads."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+# The trainer's tiktoken tokenizer splits by this pattern and appends this many special tokens,
+# <|begin_of_text|> and <|end_of_text|> first; neither is recorded in the rank file.
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL_COUNT = 256
+
+
+class DemoTokenizer:
+    """BPE with `rank_count` ranks (256 bytes and the merges), learned from `texts`."""
+
+    def __init__(self, texts: list[str], rank_count: int) -> None:
+        self.bpe = Tokenizer(models.BPE(ignore_merges=True))
+        self.bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        self.bpe.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=rank_count, initial_alphabet=alphabet, show_progress=False
+        )
+        self.bpe.train_from_iterator(texts, trainer)
+        self.bos = self.bpe.get_vocab_size()
+        self.eos = self.bos + 1
+        self.vocab_size = self.bos + SPECIAL_COUNT
+
+    def encode(self, text: str) -> list[int]:
+        return self.bpe.encode(text).ids
+
+    def prompt(self, text: str) -> list[int]:
+        return [self.bos, *self.encode(text)]
+
+    def documents(self, texts: list[str]) -> list[list[int]]:
+        """Each text between <|begin_of_text|> and <|end_of_text|>."""
+        return [[self.bos, *e.ids, self.eos] for e in self.bpe.encode_batch(texts)]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text up to the first special token."""
+        end = next((i for i, token in enumerate(tokens) if token >= self.bos), len(tokens))
+        return self.bpe.decode(tokens[:end])
+
+    def save_ranks(self, path: Path) -> None:
+        """Lines `base64(token bytes) rank`, by rank."""
+        byte_of = byte_by_symbol()
+        by_rank = sorted(self.bpe.get_vocab().items(), key=lambda item: item[1])
+        lines = (
+            base64.b64encode(bytes(byte_of[symbol] for symbol in token)) + b" %d\n" % rank
+            for token, rank in by_rank
+        )
+        path.write_bytes(b"".join(lines))
+
+
+def byte_by_symbol() -> dict[str, int]:
+    """The printable character that stands for each byte in byte-level BPE, to that byte.
+
+    Printable Latin-1 bytes stand for themselves; the others count up from U+0100 in byte order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    symbols = {chr(byte): byte for byte in printable}
+    return symbols | {chr(0x100 + i): byte for i, byte in enumerate(others)}
