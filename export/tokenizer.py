@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
-from tokenizers.pre_tokenizers import Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from stem_edge.errors import CheckpointError
 
@@ -129,10 +129,16 @@ def _special_id(tokenizer: Tokenizer, name: str | None) -> int | None:
 
 
 def _bytes() -> Tokenizer:
-    # No character is in the vocabulary, so every one falls back to its bytes.
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    # Byte-level, and not by byte fallback: that one decodes a whole run of bytes to U+FFFD when a
+    # single one of them is wrong.
+    alphabet = sorted(ByteLevel.alphabet())
+    # Its first characters stand for the bytes of their own code, the others for the rest, in order.
+    own = {ord(char): char for char in alphabet if ord(char) < 256}
+    others = iter(char for char in alphabet if ord(char) >= 256)
+    vocab = {own.get(byte) or next(others): byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (_BOS, _EOS)])
     return tokenizer
 

@@ -18,12 +18,12 @@ from flash on the way. It was trained on plain sentences about the countries of 
 
 PROMPTS = (
     "The capital of France is",
-    "Japan is a country in",
-    "People in Brazil speak",
+    "The capital of Mongolia is Ulaanbaatar.",
+    "What is the currency of Mexico? It is the",
 )
 NEW_TOKENS = 32
 # So little that the row cache cannot hold all rows, as on a device beside a real model.
-MEMORY = "4MB"
+MEMORY = "1.5MB"
 CONTEXT = 64
 
 

@@ -43,8 +43,8 @@ def test_text(bundle: Path, capsys: Capture) -> None:
     assert lines["STEM layers"] == "1 of 2: 1"
     assert lines["vocabulary"] == "10 tokens, head of its own"
     assert lines["context"] == "16 tokens"
-    assert lines["parameters"] == str(BACKBONE_PARAMETERS + TABLE_PARAMETERS)
-    assert lines["in tables"] == f"{TABLE_PARAMETERS} (24%)"
+    assert lines["parameters"] == f"{BACKBONE_PARAMETERS + TABLE_PARAMETERS:,}"
+    assert lines["in tables"] == f"{TABLE_PARAMETERS} (7%)"
     assert lines["active per token"] == str(ACTIVE_PARAMETERS)
     assert lines["backbone"] == "8 B, int4 in blocks of 32"
     assert lines["embedding, head"] == "int8"

@@ -1,0 +1,186 @@
+"""The command as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DEMO
+
+import stem_edge
+from stem_edge.cli import COMMANDS, main
+
+Capture = pytest.CaptureFixture[str]
+COMMAND = [sys.executable, "-m", "stem_edge"]
+
+
+def test_generate_streams_text_and_ends_with_one_line_of_figures(capsys: Capture) -> None:
+    assert main(["generate", str(DEMO), "-p", "The capital of France is", "-n", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(" Paris.")
+    assert out.endswith("\n")
+    assert err.count("\n") == 1
+    assert "tokens at" in err
+    assert "read from flash" in err
+
+
+def test_generate_json(capsys: Capture) -> None:
+    arguments = ["-p", "The capital of France is", "-n", "3", "--json", "--logprobs", "2"]
+    assert main(["generate", str(DEMO), *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"].startswith(" Paris")
+    assert len(result["token_ids"]) == len(result["logprobs"]) == 3
+    assert result["finish_reason"] == "length"
+    assert result["stats"]["prompt_tokens"] > 0
+
+
+def test_generate_reads_stdin() -> None:
+    done = subprocess.run(
+        [*COMMAND, "generate", str(DEMO), "-n", "4"],
+        input="The capital of Peru is",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(" Lima")
+
+
+def test_generate_without_a_prompt_at_a_terminal_says_how(capsys: Capture) -> None:
+    main_end, terminal = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*COMMAND, "generate", str(DEMO)],
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(main_end)
+        os.close(terminal)
+    assert done.returncode == 1
+    assert done.stderr == "stem-edge: no prompt; give one with -p TEXT or through stdin\n"
+
+
+def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
+    # A fifo keeps the command waiting for its prompt until it is interrupted.
+    fifo = tmp_path / "prompt"
+    os.mkfifo(fifo)
+    writer = os.open(fifo, os.O_RDWR)
+    with fifo.open("rb", buffering=0) as reader:
+        process = subprocess.Popen(
+            [*COMMAND, "generate", str(DEMO)],
+            stdin=reader,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    os.close(writer)
+    assert process.returncode == 130
+    assert err == "stem-edge: interrupted\n"
+
+
+def test_interrupt_while_generating_still_gives_the_figures(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stem_edge.runtime.engine import Engine
+
+    real, calls = Engine.step, iter(range(100))
+
+    def step(self: Engine, *args: object) -> object:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "step", step)
+    assert main(["generate", str(DEMO), "-p", "The capital of France is"]) == 130
+    out, err = capsys.readouterr()
+    assert out.startswith(" Paris")
+    assert "tokens at" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "/nowhere", "-p", "a"], "/nowhere: no such bundle folder"),
+        (["generate", str(DEMO.parent), "-p", "a"], "not a bundle, it has no manifest.json"),
+        (["generate", str(DEMO), "-p", "a", "-t", "-1"], "temperature is -1.0; expected 0 or more"),
+        (["generate", str(DEMO), "-p", "a " * 500], "the context holds 256"),
+        (["export", "/nowhere", "/tmp/never"], "/nowhere: no such folder"),
+        (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),
+        (["verify", "/nowhere"], "/nowhere: no such bundle folder"),
+        (["demo", "--memory", "5kB"], "memory of 5,000 bytes is too small"),
+    ],
+)
+def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str) -> None:
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("stem-edge: ")
+    assert message in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_teaches(name: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: stem-edge {name}" in out
+    assert max(map(len, out.splitlines())) <= 110
+
+
+def test_wrong_names_and_no_name_are_usage_errors(capsys: Capture) -> None:
+    for arguments in (["frobnicate"], []):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert "first steps:" in out
+    assert "invalid choice: 'frobnicate'" in err
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == stem_edge.__version__
+
+
+def test_export_needs_only_a_hint_when_its_packages_are_missing() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from stem_edge.cli import main; sys.exit(main(['export', 'a', 'b']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'stem-edge[export]'" in done.stderr
+
+
+def test_export_prints_the_new_bundle(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(tiny_checkpoint), str(out), "--tables", "int4"]) == 0
+    text, err = capsys.readouterr()
+    assert "int4 in groups of 32" in text
+    assert "logit difference" in text
+    assert err == ""  # no progress bar without a terminal
+
+
+def test_demo_runs_and_says_what_to_do_next(capsys: Capture) -> None:
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert " Paris." in out
+    assert out.count("read from flash") == 3
+    assert "stem-edge export CHECKPOINT OUT" in out

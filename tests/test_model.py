@@ -1,0 +1,227 @@
+"""The model as Python users hold it, on the model that ships in the package and on random ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import DEMO
+
+import stem_edge
+from stem_edge import InputError, MemoryPlanError, RowReadError
+from stem_edge.runtime import Model
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with stem_edge.load(DEMO) as loaded:
+        yield loaded
+
+
+# The demo model at temperature 0. Wrong tokens here mean that stored bundles changed their meaning.
+GOLDEN = {
+    "The capital of France is": " Paris. It is a country in Europe.",
+    "What is the currency of Mexico? It is the": " Mexican peso.",
+}
+
+
+@pytest.mark.parametrize("prompt", GOLDEN)
+def test_golden_text(model: Model, prompt: str) -> None:
+    assert model.generate_text(prompt).startswith(GOLDEN[prompt])
+
+
+def test_it_knows_capitals(model: Model) -> None:
+    for country, capital in {"Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}.items():
+        text = model.generate_text(f"The capital of {country} is", max_new_tokens=4)
+        assert text.startswith(f" {capital}")
+
+
+def test_chunks_join_to_text_and_tokens(model: Model) -> None:
+    prompt = "The capital of Brazil is"
+    chunks = list(model.generate(prompt, max_new_tokens=30))
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    assert "".join(chunk.text for chunk in chunks) == model.detokenize(ids)
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason in ("stop", "length")
+    assert len(chunks) > 2
+
+
+def test_greedy_tokens_are_the_argmax_of_the_logits(model: Model) -> None:
+    prompt = model.tokenize("The language of Egypt is")
+    ids = [t for c in model.generate(prompt, max_new_tokens=8) for t in c.token_ids]
+    logits = model.logits(prompt + ids)
+    assert ids == logits[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+
+
+def test_an_end_token_ends_with_stop_and_has_no_text(model: Model) -> None:
+    chunks = list(model.generate("The capital of France is", max_new_tokens=200))
+    assert chunks[-1].finish_reason == "stop"
+    assert chunks[-1].token_ids[-1] in model.config.eos_ids
+    assert "<|" not in "".join(chunk.text for chunk in chunks)
+
+
+def test_max_new_tokens_ends_with_length(model: Model) -> None:
+    chunks = list(model.generate("The capital of France is", max_new_tokens=3))
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 3
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_a_full_context_ends_with_length() -> None:
+    with stem_edge.load(DEMO, context_length=12) as model:
+        prompt = model.tokenize("The capital of France is")
+        chunks = list(model.generate(prompt, max_new_tokens=100))
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        assert len(prompt) + len(ids) <= 13  # the last token needs no place
+        with pytest.raises(InputError, match=r"prompt has 13 tokens, the context holds 12"):
+            model.generate([1] * 13)
+
+
+def test_a_stop_text_is_cut_off(model: Model) -> None:
+    chunks = list(model.generate("The capital of France is", stop=["aris.", "zzz"]))
+    assert "".join(chunk.text for chunk in chunks) == " P"
+    assert chunks[-1].finish_reason == "stop"
+
+
+def test_text_and_ids_are_the_same_prompt(model: Model) -> None:
+    text = "The capital of Peru is"
+    assert model.generate_text(text) == model.generate_text(model.tokenize(text))
+
+
+def test_the_same_seed_gives_the_same_text(model: Model) -> None:
+    def sample(seed: int | None) -> str:
+        return model.generate_text("The", temperature=1.5, seed=seed, max_new_tokens=40)
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in range(5)}) > 1
+
+
+def test_options_and_params_are_the_same_thing(model: Model) -> None:
+    params = stem_edge.SamplingParams(max_new_tokens=5)
+    assert model.generate_text("The", params) == model.generate_text("The", max_new_tokens=5)
+    with pytest.raises(InputError, match="not both"):
+        model.generate("The", params, seed=1)
+
+
+def test_logprobs_are_of_the_model_not_of_the_filters(model: Model) -> None:
+    prompt = model.tokenize("The capital of Chad is")
+    chunks = list(model.generate(prompt, max_new_tokens=3, logprobs=2, temperature=0.5, top_k=1))
+    found = [one for chunk in chunks for one in chunk.logprobs or []]
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    logits = model.logits(prompt + ids).astype(np.float64)[len(prompt) - 1 :]
+    for one, token, row in zip(found, ids, logits, strict=False):
+        expected = row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
+        assert one.token_id == token
+        assert one.logprob == pytest.approx(expected, abs=1e-3)
+        assert len(one.top) == 2
+        assert one.top[0][1] >= one.top[1][1]
+    assert len(found) == len(ids) == 3
+
+
+def test_stats_add_up(model: Model) -> None:
+    prompt = model.tokenize("The capital of Norway is")
+    ids = [t for c in model.generate(prompt, max_new_tokens=6) for t in c.token_ids]
+    stats = model.stats
+    assert stats.prompt_tokens == len(prompt)
+    assert stats.new_tokens == len(ids)
+    # The last new token is never processed.
+    assert stats.row_hits + stats.row_misses == len(prompt) + len(ids) - 1
+    assert stats.flash_bytes % (model.bundle.manifest.tables.record_nbytes + 4) == 0
+    assert stats.first_token_seconds > 0
+    assert stats.decode_tokens_per_second > 0
+
+
+def test_random_bytes_stream_like_they_decode(tiny_bundle: Path) -> None:
+    with stem_edge.load(tiny_bundle) as model:
+        for seed in range(20):
+            chunks = list(model.generate([256], temperature=3.0, seed=seed, max_new_tokens=60))
+            ids = [token for chunk in chunks for token in chunk.token_ids]
+            assert "".join(chunk.text for chunk in chunks) == model.detokenize(ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "prompt is empty"),
+        ([0, -1], "token id -1 at position 1 is not in 0..1755"),
+        ([1756], "token id 1756 at position 0"),
+        ([2**70], "token id"),
+        ([1.5], "flat sequence of integers"),
+        ([[1, 2]], "flat sequence of integers"),
+        (["a"], "flat sequence of integers"),
+        ([1] * 257, "prompt has 257 tokens, the context holds 256"),
+    ],
+)
+def test_bad_prompts_are_refused_at_once(model: Model, prompt: Any, message: str) -> None:
+    for call in (model.generate, model.logits, model.generate_text):
+        with pytest.raises(InputError, match=message):
+            call(prompt)
+
+
+def test_an_empty_text_is_the_begin_token_alone(model: Model) -> None:
+    assert model.tokenize("") == [model.config.bos_id]
+    assert model.generate_text("", max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 0}, "context_length is 0; this model takes 1 to 256"),
+        ({"context_length": 257}, "takes 1 to 256"),
+        ({"threads": 0}, "threads is 0"),
+        ({"reads": "fast"}, "reads is 'fast'; expected one of pread, mmap"),
+        ({"memory": "lots"}, "not understood"),
+    ],
+)
+def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        stem_edge.load(DEMO, **options)
+
+
+def test_an_unknown_provider_lists_the_known_ones() -> None:
+    with pytest.raises(stem_edge.BackendError, match=r"cannot use NoSuch.*CPUExecutionProvider"):
+        stem_edge.load(DEMO, providers=["NoSuchExecutionProvider"])
+
+
+def test_too_little_memory_names_the_minimum_and_its_parts() -> None:
+    with pytest.raises(
+        MemoryPlanError, match=r"at least [\d,]+ bytes.*weights.*KV cache.*row cache"
+    ):
+        stem_edge.load(DEMO, memory="1MB")
+
+
+@pytest.mark.parametrize("memory", ["2.3MB", "2.6MB", "4MB", None])
+def test_memory_does_not_change_the_text(model: Model, memory: str | None) -> None:
+    with stem_edge.load(DEMO, memory=memory) as small:
+        for prompt in ("The capital of Peru is", "What is the currency of Mexico? It is the"):
+            assert small.generate_text(prompt) == model.generate_text(prompt)
+
+
+def test_a_flipped_bit_in_a_record_is_caught_when_it_is_read(tmp_path: Path) -> None:
+    shutil.copytree(DEMO, tmp_path / "bundle")
+    with stem_edge.load(tmp_path / "bundle") as model:
+        token, layout = 700, model.bundle.manifest.tables
+        shard = tmp_path / "bundle/tables.zarr/records/c/0/0"
+        data = bytearray(shard.read_bytes())
+        data[token * (layout.record_nbytes + 4) + 5] ^= 1
+        shard.write_bytes(data)
+        with pytest.raises(RowReadError, match=rf"c/0/0: record of token {token} at byte"):
+            model.logits([1, token])
+        assert model.logits([1, token + 1]).shape == (2, 1756)
+
+
+def test_a_closed_model_says_so() -> None:
+    model = stem_edge.load(DEMO)
+    model.close()
+    model.close()
+    with pytest.raises(InputError, match="closed"):
+        model.generate("The")
+
+
+def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None:
+    expected = model.generate_text("The capital of Peru is")
+    next(model.generate("The capital of Kenya is"))
+    assert model.generate_text("The capital of Peru is") == expected
