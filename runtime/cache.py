@@ -42,6 +42,7 @@ class RowCache:
         self._count = np.zeros(layout.vocab_size, np.uint32)  # uses, halved now and then
         self._last_use = np.zeros(slots, np.int64)  # slot -> clock: breaks ties between counts
         self._clock = 0
+        self._filled = 0  # slots that were ever used; they are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * slots
         self.hits = 0  # tokens whose rows were in a slot when a step asked for them
         self.misses = 0
@@ -91,6 +92,10 @@ class RowCache:
 
     def _victims(self, count: int, keep: I64) -> npt.NDArray[np.intp]:
         """`count` slots: empty ones first, then the least and longest ago used."""
+        if self._filled + count <= self.slots:
+            self._filled += count
+            return np.arange(self._filled - count, self._filled, dtype=np.intp)
+        self._filled = self.slots
         tokens = self._token_of
         order = self._count[tokens].astype(np.int64) << 32
         order += self._last_use

@@ -7,7 +7,6 @@ sorting the vocabulary, so that a step over 128,256 logits stays well under a mi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypedDict
@@ -22,7 +21,8 @@ I64 = npt.NDArray[np.int64]
 Sampler = Callable[[F32, Sequence[int]], int]
 
 BLOCK = 128  # logits whose maximum stands for them while candidates are looked for
-FIRST_CANDIDATES = 1024  # top_p rarely needs more; if it does, eight times as many are taken
+NUCLEUS_BINS = 1 << 12  # a bin is a sixteenth of an octave, so these span 256 octaves
+NUCLEUS_SHIFT = 52 - 4  # drops all but the exponent and four bits of a float64
 SMALLEST_TEMPERATURE = 1e-30  # below, float32 cannot divide by it; greedy long before
 
 
@@ -107,8 +107,8 @@ def make_sampler(params: SamplingParams) -> Sampler:
             return best
         ids, probabilities = candidates(logits, params)
         # One uniform number a token, whatever the filters keep: a seed means the same text.
-        place = np.searchsorted(np.cumsum(probabilities), generator.random(), side="right")
-        return int(ids[min(int(place), len(ids) - 1)])
+        sums = np.cumsum(probabilities)
+        return int(ids[np.searchsorted(sums, generator.random() * sums[-1], side="right")])
 
     return choose
 
@@ -127,28 +127,41 @@ def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np
     The filters apply in this order, each to what the one before kept, at the given temperature.
     Ids are ascending, so that filters which keep everything change no choice.
     """
-    peak = logits.max()
-    if not params.top_k and params.top_p == 1:  # no order is needed
-        bound = peak + params.temperature * math.log(params.min_p) if params.min_p else -np.inf
-        ids = (
-            np.flatnonzero(logits >= np.float32(bound)) if params.min_p else np.arange(len(logits))
-        )
-        weights = _weights(logits[ids], peak, params.temperature)
-        return ids, weights / weights.sum()
-    total = None if params.top_k else float(_weights(logits, peak, params.temperature).sum())
-    count = params.top_k or FIRST_CANDIDATES
-    while True:
-        ids = top_ids(logits, min(count, len(logits)))
-        weights = _weights(logits[ids], peak, params.temperature)
-        reached = np.cumsum(weights) / (total or weights.sum())
-        if params.top_k or len(ids) == len(logits) or reached[-1] >= params.top_p:
-            break
-        count *= 8
+    peak, temperature = logits.max(), params.temperature
+    if params.top_k:
+        ids = np.sort(top_ids(logits, min(params.top_k, len(logits))))
+        weights = _weights(logits[ids], peak, temperature)
+    else:
+        ids = np.arange(len(logits))
+        weights = _weights(logits, peak, temperature)
     if params.top_p < 1:
-        weights = weights[: int(np.searchsorted(reached, params.top_p)) + 1]
-    weights = weights[weights >= params.min_p]
-    order = np.argsort(ids[: len(weights)])
-    return ids[order], weights[order] / weights.sum()
+        kept = nucleus(weights, params.top_p)
+        ids, weights = ids[kept], weights[kept]
+    if params.min_p:
+        kept = weights >= params.min_p  # the greatest weight is 1
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights / weights.sum()
+
+
+def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
+    """Which weights [n] are the fewest greatest that reach the share `top_p` of their sum.
+
+    Weights are 0 to 1. A histogram over their exponents finds the bin in which the share is
+    reached; only that bin is sorted.
+    """
+    bins = np.ascontiguousarray(weights).view(np.int64) >> NUCLEUS_SHIFT  # ordered as the weights
+    bins -= bins.max() - NUCLEUS_BINS
+    np.maximum(bins, 0, out=bins)
+    shares = np.bincount(bins, weights, NUCLEUS_BINS + 1)
+    above = np.cumsum(shares[::-1])[::-1]  # of each bin and all greater ones
+    wanted = top_p * above[0]
+    last = int(np.flatnonzero(above >= wanted)[-1])
+    kept: npt.NDArray[np.bool_] = bins > last
+    rest = np.flatnonzero(bins == last)
+    rest = rest[np.argsort(-weights[rest], kind="stable")]
+    missing = wanted - (above[last] - shares[last])
+    kept[rest[: int(np.searchsorted(np.cumsum(weights[rest]), missing)) + 1]] = True
+    return kept
 
 
 def _weights(logits: F32, peak: np.float32, temperature: float) -> npt.NDArray[np.float64]:

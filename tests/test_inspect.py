@@ -45,7 +45,7 @@ def test_text(bundle: Path, capsys: Capture) -> None:
     assert lines["context"] == "16 tokens"
     assert lines["parameters"] == f"{BACKBONE_PARAMETERS + TABLE_PARAMETERS:,}"
     assert lines["in tables"] == f"{TABLE_PARAMETERS} (7%)"
-    assert lines["active per token"] == str(ACTIVE_PARAMETERS)
+    assert lines["active per token"] == f"{ACTIVE_PARAMETERS:,}"
     assert lines["backbone"] == "8 B, int4 in blocks of 32"
     assert lines["embedding, head"] == "int8"
     assert lines["one record"] == "20 B, what a token reads at most"
