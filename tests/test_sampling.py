@@ -182,10 +182,10 @@ def test_candidates_against_the_oracle(kind: str, temperature: float) -> None:
         # Which token is the one that reaches top_p is a matter of rounding.
         rounding = abs(len(ids) - len(expected))
         assert rounding <= (params.top_p < 1), options
-        assert len(set(ids.tolist()) ^ set(expected_ids.tolist())) == rounding, options
         found, wanted = np.zeros((2, len(logits)))
         found[ids], wanted[expected_ids] = probabilities, expected
-        tolerance = 1e-6 + 2 * rounding * float(expected.min())  # exp is taken in float32
+        # exp is taken in float32: of tokens next to each other at the edge of top_p, another may do.
+        tolerance = 1e-6 + (2 * float(expected.min()) if params.top_p < 1 else 0)
         assert np.abs(found - wanted).max() <= tolerance, options
         assert probabilities.sum() == pytest.approx(1)
 

@@ -1,0 +1,77 @@
+"""README's commands and Python run as they stand there, and its file tree is the tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+# Commands that install, train for minutes or need files of the reader's.
+NOT_RUN = ("make ", "pip ", "git ", "python tools/")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def workplace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the README's reader has: a checkpoint and a text to continue."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "checkpoint").symlink_to(tiny_checkpoint)
+    (folder / "prompt.txt").write_text("Once upon a time")
+    return folder
+
+
+def test_commands_run_in_their_order(workplace: Path) -> None:
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    run = [line for line in commands() if not line.startswith(NOT_RUN)]
+    assert len(run) >= 5
+    for line in run:
+        done = subprocess.run(
+            line, shell=True, cwd=workplace, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def test_commands_that_are_not_run_name_files_that_exist() -> None:
+    for line in commands():
+        if line.startswith("python tools/"):
+            assert (ROOT / shlex.split(line)[1]).is_file(), line
+
+
+def test_python_runs(workplace: Path) -> None:
+    (workplace / "model").exists() or pytest.fail("the commands above make the bundle")
+    for block in blocks("python"):
+        done = subprocess.run(
+            [sys.executable, "-c", block],
+            cwd=workplace,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_tree_lists_every_module() -> None:
+    (tree,) = blocks("text")
+    for folder in ("stem_edge", "export", "runtime", "tools"):
+        for path in (ROOT / folder).glob("*.py"):
+            if path.name not in ("__init__.py", "__main__.py"):
+                assert re.search(rf"\b{path.name}\b", tree), f"{folder}/{path.name}"
+    for name in re.findall(r"(\w+\.py)\b", tree):
+        assert list(ROOT.glob(f"*/{name}")), name
