@@ -196,6 +196,7 @@ def _report(source: Checkpoint, files: dict[Path, FileEntry], meter: ErrorMeter)
         probe_tokens=(),
         worst_logit_difference=0.0,
         greatest_logit=0.0,
+        notes=source.notes,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Self, Unpack
 
 import numpy as np
@@ -96,6 +95,8 @@ class Model:
         if params is not None and options:
             raise InputError("give either params or single options, not both")
         params = params or SamplingParams(**options)
+        if prompt == "":  # would tokenize to the begin token, which nobody meant to continue
+            raise InputError("the prompt is empty; give some text, or token ids")
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         return self._generate(self._checked_prompt(ids), params)
 
@@ -170,7 +171,7 @@ class Model:
             raise InputError("this model is closed; load it again")
         ids = self._checked(token_ids)
         if not ids:
-            raise InputError("the prompt is empty; give at least one token of text")
+            raise InputError("the prompt is empty; give at least one token id")
         if len(ids) > self.plan.context_length:
             raise InputError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.plan.context_length}; "
@@ -204,12 +205,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

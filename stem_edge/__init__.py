@@ -27,6 +27,7 @@ from stem_edge.errors import (
 if TYPE_CHECKING:
     from stem_edge.bundle import open_bundle, verify
     from stem_edge.export import export_bundle
+    from stem_edge.mmap_store import MmapStore
     from stem_edge.runtime import Chunk, Model, SamplingParams, load
     from stem_edge.tables import open_tables
 
@@ -40,6 +41,7 @@ __all__ = [
     "ExportError",
     "InputError",
     "MemoryPlanError",
+    "MmapStore",
     "Model",
     "RowReadError",
     "SamplingParams",
@@ -53,6 +55,7 @@ __all__ = [
 
 _HOMES = {
     "Chunk": "stem_edge.runtime",
+    "MmapStore": "stem_edge.mmap_store",
     "Model": "stem_edge.runtime",
     "SamplingParams": "stem_edge.runtime",
     "export_bundle": "stem_edge.export",

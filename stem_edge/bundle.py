@@ -84,6 +84,7 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     probe_tokens: tuple[int, ...]  # token ids of the logit comparison
     worst_logit_difference: float  # bundle against checkpoint, over all positions of the probe
     greatest_logit: float  # for scale
+    notes: tuple[str, ...] = ()  # what the exporter found worth telling, a sentence each
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

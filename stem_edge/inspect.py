@@ -96,7 +96,7 @@ def _quality(manifest: Manifest) -> Rows:
         rows.append((f"  {kind}", f"{error.worst:>10.4%}{error.mean:>10.4%}"))
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
     rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
-    return rows
+    return rows + [("note", note) for note in report.notes]
 
 
 def _files(manifest: Manifest) -> Rows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -104,12 +103,7 @@ class Tables:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -174,6 +174,7 @@ GOLDEN = """\
    }
   },
   "greatest_logit": 4.0,
+  "notes": [],
   "probe_tokens": [
    1,
    2,

@@ -16,6 +16,7 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge import CheckpointError, ExportError
 from stem_edge.bundle import open_bundle, verify
+from stem_edge.cli import main
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.reference import forward, whole
 
@@ -191,9 +192,15 @@ def test_special_tokens_reach_the_manifest(tiny_bundle: Path) -> None:
     assert (model["bos_id"], model["eos_ids"]) == (256, [257])
 
 
-def test_a_sliding_window_is_noted_and_ignored_as_the_trainer_does(tmp_path: Path) -> None:
+def test_a_sliding_window_is_noted_and_ignored_as_the_trainer_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape())
     params = json.loads((path / "params.json").read_text())
     params["model"]["sliding_window"] = 4
     (path / "params.json").write_text(json.dumps(params))
-    assert "sliding_window 4 is ignored" in read_checkpoint(path).notes[0]
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    assert "sliding_window 4 is ignored" in bundle.manifest.report.notes[0]
+    assert bundle.manifest.report.worst_logit_difference < 1e-4
+    assert main(["inspect", str(bundle.path)]) == 0
+    assert "sliding_window 4 is ignored" in capsys.readouterr().out

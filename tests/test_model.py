@@ -161,9 +161,11 @@ def test_bad_prompts_are_refused_at_once(model: Model, prompt: Any, message: str
             call(prompt)
 
 
-def test_an_empty_text_is_the_begin_token_alone(model: Model) -> None:
+def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model) -> None:
+    with pytest.raises(InputError, match="prompt is empty"):
+        model.generate("")
     assert model.tokenize("") == [model.config.bos_id]
-    assert model.generate_text("", max_new_tokens=3)
+    assert model.generate_text(model.tokenize(""), max_new_tokens=3)
 
 
 @pytest.mark.parametrize(

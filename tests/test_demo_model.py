@@ -1,0 +1,60 @@
+"""The model that ships in the package knows what the README says, in the form in which it ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import DEMO
+from demo_facts import countries
+from demo_model import DemoConfig, DemoModel
+from demo_text import Composer, is_right
+from train_demo import save_checkpoint
+
+import stem_edge
+from stem_edge.export.lingua import read_checkpoint
+
+SEED = 1  # of the shipped model: the held-out combinations follow from it
+HELD_OUT = Composer(countries(), SEED).prompts()
+
+
+@pytest.mark.parametrize(
+    ("fact", "least"),
+    [("capital", 0.95), ("continent", 0.95), ("language", 0.95), ("currency", 0.95)],
+)
+def test_held_out_facts(fact: str, least: float) -> None:
+    prompts = [prompt for prompt in HELD_OUT if prompt.fact == fact]
+    assert len(prompts) > 100
+    with stem_edge.load(DEMO, context_length=64) as model:
+        right = [is_right(p, model.generate_text(p.text, max_new_tokens=16)) for p in prompts]
+    assert sum(right) >= least * len(prompts)
+
+
+def test_no_held_out_sentence_is_trained_on() -> None:
+    composer = Composer(countries(), SEED)
+    text = "\n".join(composer.training_documents(3000))
+    named = [prompt for prompt in composer.prompts() if prompt.fact != "neighbours"]
+    # Only whole sentences count: "... Guinea" also begins "... Guinea-Bissau".
+    assert not [p for p in named if f"{p.text} {getattr(p.country, p.fact)}." in text]
+
+
+def test_the_same_seed_composes_the_same_text() -> None:
+    texts = [Composer(countries(), seed).training_documents(50) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_names_and_capitals_are_there_once() -> None:
+    names = [country.name for country in countries()]
+    capitals = [country.capital for country in countries()]
+    assert len(set(names)) == len(names) > 100
+    assert len(set(capitals)) == len(capitals)
+
+
+def test_a_checkpoint_of_the_demos_model_is_read_as_the_public_trainers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_checkpoint(DemoModel(DemoConfig(vocab_size=300)), tmp_path / "checkpoint", 0)
+    checkpoint = read_checkpoint(tmp_path / "checkpoint")
+    assert checkpoint.config.stem_layers == (1, 3, 5)
+    assert checkpoint.tables[3].shape == (300, 384)
+    assert (checkpoint.tokenizer.kind, checkpoint.tokenizer.add_bos) == ("tiktoken", True)
