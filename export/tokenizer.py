@@ -6,27 +6,24 @@ public converters do not, this module corrects them, and the tests compare with 
 Names of special tokens are recognised in a prompt, as Hugging Face users expect; the trainer reads
 them as ordinary text. `Tokenizer.encode_special_tokens = True` gives the trainer's reading.
 
-Known differences that remain: tiktoken text of more than 400,000 characters, which the trainer cuts
-into pieces first; a sentencepiece text that is nothing but one user-defined symbol, which gets no
-dummy prefix; and with NFKC rules a text of deleted control characters alone (no dummy prefix), marks
-that are stacked on letters of another script or on compatibility characters, U+FDD0 and U+FDD1.
+One difference remains: tiktoken text of more than 400,000 characters, which the trainer cuts into
+pieces first. For sentencepiece see tokenizer_sp.py.
 """
 
 import base64
 import importlib
 import json
-import re
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
-from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers import AddedToken, Tokenizer, decoders, models, processors
+from tokenizers.pre_tokenizers import ByteLevel
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.tokenizer_sp import build_sentencepiece
 
 _BOS, _EOS = "<|begin_of_text|>", "<|end_of_text|>"
 _HINT = "give the right file, or convert it yourself and pass --tokenizer tokenizer.json"
@@ -36,8 +33,6 @@ _PATTERN = (  # the trainer's: how it cuts text before merging bytes
 )
 _NAMED = {0: _BOS, 1: _EOS, 2: "<|fim_prefix|>", 3: "<|fim_middle|>"}
 _NAMED |= {253: "<|fim_end_fill|>", 254: "<|fim_pad|>", 255: "<|fim_suffix|>"}
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # piece types in sentencepiece_model.proto
-_UNIGRAM, _BPE = 1, 2
 
 
 @dataclass(frozen=True)
@@ -171,104 +166,10 @@ def _convert_sp(path: Path, add_bos: bool) -> ExportedTokenizer:
     with _reading(path, "a sentencepiece BPE or unigram model"):
         model = reader.SentencePieceProcessor(model_proto=path.read_bytes())
         extractor = library.SentencePieceExtractor(str(path))
-        text = _build_sp(library, extractor.proto, extractor.extract(None)).to_str()
+        text = build_sentencepiece(library, extractor.proto, extractor.extract(None)).to_str()
         ids = (model.bos_id(), model.eos_id())  # -1 where the model has none
         bos, eos = (model.id_to_piece(i) if i >= 0 else None for i in ids)
     return _finish(path, text, bos, eos, add_bos)
-
-
-def _build_sp(library: Any, proto: Any, parts: dict[str, Any]) -> Tokenizer:
-    trainer, norm = proto.trainer_spec, proto.normalizer_spec
-    if trainer.model_type not in (_UNIGRAM, _BPE):
-        raise ValueError(f"model type {trainer.model_type}")
-    if trainer.treat_whitespace_as_suffix or not norm.escape_whitespaces:
-        raise ValueError("treat_whitespace_as_suffix or escape_whitespaces=false")
-    hidden = {p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL, _BYTE)}
-    merges = [pair for pair in parts.get("merges", ()) if "".join(pair) not in hidden]
-    tokenizer: Tokenizer = library.SpmConverter.build_tokenizer_from_spm_proto(
-        proto, parts["vocab"], merges
-    )
-    symbols = [p.piece for p in proto.pieces if p.type == _USER_DEFINED]
-    normalizer = normalizers.Sequence(_sp_normalizer(norm, symbols))
-    unstable = [name for name in symbols if normalizer.normalize_str(name) != name]
-    if unstable:  # its changed form would be taken for it everywhere
-        raise ValueError(f"user-defined symbol {unstable[0]!r}, which normalisation changes")
-    tokenizer.normalizer = normalizer
-    if trainer.model_type == _UNIGRAM:
-        visible = [p.piece for p in proto.pieces if p.piece not in hidden]
-        tokenizer.pre_tokenizer = _keep_apart(hidden, "\n".join(visible))
-    strip = [decoders.Strip(" ", 1, 0)] if norm.add_dummy_prefix else []
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    tokenizer.decoder = decoders.Sequence(steps)
-    special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
-    # Found after normalisation, or spaces beside a symbol would count as the ends of the text.
-    tokenizer.add_tokens([AddedToken(name, normalized=True) for name in symbols])
-    return tokenizer
-
-
-def _sp_normalizer(norm: Any, symbols: list[str]) -> list[Any]:
-    steps = _charsmap(norm)
-    if norm.remove_extra_whitespaces:  # U+0020, and "▁" at the end; Strip would take every space
-        steps.append(normalizers.Replace(Regex(r"\A +|(?<= ) +|[ ▁]+\z"), ""))
-    steps.append(normalizers.Replace(" ", "▁"))
-    if norm.add_dummy_prefix and symbols:
-        # A symbol is itself normalised before it is searched for, and must not get the prefix.
-        alone = "|".join(map(re.escape, symbols))
-        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=(?m:.))"), "▁"))
-    elif norm.add_dummy_prefix:
-        steps.append(normalizers.Prepend("▁"))
-    return steps
-
-
-def _charsmap(norm: Any) -> list[Any]:
-    """Sentencepiece replaces the longest match; Precompiled replaces whole graphemes by the first.
-
-    It loses the accent of "①́" and the voice of "ｶﾞ". So each character goes to it alone (U+FDD0
-    between), and NFC composes after. U+FDD1 keeps NFC from reordering marks that never compose.
-    """
-    if not norm.precompiled_charsmap:
-        return []
-    mapped = normalizers.Precompiled(norm.precompiled_charsmap)
-    if "nfkc" not in norm.name:
-        return [mapped]
-    return [
-        normalizers.Replace(Regex(_never_composed()), "\ufdd1"),
-        normalizers.Replace(Regex(r"(?m)(?<=.)(?=.)"), "\ufdd0"),
-        mapped,
-        normalizers.Replace("\ufdd0", ""),
-        normalizers.NFC(),
-        normalizers.Replace("\ufdd1", ""),
-    ]
-
-
-def _never_composed() -> str:
-    """Where NFC composes or reorders a mark and sentencepiece, whose rules start with a bare letter
-    and hold their marks in canonical order, does not: as a pattern of positions."""
-    canonical = (c for c in map(chr, range(0x110000)) if unicodedata.decomposition(c)[:1].isalnum())
-    letters = [c for c in canonical if unicodedata.normalize("NFC", c) == c]
-    marks = sorted({unicodedata.normalize("NFD", c)[-1] for c in letters})
-    order = {m: unicodedata.combining(m) for m in marks}
-    either = f"[{''.join(marks)}]"
-    places = [f"(?!{either})", rf"(?<=\p{{M}})(?<!{either})", f"(?<=[{''.join(letters)}])"]
-    for rank in sorted(set(order.values()) - {0, max(order.values())}):
-        later = "".join(m for m in marks if order[m] > rank)
-        same = "".join(m for m in marks if order[m] == rank)
-        places.append(f"(?<=[{later}])(?=[{same}])")
-    return rf"(?m)(?<=.)(?=\p{{M}})(?:{'|'.join(places)})"
-
-
-def _keep_apart(hidden: set[str], visible: str) -> Any:
-    """Cut names such as "<0x41>" in ordinary text, at a place that no ordinary piece spans.
-
-    The unigram model would take the name for the piece itself.
-    """
-    cuts = []
-    for name in sorted(hidden):
-        at = next((k for k in range(1, len(name)) if name[k - 1 : k + 1] not in visible), None)
-        if at:
-            cuts.append(f"{re.escape(name[:at])}(?={re.escape(name[at:])})")
-    return Split(Regex("|".join(cuts)), "merged_with_previous") if cuts else None
 
 
 def _convert_json(path: Path, add_bos: bool) -> ExportedTokenizer:
