@@ -2,7 +2,7 @@
 
 Only `torch.load(weights_only=True)` reads tensors. The index of a torch distributed checkpoint
 (`.metadata`) is a bare pickle that torch itself reads without restriction; here an unpickler that
-knows eleven names, all bound to inert stand-ins of this module, reads it instead.
+knows some twenty names, all bound to inert stand-ins, reads it instead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.quantize import F32
 
 MAX_METADATA_NBYTES = 1 << 28
+CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -203,6 +204,8 @@ _CHECKPOINT = "torch.distributed.checkpoint."
 # The whole vocabulary of a `.metadata` file; any other name is refused.
 _KNOWN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): tuple,
+    ("collections", "OrderedDict"): dict,
+    ("builtins", "getattr"): _Inert,  # how some Python versions pickle an enum's member
     ("torch.serialization", "_get_layout"): _Inert,
     ("pathlib", "Path"): _inert_path,
     ("pathlib", "PosixPath"): _inert_path,
@@ -228,7 +231,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+        if module == "torch" and isinstance(getattr(torch, name, None), CONSTANTS):
             return name
         try:
             return _KNOWN[module, name]
@@ -247,7 +250,7 @@ def _read_metadata(path: Path) -> _Inert:
 
 def _matrices(folder: Path, metadata: Any) -> dict[str, DistributedMatrix]:
     places = {
-        (index.fqn, tuple(index.offset or ())): info
+        (index.fqn, tuple(getattr(index, "offset", None) or ())): info
         for index, info in metadata.storage_data.items()
     }
     matrices = {}

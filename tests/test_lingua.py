@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -15,6 +16,15 @@ import pytest
 import torch
 from conftest import DATA
 from make_checkpoint import Shape, write_checkpoint
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 import stem_edge
 from stem_edge import CheckpointError
@@ -238,3 +248,59 @@ def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
     (consolidated / "params.json").write_text(json.dumps(params))
     with pytest.raises(CheckpointError, match=r"words.*bytes, tiktoken, sp.*--tokenizer"):
         stem_edge.export_bundle(consolidated, tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_what_a_run_saves_beside_the_model_is_ignored(tmp_path: Path) -> None:
+    """Optimizer state, with entries that are no tensors and have no place."""
+    path = write_checkpoint(tmp_path / "c", Shape())
+    weights = {f"{name}.weight": torch.ones(size) for name, size in Shape().backbone().items()}
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.95)}]
+    state = {"model": weights, "optim": {"state": dict(weights), "param_groups": groups}}
+    save_distributed(state, checkpoint_id=path, no_dist=True)
+    assert whole(read_checkpoint(path).backbone["norm"]).tolist() == [1.0] * 32
+
+
+def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) -> None:
+    expected = {name: whole(m) for name, m in read_checkpoint(training).backbone.items()}
+    cut_over_two_ranks(training)
+    found = read_checkpoint(training).backbone
+    assert {p.name for p in training.glob("*.distcp")} == {"__0_0.distcp", "__1_0.distcp"}
+    for name, values in expected.items():
+        assert np.array_equal(whole(found[name]), values)
+        assert np.array_equal(found[name].rows(3, 20), values[3:20])
+
+
+def test_rows_that_no_rank_has_are_reported(training: Path) -> None:
+    cut_over_two_ranks(training, keep=lambda name, part: part == 0 or "wq" not in name)
+    refused(training, "attention.wq", "16 of 32 rows", "another rank is missing")
+
+
+def cut_over_two_ranks(folder: Path, keep: Callable[[str, int], bool] = lambda *_: True) -> None:
+    """Write the checkpoint again as two ranks would that hold half of each tensor's rows."""
+    state = torch.load(
+        write_checkpoint(folder / "whole", Shape(), layout="consolidated") / "consolidated.pth",
+        weights_only=True,
+    )
+    shutil.rmtree(folder / "whole")
+    data = [bytearray(), bytearray()]
+    tensors: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for name, tensor in state["model"].items():
+        chunks = []
+        for part, piece in enumerate(tensor.chunk(2)):
+            offset = torch.Size([part * len(piece)] + [0] * (tensor.ndim - 1))
+            stream = io.BytesIO()
+            torch.save(piece.clone(), stream)
+            if keep(name, part):
+                chunks.append(ChunkStorageMetadata(offset, piece.shape))
+            span = (len(data[part]), len(stream.getvalue()))
+            places[MetadataIndex(f"model.{name}", offset)] = _StorageInfo(
+                f"__{part}_0.distcp", *span
+            )
+            data[part] += stream.getvalue()
+        properties = TensorProperties(dtype=tensor.dtype)
+        tensors[f"model.{name}"] = TensorStorageMetadata(properties, tensor.shape, chunks)
+    for part, content in enumerate(data):
+        (folder / f"__{part}_0.distcp").write_bytes(content)
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, storage_data=places)))
