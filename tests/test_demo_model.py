@@ -31,6 +31,10 @@ def test_held_out_facts(fact: str, least: float) -> None:
     assert sum(right) >= least * len(prompts)
 
 
+def test_the_shipped_bundle_is_whole() -> None:
+    assert set(stem_edge.verify(DEMO).values()) == {"ok"}
+
+
 def test_no_held_out_sentence_is_trained_on() -> None:
     composer = Composer(countries(), SEED)
     text = "\n".join(composer.training_documents(3000))
