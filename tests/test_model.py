@@ -227,3 +227,10 @@ def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None
     expected = model.generate_text("The capital of Peru is")
     next(model.generate("The capital of Kenya is"))
     assert model.generate_text("The capital of Peru is") == expected
+
+
+def test_numpy_ids_are_ids(model: Model) -> None:
+    ids = model.tokenize("The capital of Peru is")
+    array: Any = np.asarray(ids, np.int32)
+    assert model.generate_text(array) == model.generate_text(ids)
+    assert np.array_equal(model.logits(array), model.logits(ids))
