@@ -6,7 +6,7 @@ import argparse
 
 from stem_edge.bundle import WEIGHT_BITS
 from stem_edge.export.exporter import export_bundle
-from stem_edge.inspect import table
+from stem_edge.inspect_cli import table
 from stem_edge.rows import ROW_TYPES
 
 DESCRIPTION = """\

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import stem_edge
-from stem_edge.inspect import figures
+from stem_edge.inspect_cli import figures
 from stem_edge.runtime import load
 from stem_edge.units import format_size
 

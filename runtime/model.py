@@ -95,9 +95,8 @@ class Model:
         if params is not None and options:
             raise InputError("give either params or single options, not both")
         params = params or SamplingParams(**options)
-        if (
-            isinstance(prompt, str) and not prompt
-        ):  # would tokenize to the begin token, which nobody meant to continue
+        # An empty text is the begin token alone, which nobody meant to continue.
+        if isinstance(prompt, str) and not prompt:
             raise InputError("the prompt is empty; give some text, or token ids")
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         return self._generate(self._checked_prompt(ids), params)

@@ -30,8 +30,8 @@ COMMANDS = {
     "demo": ("stem_edge.runtime.demo", "see it work on the small model inside this package", ""),
     "export": ("stem_edge.export.cli", "turn a trained checkpoint into a bundle", "export"),
     "generate": ("stem_edge.runtime.cli", "continue a text with a bundle", ""),
-    "inspect": ("stem_edge.inspect", "show what a bundle is made of", ""),
-    "verify": ("stem_edge.verify", "compare a bundle's files with their checksums", ""),
+    "inspect": ("stem_edge.inspect_cli", "show what a bundle is made of", ""),
+    "verify": ("stem_edge.verify_cli", "compare a bundle's files with their checksums", ""),
 }
 
 EPILOG = """\

@@ -254,6 +254,7 @@ def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
 def test_what_a_run_saves_beside_the_model_is_ignored(tmp_path: Path) -> None:
     """Optimizer state, with entries that are no tensors and have no place."""
     path = write_checkpoint(tmp_path / "c", Shape())
+    (path / ".metadata").unlink()
     weights = {f"{name}.weight": torch.ones(size) for name, size in Shape().backbone().items()}
     groups = [{"lr": 1e-3, "betas": (0.9, 0.95)}]
     state = {"model": weights, "optim": {"state": dict(weights), "param_groups": groups}}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+
+import stem_edge
 
 ROOT = Path(__file__).parent.parent
 TOOL = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
@@ -19,6 +23,16 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
 
 def _homes() -> set[Path]:
     return {(ROOT / folder).resolve() for folder in TOOL["package-dir"].values()}
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing a submodule binds its name in the package: `stem_edge.verify` is a function."""
+    for name in TOOL["packages"]:
+        for path in (ROOT / TOOL["package-dir"][name]).glob("*.py"):
+            if path.name not in ("__init__.py", "__main__.py"):
+                import_module(f"{name}.{path.stem}")
+    for public in stem_edge.__all__:
+        assert not isinstance(getattr(stem_edge, public), ModuleType), public
 
 
 def test_every_file_of_the_demo_model_is_package_data() -> None:
