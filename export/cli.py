@@ -14,7 +14,8 @@ Turn a checkpoint of the public STEM trainer (built on Meta Lingua) into a bundl
 
 CHECKPOINT is the folder of one training step (params.json, .metadata, __*.distcp, stem_shards/) or
 a consolidated folder (params.json, consolidated.pth, consolidated_stem.pth). Nothing in it is
-executed. OUT appears when the export is complete, and not before."""
+executed. OUT appears when the export is complete, and not before; an export that was interrupted or
+killed goes on where it stood when it is started again."""
 
 EPILOG = """\
 examples:
@@ -38,13 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head",
         choices=weights,
-        help="type of embedding and head (int8, or fp32 with an fp32 backbone)",
+        help="type of embedding and head (as --backbone)",
     )
     parser.add_argument(
-        "--block-size", type=int, default=32, help="backbone values that share a scale (32)"
+        "--block-size", type=int, default=128, help="backbone values that share a scale (128)"
     )
     parser.add_argument(
         "--group-size", type=int, help="row values that share a scale (int8: 128, int4: 32)"
+    )
+    parser.add_argument(
+        "--prefill-graph",
+        action=argparse.BooleanOptionalAction,
+        help="add int8 matrices for prompts (with a quantized backbone, if they are as exact)",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="text, or token ids as .npy or .int32, of the kind that the model will see: warms the "
+        "row cache and balances the prefill graph",
     )
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="a tokenizer.json instead of the checkpoint's tokenizer"
@@ -63,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         head=args.head,
         block_size=args.block_size,
         group_size=args.group_size,
+        prefill_graph=args.prefill_graph,
+        calibration=args.calibration,
         tokenizer=args.tokenizer,
         threads=args.threads,
         force=args.force,

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from stem_edge import graph_io
 from stem_edge.bundle import (
-    BACKBONE,
     BACKBONE_DATA,
     FORMAT_VERSION,
     MANIFEST,
+    PREFILL_DATA,
     TABLES,
+    TOKEN_COUNTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     WEIGHT_BITS,
-    BackboneFormat,
     Bundle,
     FileEntry,
     Manifest,
@@ -28,27 +32,26 @@ from stem_edge.bundle import (
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
-from stem_edge.export.backbone import BackboneBuilder
+from stem_edge.export.backbone import LayersBuilder, Source, build_embed, build_head, make_linear
+from stem_edge.export.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.files import BundleFile, publish, write_file
 from stem_edge.export.graph import Graph
+from stem_edge.export.journal import Journal, subject
+from stem_edge.export.linear import TokenLinear, Weights
 from stem_edge.export.lingua import read_checkpoint
-from stem_edge.export.probe import compare_logits
-from stem_edge.export.report import ErrorMeter
-from stem_edge.export.tables import make_grid, write_tables
+from stem_edge.export.options import ExportOptions, make_options
+from stem_edge.export.probe import Comparison, compare_logits
+from stem_edge.export.report import ErrorMeter, errors
+from stem_edge.export.tables import make_grid, write_metadata, write_shard
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.progress import Progress
-from stem_edge.rows import ROW_BITS, RecordLayout, RowType, make_layout
+from stem_edge.quantize import F32
+from stem_edge.rows import RecordLayout, RowType, make_layout
+from stem_edge.token_counts import count_tokens, encode_counts
 
-
-@dataclass(frozen=True)
-class _Options:
-    """The checked options of one export."""
-
-    backbone: BackboneFormat
-    tables: RowType
-    group_size: int
-    threads: int
+PREFILL_STEP = "prefill"
+Advance = Callable[[int], object]
 
 
 def export_bundle(
@@ -59,8 +62,10 @@ def export_bundle(
     tables: RowType = "int8",
     tokenizer: str | Path | None = None,
     head: WeightType | None = None,
-    block_size: int = 32,
+    block_size: int = 128,
     group_size: int | None = None,
+    prefill_graph: bool | None = None,
+    calibration: str | Path | None = None,
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
@@ -70,67 +75,206 @@ def export_bundle(
     backbone: "int4", "int8" or "fp32" matrices in the layers.
     tables: "int8", "int4", "fp16" or "fp32" rows.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
-    head: type of embedding and head. Default: "int8", or "fp32" with an fp32 backbone.
+    head: type of embedding and head. Default: as the backbone.
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
-        32 in the backbone; in the tables 128 for int8 and 32 for int4.
+        128, and 32 in int4 tables. Smaller blocks are more exact and slower.
+    prefill_graph: add int8 matrices for prompts, a byte a parameter of the layers. Default: with a
+        quantized backbone, if they are no less exact than it is.
+    calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: it
+        warms the row cache, and balances the channels of the prefill graph.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
 
-    Raises CheckpointError, ExportError; then nothing has changed on disk.
+    An export that was killed goes on where it stood when it is started again. Raises
+    CheckpointError, ExportError; then `out` is what it was.
     """
-    options = _check_options(backbone, tables, head, block_size, group_size, threads)
+    options = make_options(backbone, tables, head, block_size, group_size, prefill_graph, threads)
     source = read_checkpoint(checkpoint)
     converted = _tokenizer(source, tokenizer)
     source = replace(source, config=_with_special_tokens(source, converted))
-    config, out = source.config, Path(out)
-    layout = _layout(source, options)
-    total = 4 * (config.backbone_parameters + config.table_parameters)  # read as float32
-    with publish(out, force=force) as folder, Progress(total, "exporting", progress) as bar:
-        meter = ErrorMeter()
-        files = _write_tokenizer(folder, converted)
-        files |= _write_backbone(folder, source, layout, options, meter, bar)
-        grid = make_grid(folder / TABLES, layout)
-        files |= write_tables(grid, source.tables, meter, options.threads, bar.advance)
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            model=config,
-            backbone=options.backbone,
-            tables=layout,
-            files={path.relative_to(folder).as_posix(): entry for path, entry in files.items()},
-            report=_report(source, files, meter),
-        )
-        bar.describe("comparing with the checkpoint")
-        manifest = _compare(folder, source, manifest, options.threads)
-        write_file(folder / MANIFEST, encode_manifest(manifest))
+    text_ids = read_token_ids(
+        Path(calibration) if calibration else None, converted, source.config.vocab_size
+    )
+    out = Path(out)
+    with publish(out, force=force) as folder:
+        text_hash = hashlib.sha256(text_ids.tobytes()).hexdigest()
+        described = subject((options.described(), converted.json, text_hash), source.path)
+        export = _Export(folder, source, converted, options, text_ids, Journal(folder, described))
+        with Progress(export.total, "exporting", progress) as bar:
+            export.run(bar)
     return open_bundle(out)
 
 
-def _check_options(
-    backbone: WeightType,
-    tables: RowType,
-    head: WeightType | None,
-    block_size: int,
-    group_size: int | None,
-    threads: int | None,
-) -> _Options:
-    head = head or ("fp32" if backbone == "fp32" else "int8")
-    known = (
-        ("backbone", backbone, WEIGHT_BITS),
-        ("head", head, WEIGHT_BITS),
-        ("tables", tables, ROW_BITS),
-    )
-    for name, value, choices in known:
-        if value not in choices:
-            raise ExportError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-    if group_size is None:
-        group_size = 32 if tables == "int4" else 128
-    for name, size in (("block_size", block_size), ("group_size", group_size)):
-        if size not in (16, 32, 64, 128, 256):
-            raise ExportError(f"{name} is {size}; expected 16, 32, 64, 128 or 256")
-    if threads is not None and threads < 1:
-        raise ExportError(f"threads is {threads}; expected at least 1")
-    format = BackboneFormat(weights=backbone, head=head, block_size=block_size)
-    return _Options(format, tables, group_size, threads or os.cpu_count() or 1)
+class _Export:
+    """One export into a working folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Checkpoint,
+        converted: ExportedTokenizer,
+        options: ExportOptions,
+        text_ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        journal: Journal,
+    ) -> None:
+        self.folder, self.source, self.converted = folder, source, converted
+        self.options, self.journal, self.text_ids = options, journal, text_ids
+        self.config, self.layout = source.config, _layout(source, options)
+        self.graphs = Source(source.config, self.layout, source.backbone)
+        # Bytes of what is read, as float32; the layers are read again for the prefill graph.
+        self.total = 4 * (self.config.backbone_parameters + self.config.table_parameters)
+        self.total += 4 * _layer_parameters(self.config) if options.prefill else 0
+
+    def run(self, bar: Progress) -> None:
+        """All steps that are not done yet, and the manifest."""
+        bar.advance(self.journal.progress)
+        bar.describe("computing with the checkpoint")
+        ids = probe_ids(self.text_ids, self.converted, self.config.max_context)
+        expected, peaks = observe(self.source, ids)
+        bar.describe("exporting")
+        for name, work in self._steps(peaks):
+            self.journal.run(name, work, bar.advance)
+        bar.describe("comparing with the checkpoint")
+        manifest = self._compare(ids, expected)
+        self.journal.close()
+        write_file(self.folder / MANIFEST, encode_manifest(manifest))
+
+    def _steps(self, peaks: dict[str, F32]) -> list[tuple[str, _Work]]:
+        steps: list[tuple[str, _Work]] = [
+            ("tokenizer", self._write_tokenizer),
+            ("backbone", self._write_backbone),
+        ]
+        if self.options.prefill:
+            steps.append((PREFILL_STEP, partial(self._write_prefill, peaks)))
+        if self.layout is None:
+            return steps
+        grid = make_grid(self.folder / TABLES, self.layout)
+        steps.append(("tables", lambda meter, advance: write_metadata(grid)))
+        for shard in range(grid.shards):
+            steps.append((f"shard {shard}", partial(self._write_shard, shard)))
+        return steps
+
+    def _write_tokenizer(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        config = msgspec.json.encode(self.converted.config, order="sorted")
+        contents = {
+            TOKENIZER: self.converted.json.encode(),
+            TOKENIZER_CONFIG: msgspec.json.format(config, indent=1) + b"\n",
+        }
+        if len(self.text_ids):
+            counts = count_tokens(self.text_ids, self.config.vocab_size)
+            contents[TOKEN_COUNTS] = encode_counts(counts)
+        paths = {self.folder / name: data for name, data in contents.items()}
+        return {path: write_file(path, data) for path, data in paths.items()}
+
+    def _write_backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        """The graphs for decoding, their weights in one file."""
+        path, format = self.folder / BACKBONE_DATA, self.options.backbone
+        weights = Weights(self.options.threads, meter, advance)
+        graphs: dict[str, Graph] = {}
+        try:
+            with BundleFile(path) as data:
+                for name in graph_io.decode_graphs(self.config):
+                    graphs[name] = Graph(data, BACKBONE_DATA)
+                build_embed(graphs[graph_io.EMBED], self.graphs, weights, format)
+                for name, layers in graph_io.layer_graphs(self.config).items():
+                    bits = WEIGHT_BITS[format.weights]
+                    linear = make_linear(graphs[name], weights, bits, format.block_size)
+                    LayersBuilder(graphs[name], self.graphs, linear).build(layers)
+                bits = WEIGHT_BITS[format.head]
+                linear = make_linear(graphs[graph_io.HEAD], weights, bits, format.block_size)
+                build_head(graphs[graph_io.HEAD], self.graphs, linear)
+        finally:
+            weights.close()
+        return {path: data.entry} | self._write_graphs(graphs)
+
+    def _write_prefill(
+        self, peaks: dict[str, F32], meter: ErrorMeter, advance: Advance
+    ) -> dict[Path, FileEntry]:
+        path = self.folder / PREFILL_DATA
+        weights = Weights(self.options.threads, meter, advance)
+        try:
+            with BundleFile(path) as data:
+                graph = Graph(data, PREFILL_DATA)
+                linear = TokenLinear(graph, weights, peaks)
+                LayersBuilder(graph, self.graphs, linear).build(range(self.config.n_layers))
+        finally:
+            weights.close()
+        return {path: data.entry} | self._write_graphs({graph_io.PREFILL: graph})
+
+    def _write_graphs(self, graphs: dict[str, Graph]) -> dict[Path, FileEntry]:
+        paths = {self.folder / graph_io.graph_file(name): g for name, g in graphs.items()}
+        return {path: write_file(path, graph.serialize()) for path, graph in paths.items()}
+
+    def _write_shard(
+        self, shard: int, meter: ErrorMeter, advance: Advance
+    ) -> dict[Path, FileEntry]:
+        if self.layout is None:
+            return {}
+        grid = make_grid(self.folder / TABLES, self.layout)
+        return write_shard(grid, shard, self.source.tables, meter, self.options.threads, advance)
+
+    def _compare(self, ids: list[int], expected: F32) -> Manifest:
+        """The manifest with what the new bundle computes, as a user would load it.
+
+        A prefill graph that is less exact than the other graphs goes, unless it was asked for.
+        """
+        decode = self._measure(ids, expected, prefill=False)
+        notes, prefill = self.source.notes, None
+        if self.options.prefill:
+            prefill = self._measure(ids, expected, prefill=True)
+            if prefill.divergence > decode.divergence and not self.options.prefill_asked:
+                found = (
+                    f"{prefill.divergence:g} nats, that of the other graphs {decode.divergence:g}"
+                )
+                notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
+                self.journal.forget(PREFILL_STEP)
+                prefill = None
+        manifest = self._manifest(prefill=prefill is not None)
+        report = msgspec.structs.replace(
+            manifest.report,
+            notes=notes,
+            probe_tokens=tuple(ids),
+            worst_logit_difference=decode.worst_difference,
+            greatest_logit=float(f"{np.abs(expected).max():.3g}"),
+            divergence=decode.divergence,
+            prefill_divergence=prefill.divergence if prefill else None,
+        )
+        return msgspec.structs.replace(manifest, report=report)
+
+    def _measure(self, ids: list[int], expected: F32, *, prefill: bool) -> Comparison:
+        path = self.folder / MANIFEST
+        write_file(path, encode_manifest(self._manifest(prefill=prefill)))
+        try:
+            return compare_logits(
+                self.folder, ids, expected, self.options.threads, prefill_graph=prefill
+            )
+        finally:
+            path.unlink()
+
+    def _manifest(self, *, prefill: bool) -> Manifest:
+        files = self.journal.files()
+        tables = sum(e.nbytes for name, e in files.items() if name.startswith(TABLES + "/"))
+        backbone = sum(e.nbytes for name, e in files.items() if ".onnx" in name)
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            model=self.config,
+            backbone=msgspec.structs.replace(self.options.backbone, prefill=prefill),
+            tables=self.layout,
+            files=files,
+            report=QualityReport(
+                checkpoint_nbytes=self.source.nbytes,
+                backbone_nbytes=backbone,
+                tables_nbytes=tables,
+                errors=errors(step.totals for step in self.journal.steps.values()),
+                probe_tokens=(),
+                worst_logit_difference=0.0,
+                greatest_logit=0.0,
+                divergence=0.0,
+            ),
+        )
+
+
+_Work = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
 
 
 def _tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
@@ -152,8 +296,10 @@ def _with_special_tokens(source: Checkpoint, converted: ExportedTokenizer) -> Mo
     )
 
 
-def _layout(source: Checkpoint, options: _Options) -> RecordLayout:
+def _layout(source: Checkpoint, options: ExportOptions) -> RecordLayout | None:
     config = source.config
+    if not config.stem_layers:
+        return None
     try:
         return make_layout(
             config.vocab_size, config.stem_layers, config.d_ff, options.tables, options.group_size
@@ -162,50 +308,10 @@ def _layout(source: Checkpoint, options: _Options) -> RecordLayout:
         raise ExportError(f"{source.path}: {options.tables} tables do not fit: {error}") from error
 
 
-def _write_tokenizer(folder: Path, converted: ExportedTokenizer) -> dict[Path, FileEntry]:
-    config = msgspec.json.format(msgspec.json.encode(converted.config, order="sorted"), indent=1)
-    contents = {TOKENIZER: converted.json.encode(), TOKENIZER_CONFIG: config + b"\n"}
-    return {folder / name: write_file(folder / name, data) for name, data in contents.items()}
-
-
-def _write_backbone(
-    folder: Path,
-    source: Checkpoint,
-    layout: RecordLayout,
-    options: _Options,
-    meter: ErrorMeter,
-    bar: Progress,
-) -> dict[Path, FileEntry]:
-    path, data_path = folder / BACKBONE, folder / BACKBONE_DATA
-    with BundleFile(data_path) as data:
-        graph = Graph(data, BACKBONE_DATA)
-        BackboneBuilder(
-            graph, source.config, layout, options.backbone, source.backbone, meter, bar.advance
-        ).build()
-    return {data_path: data.entry, path: write_file(path, graph.serialize())}
-
-
-def _report(source: Checkpoint, files: dict[Path, FileEntry], meter: ErrorMeter) -> QualityReport:
-    backbone = sum(entry.nbytes for path, entry in files.items() if BACKBONE in path.name)
-    tables = sum(entry.nbytes for path, entry in files.items() if TABLES in path.parts)
-    return QualityReport(
-        checkpoint_nbytes=source.nbytes,
-        backbone_nbytes=backbone,
-        tables_nbytes=tables,
-        errors=meter.errors(),
-        probe_tokens=(),
-        worst_logit_difference=0.0,
-        greatest_logit=0.0,
-        notes=source.notes,
+def _layer_parameters(config: ModelConfig) -> int:
+    shapes = config.backbone_shapes()
+    return sum(
+        shape[0] * shape[1]
+        for name, shape in shapes.items()
+        if name.startswith("layers.") and len(shape) == 2
     )
-
-
-def _compare(folder: Path, source: Checkpoint, manifest: Manifest, threads: int) -> Manifest:
-    """The manifest with the logit difference between the new bundle and its checkpoint."""
-    write_draft = folder / MANIFEST
-    write_file(write_draft, encode_manifest(manifest))
-    try:
-        report = compare_logits(folder, source, manifest.report, threads)
-    finally:
-        write_draft.unlink()
-    return msgspec.structs.replace(manifest, report=report)

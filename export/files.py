@@ -1,7 +1,8 @@
 """Every file of a bundle is written through here: hashed on the way and on disk when it counts.
 
-A new bundle grows in a temporary folder beside its target and takes the target's name only when
-every file and folder of it has been fsynced; until then what was there stays whole.
+A new bundle grows in a working folder beside its target and takes the target's name only when
+every file and folder of it has been fsynced; until then what was there stays whole. The working
+folder of an export that was interrupted stays, so that the next one can go on (export.journal).
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import errno
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from filelock import FileLock, Timeout
+
 from stem_edge.bundle import MANIFEST, FileEntry
 from stem_edge.errors import ExportError
 
-TEMPORARY = ".stem-edge-"
+WORKING = ".stem-edge-"  # and the bundle's name: the working folder
+LOCK = "lock"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BundleFile:
@@ -72,33 +76,49 @@ def write_file(path: Path, data: bytes) -> FileEntry:
 
 @contextlib.contextmanager
 def publish(out: Path, *, force: bool) -> Iterator[Path]:
-    """Yields a temporary folder that becomes `out` when the block ends without an error.
+    """Yields a working folder that becomes `out` when the block ends without an error.
 
-    Raises ExportError when `out` exists and `force` is not set, when `out` is something other than
-    a bundle (never deleted, even with force), or when the disk is full. Nothing temporary is left.
+    After an interrupt or on a full disk it stays, for the next export to the same target to go on;
+    after any other error it goes. Raises ExportError when `out` exists and `force` is not set, when
+    `out` is something other than a bundle (never deleted, even with force), when another export to
+    it is under way, or when the disk is full.
     """
     _check_target(out, force)
+    folder = out.with_name(WORKING + out.name)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=out.parent))
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise ExportError(
+            f"{out}: another export to it is under way; wait for it, or choose another folder"
+        ) from None
     except OSError as error:
         raise ExportError(f"{out.parent}: cannot write here ({error.strerror})") from error
+    keep = False
     try:
         yield folder
-        folder.chmod(0o777 & ~_umask())  # mkdtemp makes it private
         for below in sorted(p for p in folder.rglob("*") if p.is_dir()):
             _sync_folder(below)
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
         _sync_folder(folder)
         _replace(folder, out)
+    except KeyboardInterrupt:
+        keep = True
+        raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        keep = error.errno in DISK_FULL
+        if keep:
             raise ExportError(
-                f"{out}: the disk is full ({shutil.disk_usage(out.parent).free:,} bytes free); "
-                "nothing was changed: free some space or export elsewhere"
+                f"{out}: the disk is full ({shutil.disk_usage(out.parent).free:,} bytes free); free "
+                f"some space and export again to go on from there, or delete {folder}"
             ) from error
         raise ExportError(f"{error.filename or out}: cannot write ({error.strerror})") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_target(out: Path, force: bool) -> None:
@@ -139,9 +159,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -30,6 +30,7 @@ ELEMENT_TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float16): TensorProto.FLOAT16,
     np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.int32): TensorProto.INT32,
     np.dtype(np.int64): TensorProto.INT64,
 }
@@ -72,6 +73,12 @@ class Graph:
             )
         )
         return outputs[0]
+
+    def fill(self, shape: str, output: str, value: Array) -> str:
+        """Add a node that fills a tensor of this shape with one value; returns its output."""
+        kind = ELEMENT_TYPES[value.dtype]
+        tensor = helper.make_tensor("value", kind, [1], value.tolist())
+        return self.node("ConstantOfShape", [shape], [output], value=tensor)
 
     def constant(self, name: str, array: Array) -> str:
         """Add a weight that is whole in memory; returns its name."""

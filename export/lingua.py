@@ -111,9 +111,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     params = _read_params(folder)
     backbone = _read_backbone(folder)
     listed = params.model.stem_layers
-    order = list(range(1, params.model.n_layers)) if listed is None else listed
+    dense = all(f"layers.{layer}.up" in backbone for layer in range(params.model.n_layers))
+    # Without tables, this is a model of the trainer that the public one is built on.
+    default = [] if dense else list(range(1, params.model.n_layers))
+    order = default if listed is None else listed
     _check_stem_layers(folder, params.model, order, backbone)
-    tables = _read_tables(folder, order, params.distributed.stem_parallel_size)
+    tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
     notes: tuple[str, ...] = ()
     if params.model.sliding_window is not None:
         # The trainer's default attention takes no window, in training and in its own generation.
@@ -196,11 +199,6 @@ def _check_stem_layers(
 ) -> None:
     """A STEM layer is one without an up projection; params.json must say the same."""
     without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
-    if not without_up:
-        raise CheckpointError(
-            f"{folder}: every layer has an up projection, so this is a dense model; stem-edge "
-            "exports models with STEM layers"
-        )
     if sorted(order) != without_up:
         raise CheckpointError(
             f"{folder / PARAMS}: stem_layers is {order}, but the weights lack the up projection "

@@ -3,43 +3,62 @@ through the package's front door, with the numpy reference model on the checkpoi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 import stem_edge
-from stem_edge.bundle import QualityReport
 from stem_edge.errors import ExportError
-from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.reference import forward
+from stem_edge.quantize import F32
 
-PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 0123456789"
-PROBE_TOKENS = 12
 # Reruns on other processors differ in the last digits of a sum; the report does not.
 DIGITS = 3
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A bundle's logits against its checkpoint's."""
+
+    worst_difference: float
+    divergence: float  # mean Kullback-Leibler divergence from the checkpoint's distributions, nats
+
+
 def compare_logits(
-    folder: Path, checkpoint: Checkpoint, report: QualityReport, threads: int
-) -> QualityReport:
-    """The report with the greatest logit difference over a few tokens of text."""
-    with stem_edge.load(folder, threads=threads) as model:
-        ids = model.tokenize(PROBE_TEXT)[: min(PROBE_TOKENS, model.plan.context_length)]
-        found = model.logits(ids)
-    expected = forward(checkpoint.config, checkpoint.backbone, checkpoint.tables, ids)
+    folder: Path, token_ids: list[int], expected: F32, threads: int, *, prefill_graph: bool
+) -> Comparison:
+    """Compare over all positions. Raises ExportError when the bundle computes no numbers."""
+    with stem_edge.load(
+        folder,
+        threads=threads,
+        context_length=len(token_ids),
+        prefill_graph=prefill_graph,
+        prepare=False,
+        warm_start=False,
+    ) as model:
+        found = model.logits(token_ids)
     if not np.isfinite(found).all():
         raise ExportError(
-            f"{checkpoint.path}: the exported model computes NaN or infinite logits; "
+            f"{folder}: the exported model computes NaN or infinite logits; "
             "export with --backbone fp32 --tables fp32 to see whether quantization is the cause"
         )
-    return msgspec.structs.replace(
-        report,
-        probe_tokens=tuple(ids),
-        worst_logit_difference=_rounded(np.abs(found - expected).max()),
-        greatest_logit=_rounded(np.abs(expected).max()),
+    return Comparison(
+        worst_difference=rounded(float(np.abs(found - expected).max())),
+        divergence=rounded(float(divergence(expected, found).mean())),
     )
 
 
-def _rounded(value: float) -> float:
+def divergence(expected: F32, found: F32) -> F32:
+    """KL(expected || found) in nats, at each position of logits [T, V]."""
+    p, q = _log_softmax(expected), _log_softmax(found)
+    return np.asarray(np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0), np.float32)
+
+
+def _log_softmax(logits: F32) -> F32:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
+
+
+def rounded(value: float) -> float:
+    """To as many digits as a report shows."""
     return float(f"{value:.{DIGITS}g}")

@@ -6,15 +6,14 @@ and holds whole shards in memory; the bytes are the same, which a test checks by
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 from stem_edge.bundle import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile, write_file
+from stem_edge.export.parallel import in_order
 from stem_edge.export.report import ErrorMeter
 from stem_edge.reference import Matrix
 from stem_edge.rows import RecordLayout
@@ -25,9 +24,6 @@ SHARD_NBYTES = 128 << 20
 # float32 values of one piece of work; packing takes some four times that, in each thread.
 PIECE_NBYTES = 16 << 20
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 
 def make_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     """A grid of shards of about SHARD_NBYTES."""
@@ -35,20 +31,25 @@ def make_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
 
 
-def write_tables(
+def write_metadata(grid: ShardGrid) -> dict[Path, FileEntry]:
+    """Write both zarr.json files; returns them."""
+    metadata = {
+        grid.root / "zarr.json": group_metadata(grid.layout),
+        grid.root / ARRAY / "zarr.json": array_metadata(grid.layout, grid.records_per_shard),
+    }
+    return {path: write_file(path, encode_metadata(data)) for path, data in metadata.items()}
+
+
+def write_shard(
     grid: ShardGrid,
+    shard: int,
     tables: Mapping[int, Matrix],
     meter: ErrorMeter,
     threads: int,
     progress: Callable[[int], object],
 ) -> dict[Path, FileEntry]:
-    """Write the whole table store; returns its files. `progress` gets source bytes as float32."""
-    layout, root = grid.layout, grid.root
-    metadata = {
-        root / "zarr.json": group_metadata(layout),
-        root / ARRAY / "zarr.json": array_metadata(layout, grid.records_per_shard),
-    }
-    entries = {path: write_file(path, encode_metadata(data)) for path, data in metadata.items()}
+    """Write one shard; returns its file. `progress` gets source bytes as float32."""
+    layout = grid.layout
 
     def seal(span: tuple[int, int]) -> bytes:
         rows = []
@@ -61,14 +62,15 @@ def write_tables(
         progress(sum(values.nbytes for values in rows))
         return grid.seal(records)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool:
-        for shard in range(grid.shards):
-            with BundleFile(grid.shard_path(shard)) as file:
-                for piece in _in_order(pool, seal, _spans(grid, shard), threads + 1):
-                    file.write(piece)
-                file.write(grid.index_bytes(shard))
-            entries[grid.shard_path(shard)] = file.entry
-    return entries
+    path = grid.shard_path(shard)
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool,
+        BundleFile(path) as file,
+    ):
+        for piece in in_order(pool, seal, _spans(grid, shard), threads + 1):
+            file.write(piece)
+        file.write(grid.index_bytes(shard))
+    return {path: file.entry}
 
 
 def _spans(grid: ShardGrid, shard: int) -> Iterator[tuple[int, int]]:
@@ -78,20 +80,3 @@ def _spans(grid: ShardGrid, shard: int) -> Iterator[tuple[int, int]]:
     stop = start + grid.shard_records(shard)
     for at in range(start, stop, step):
         yield at, min(at + step, stop)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], ahead: int
-) -> Iterator[R]:
-    """work(item) of every item, in order, with at most `ahead` of them under way or waiting."""
-    pending: deque[Future[R]] = deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(work, item))
-            if len(pending) >= ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()

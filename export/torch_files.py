@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -41,15 +42,14 @@ class TensorMatrix:
 
 
 class DistributedMatrix:
-    """A Matrix over one tensor of a distributed checkpoint, in chunks along its first axis.
+    """A Matrix over one tensor of a distributed checkpoint, in chunks along its first axis."""
 
-    Keeps the chunk read last: rows are asked for in order, and a chunk can be half a gigabyte.
-    """
-
-    def __init__(self, name: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, ...], chunks: list[_Chunk], latest: _Latest
+    ) -> None:
         self.shape = shape
         self._name, self._chunks = name, sorted(chunks, key=lambda chunk: chunk.offsets)
-        self._last: tuple[_Chunk, torch.Tensor] | None = None
+        self._latest = latest
         self.nbytes = sum(chunk.nbytes for chunk in chunks)
         self._check()
 
@@ -76,14 +76,33 @@ class DistributedMatrix:
             at = chunk.offsets[0]
             first, last = max(start - at, 0), min(stop - at, chunk.sizes[0])
             if first < last:
-                pieces.append(self._load(chunk)[first:last].to(torch.float32))
+                pieces.append(self._latest.load(chunk)[first:last].to(torch.float32))
+        if stop == self.shape[0]:
+            self._latest.drop()
         return cast(F32, torch.cat(pieces).detach().numpy())
 
-    def _load(self, chunk: _Chunk) -> torch.Tensor:
-        if self._last is None or self._last[0] is not chunk:
-            self._last = None  # the old chunk goes before the new one comes
-            self._last = (chunk, chunk.load())
-        return self._last[1]
+
+class _Latest:
+    """The chunk that was read last, of a whole checkpoint: rows are asked for in order, by several
+    threads, and a chunk can be half a gigabyte."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunk: _Chunk | None = None
+        self._tensor = torch.empty(0)
+
+    def load(self, chunk: _Chunk) -> torch.Tensor:
+        with self._lock:
+            if self._chunk is not chunk:
+                self._chunk, self._tensor = None, torch.empty(0)  # the old one goes first
+                self._tensor = chunk.load()
+                self._chunk = chunk
+            return self._tensor
+
+    def drop(self) -> None:
+        """Let go of it: its last rows were read."""
+        with self._lock:
+            self._chunk, self._tensor = None, torch.empty(0)
 
 
 class _Chunk:
@@ -253,12 +272,14 @@ def _matrices(folder: Path, metadata: Any) -> dict[str, DistributedMatrix]:
         (index.fqn, tuple(getattr(index, "offset", None) or ())): info
         for index, info in metadata.storage_data.items()
     }
-    matrices = {}
+    matrices, latest = {}, _Latest()
     for key, entry in metadata.state_dict_metadata.items():
         if not key.startswith("model.") or not hasattr(entry, "chunks"):
             continue
         chunks = [_chunk(folder, key, places, piece) for piece in entry.chunks]
-        matrices[key.removeprefix("model.")] = DistributedMatrix(key, tuple(entry.size), chunks)
+        matrices[key.removeprefix("model.")] = DistributedMatrix(
+            key, tuple(entry.size), chunks, latest
+        )
     return matrices
 
 

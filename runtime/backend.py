@@ -1,33 +1,32 @@
-"""What an engine needs of whatever runs the backbone, and the choice among those that exist."""
+"""What an engine needs of whatever runs the backbone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle import Bundle
 from stem_edge.quantize import F32
-from stem_edge.runtime.cache import RowCache
 
 
 class BackendContext(Protocol):
-    """The KV cache of one generation."""
+    """The KV cache of one generation. A step is one `begin` and one `finish`."""
 
     length: int  # tokens it can hold
 
-    def run(
-        self,
-        token_ids: npt.NDArray[np.int64],
-        slot_ids: npt.NDArray[np.int32],
-        position: int,
-        logits_from: int,
-    ) -> F32:
-        """Process ids [T] at positions position..position+T-1; logits [T - logits_from, V].
+    def begin(
+        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+    ) -> None:
+        """Take ids [T] at positions position..position+T-1 as far as no rows are needed.
 
-        The logits may be overwritten by the next call.
+        prefill: with the graph for prompts, if the backend has one.
+        """
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+        """Take the same tokens, whose rows are in slots [T], to their end.
+
+        Returns logits [logits, V] of the last so many of them; the next call may overwrite them.
         """
 
 
@@ -39,12 +38,3 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release the backbone."""
-
-
-def open_backend(
-    bundle: Bundle, cache: RowCache, threads: int, providers: Sequence[str] | None
-) -> Backend:
-    """The engine that can run this bundle. Raises BackendError when it is not installed."""
-    from stem_edge.runtime.backend_ort import OrtBackend
-
-    return OrtBackend(bundle, cache, threads, providers)

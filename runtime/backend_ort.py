@@ -1,58 +1,60 @@
-"""The backbone on onnxruntime: one session, everything bound in place, nothing copied by a step.
+"""The backbone on onnxruntime: a session a graph, everything bound in place, nothing copied by a step.
 
-The slots of the row cache and the KV buffers are bound once per context. Small inputs live in fixed
-arrays that a step overwrites; only the arrays whose length follows the number of tokens are bound
-again when that number changes, which in decoding it does not.
+The slots of the row cache and the KV buffers are bound when they are made. Small inputs live in
+fixed arrays that a step overwrites; only the arrays whose length follows the number of tokens are
+bound again when that number changes, which in decoding it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-try:
-    import onnxruntime as ort
-except ImportError as error:
-    from stem_edge.errors import BackendError
-
-    raise BackendError(
-        f"onnxruntime cannot be imported ({error}); install it with: pip install onnxruntime"
-    ) from error
+import onnxruntime as ort
 
 from stem_edge import graph_io as io
-from stem_edge.bundle import BACKBONE, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.machine import own_pages, return_freed_memory
+from stem_edge.runtime.ort_session import open_session
 
-DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
-# onnxruntime also writes what it raises to stderr; users shall read our error, once.
-LOG_FATAL_ONLY = 4
+Arrays = dict[str, npt.NDArray[Any]]
+# The KV cache begins with room for so many tokens, and doubles when it is full: it is copied then.
+KV_STEP = 256
 
 
 class OrtBackend:
-    """One onnxruntime session over backbone.onnx. Raises BackendError."""
+    """Sessions over the graphs in `files` (graph -> file). Raises BackendError."""
 
     def __init__(
-        self, bundle: Bundle, cache: RowCache, threads: int, providers: Sequence[str] | None
+        self,
+        config: ModelConfig,
+        files: Mapping[str, Path],
+        cache: RowCache | None,
+        threads: int,
+        providers: Sequence[str],
     ) -> None:
-        self.config = bundle.manifest.model
-        wanted = list(providers or DEFAULT_PROVIDERS)
-        self.session = _open_session(bundle, threads, wanted)
-        self.rows = _row_inputs(cache)
+        self.config = config
+        self.sessions: dict[str, ort.InferenceSession] = {}
+        for name, path in files.items():
+            self.sessions[name] = open_session(path, threads, providers)
+            return_freed_memory()  # what packing took
+        self.rows = _row_inputs(cache) if cache is not None else {}
 
     def open_context(self, length: int) -> OrtContext:
         """An empty context for up to `length` tokens."""
-        return OrtContext(self.session, self.config, self.rows, length)
+        return OrtContext(self.config, self.sessions, self.rows, length)
 
     def close(self) -> None:
-        """Release the session."""
-        del self.session
+        """Release the sessions."""
+        self.sessions.clear()
+        return_freed_memory()
 
 
 class OrtContext:
@@ -60,113 +62,136 @@ class OrtContext:
 
     def __init__(
         self,
-        session: ort.InferenceSession,
         config: ModelConfig,
-        rows: dict[str, ort.OrtValue],
+        sessions: Mapping[str, ort.InferenceSession],
+        rows: Arrays,
         length: int,
     ) -> None:
-        self.length, self._session, self._vocab = length, session, config.vocab_size
-        self._binding = session.io_binding()
+        self.length, self._config = length, config
+        self._graphs = {name: _Bound(session) for name, session in sessions.items()}
         self._seqlens_k = np.zeros(1, np.int32)
         self._total_length = np.zeros((), np.int32)
-        self._logits_from = np.zeros(1, np.int64)
-        self._shape = (-1, -1)  # tokens and logits of the arrays bound now
-        self._bound: dict[str, ort.OrtValue] = {}  # keeps alive what the binding points to
-        for name, value in rows.items():
-            self._binding.bind_ortvalue_input(name, value)
+        self._position, self._capacity, self._last_count = 0, 0, 0
+        self._shape = (-1, False)  # tokens, and whether of a prompt, of the arrays bound now
         width = io.head_width(config)
         padding = ((0, 0), (0, (width - config.head_dim) // 2))
         cos, sin = (np.pad(table, padding) for table in rope_tables(config, length))
-        fixed: dict[str, npt.NDArray[Any]] = {
+        fixed: Arrays = {
             io.ROPE_COS: cos,
             io.ROPE_SIN: sin,
             io.SEQLENS_K: self._seqlens_k,
             io.TOTAL_LENGTH: self._total_length,
-            io.LOGITS_FROM: self._logits_from,
         }
-        for name, array in fixed.items():
-            self._bind(name, array)
-        # Zeroed pages are only taken from the system when a token first writes to them.
-        shape = (1, config.n_kv_heads, length, width)
-        for layer in range(config.n_layers):
-            for kind in (io.KEYS, io.VALUES):
-                cache = self._bind(f"{kind}{layer}", np.zeros(shape, np.float32))
-                self._binding.bind_ortvalue_output(f"{io.NEW}{kind}{layer}", cache)
+        for graph in self._graphs.values():
+            graph.bind(rows | fixed)
+        self._kv: dict[str, npt.NDArray[Any]] = {}
 
-    def run(
-        self,
-        token_ids: npt.NDArray[np.int64],
-        slot_ids: npt.NDArray[np.int32],
-        position: int,
-        logits_from: int,
-    ) -> F32:
-        """See BackendContext.run."""
+    def begin(
+        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+    ) -> None:
+        """See BackendContext.begin."""
         count = len(token_ids)
-        self._bind_lengths(count, count - logits_from)
-        self._token_ids[0], self._slot_ids[0] = token_ids, slot_ids
+        self._position = position
+        self._grow(position + count + 1)  # a prompt makes room for the first decode step, too
+        self._bind_tokens(count, prefill and io.PREFILL in self._graphs)
+        self._token_ids[0] = token_ids
         self._total_length[...] = position + count
         self._seqlens_k[0] = position + count - 1
-        self._logits_from[0] = logits_from
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # onnxruntime raises classes of its own that share no base
-            raise BackendError(f"the backbone failed at position {position}: {error}") from error
-        logits: F32 = self._logits[0]
-        return logits
+        if max(count, self._last_count) > 1:
+            return_freed_memory()  # what the activations of the last prompt chunk took
+        self._last_count = count
+        for name in self._before_rows:
+            self._run(name)
 
-    def _bind_lengths(self, count: int, logits: int) -> None:
-        if self._shape == (count, logits):
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+        """See BackendContext.finish."""
+        self._slot_ids[0] = slot_ids
+        for name in self._after_rows:
+            self._run(name)
+        if not logits:
+            return np.empty((0, self._config.vocab_size), np.float32)
+        if self._logits.shape[1] != logits:
+            self._bind_logits(logits)
+        self._run(io.HEAD)
+        result: F32 = self._logits[0]
+        return result
+
+    def _run(self, name: str) -> None:
+        try:
+            self._graphs[name].run()
+        except Exception as error:  # see open_session
+            raise BackendError(
+                f"the backbone ({name}) failed at position {self._position}: {error}"
+            ) from error
+
+    def _bind_tokens(self, count: int, prefill: bool) -> None:
+        if self._shape == (count, prefill):
             return
+        present = [name for name in (io.EARLY, io.LATE) if name in self._graphs]
+        layers = [io.PREFILL] if prefill else present
+        self._before_rows = [io.EMBED, *(name for name in layers if name == io.EARLY)]
+        self._after_rows = [name for name in layers if name != io.EARLY]
         self._token_ids = np.zeros((1, count), np.int64)
         self._slot_ids = np.zeros((1, count), np.int64)
-        self._logits = np.empty((1, logits, self._vocab), np.float32)
-        self._bind(io.TOKEN_IDS, self._token_ids)
-        self._bind(io.SLOT_IDS, self._slot_ids)
-        logits_value = ort.OrtValue.ortvalue_from_numpy(self._logits)
-        self._binding.bind_ortvalue_output(io.LOGITS, logits_value)
-        self._bound[io.LOGITS] = logits_value
-        self._shape = (count, logits)
+        ids: Arrays = {io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids}
+        hidden: Arrays = {}
+        for name in (io.EMBED, *layers):
+            output = np.empty((1, count, self._config.dim), np.float32)
+            self._graphs[name].bind(ids | hidden | {io.NEW + io.HIDDEN: output})
+            hidden = {io.HIDDEN: output}
+        self._last_hidden = hidden[io.HIDDEN]
+        self._logits = np.empty((1, 0, 0), np.float32)
+        self._shape = (count, prefill)
 
-    def _bind(self, name: str, array: npt.NDArray[Any]) -> ort.OrtValue:
-        """Bind an array by reference: what is written to it later is what the graph reads."""
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_input(name, value)
-        self._bound[name] = value
-        return value
+    def _bind_logits(self, logits: int) -> None:
+        self._logits = np.empty((1, logits, self._config.vocab_size), np.float32)
+        wanted = self._last_hidden[:, self._last_hidden.shape[1] - logits :]
+        self._graphs[io.HEAD].bind({io.HIDDEN: wanted, io.LOGITS: self._logits})
 
-
-def _open_session(bundle: Bundle, threads: int, providers: list[str]) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = LOG_FATAL_ONLY
-    # The arena would keep what the longest prompt chunk once needed.
-    options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
-    # Threads spin between the operators of a step, and stop when the step is done.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    missing = [name for name in providers if name not in ort.get_available_providers()]
-    if not missing:
-        path = bundle.file(BACKBONE)
-        try:
-            session = ort.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # see OrtContext.run
-            reason = str(error).splitlines()[0]
-            raise BackendError(
-                f"{path}: onnxruntime {ort.__version__} cannot load this backbone ({reason}); run "
-                "stem-edge verify, or export again"
-            ) from error
-        # onnxruntime falls back to the CPU without an error when a provider cannot start.
-        missing = [name for name in providers if name not in session.get_providers()]
-    if missing:
-        raise BackendError(
-            f"onnxruntime {ort.__version__} cannot use {', '.join(missing)}; available here: "
-            f"{', '.join(ort.get_available_providers())}"
-        )
-    return session
+    def _grow(self, tokens: int) -> None:
+        """Make room for so many tokens in the KV cache, layer by layer."""
+        tokens = min(tokens, self.length)
+        if tokens <= self._capacity:
+            return
+        config, before = self._config, self._capacity
+        wanted = max(2 * before, -(-tokens // KV_STEP) * KV_STEP)
+        self._capacity = min(self.length, wanted)
+        shape = (1, config.n_kv_heads, self._capacity, io.head_width(config))
+        for layer in range(config.n_layers):
+            for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
+                grown = own_pages(shape, np.float32)
+                if before:
+                    grown[:, :, :before] = self._kv[name]
+                self._kv[name] = grown
+                for graph in self._graphs.values():
+                    graph.bind({name: grown, io.NEW + name: grown})
 
 
-def _row_inputs(cache: RowCache) -> dict[str, ort.OrtValue]:
-    """The slots of the row cache as graph inputs, by reference."""
+class _Bound:
+    """A session, and the arrays that its inputs and outputs are."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session, self._binding = session, session.io_binding()
+        self._inputs = {value.name for value in session.get_inputs()}
+        self._outputs = {value.name for value in session.get_outputs()}
+        self._kept: dict[str, ort.OrtValue] = {}  # keeps alive what the binding points to
+
+    def bind(self, arrays: Arrays) -> None:
+        """Bind by reference those that this graph has: what is written to them later is read."""
+        for name, array in arrays.items():
+            if name in self._inputs:
+                self._kept[name] = ort.OrtValue.ortvalue_from_numpy(array)
+                self._binding.bind_ortvalue_input(name, self._kept[name])
+            elif name in self._outputs:
+                self._kept[name] = ort.OrtValue.ortvalue_from_numpy(array)
+                self._binding.bind_ortvalue_output(name, self._kept[name])
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+def _row_inputs(cache: RowCache) -> Arrays:
+    """The slots of the row cache as graph inputs."""
     layout = cache.layout
     arrays: dict[str, npt.NDArray[Any]] = {}
     for index, layer in enumerate(layout.layers):
@@ -175,4 +200,4 @@ def _row_inputs(cache: RowCache) -> dict[str, ort.OrtValue]:
             arrays[f"{io.ROW_SCALES}{layer}"] = cache.scales[index]
     if layout.quantized:
         arrays[io.ROW_ZERO_POINTS] = layout.zero_points(cache.slots)
-    return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    return arrays

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import Codes, RecordLayout
+from stem_edge.token_counts import Counts
 
 I64 = npt.NDArray[np.int64]
 
@@ -52,6 +53,25 @@ class RowCache:
         """Bytes of one slot: its rows, its zero points and its bookkeeping."""
         zero_points = -(-layout.groups * layout.bits // 8) if layout.quantized else 0
         return layout.record_nbytes + zero_points + 16
+
+    @property
+    def counts(self) -> Counts:
+        """How often each token was used [V], halved now and then."""
+        return self._count
+
+    def expect_counts(self, counts: Counts) -> I64:
+        """Begin as if text of these counts had been seen; the ids that it uses most, best first.
+
+        They weigh as much as all uses between two halvings, so that new text soon outweighs them.
+        """
+        total = int(counts.sum(dtype=np.uint64))
+        if not total:
+            return np.zeros(0, np.int64)
+        scale = AGEING_USES_PER_SLOT * self.slots / total
+        self._count[:] = counts * scale
+        used = np.flatnonzero(counts)
+        best = used[np.argsort(counts[used], kind="stable")[::-1]]
+        return np.asarray(best[: self.slots], np.int64)
 
     def missing(self, token_ids: I64) -> I64:
         """The distinct ids, ascending, whose rows are in no slot."""

@@ -22,14 +22,14 @@ PROMPTS = (
     "What is the currency of Mexico? It is the",
 )
 NEW_TOKENS = 32
-# So little that the row cache cannot hold all rows, as on a device beside a real model.
-MEMORY = "1.5MB"
+# So few that the row cache cannot hold all rows, as on a device beside a real model.
+SLOTS = 64
 CONTEXT = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
-    parser.add_argument("--memory", default=MEMORY, metavar="SIZE", help=f"memory limit ({MEMORY})")
+    parser.add_argument("--slots", type=int, default=SLOTS, help=f"of the row cache ({SLOTS})")
 
 
 def demo_bundle() -> Path:
@@ -39,7 +39,7 @@ def demo_bundle() -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    with load(demo_bundle(), memory=args.memory, context_length=CONTEXT) as model:
+    with load(demo_bundle(), slots=args.slots, context_length=CONTEXT, warm_start=False) as model:
         shown = figures(model.bundle.manifest)
         tables = format_size(int(str(shown["flash_nbytes"])))
         print(

@@ -1,12 +1,15 @@
 """The engine: token ids in, logits out, rows on their way while the backbone computes.
 
 Data flows one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits.
+A step begins with the layers that need no rows, so that on slow flash these run while a record is
+still on its way.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +17,27 @@ from stem_edge.errors import InputError
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import Backend, BackendContext
 from stem_edge.runtime.cache import I64
-from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.prefetch import Rows
+
+# From so many tokens on, the graph for prompts is the faster one wherever it was measured. It is
+# chosen by the whole prompt and not by the chunk, so that the size of chunks changes no token.
+PREFILL_FROM = 8
+# Shorter chunks could not keep the rule of `cut`.
+LEAST_CHUNK = 4
+
+
+def cut(token_ids: I64, size: int) -> list[I64]:
+    """Chunks of up to `size` ids, which give the same logits whatever the size, from 4 on.
+
+    Kernels take tokens in pairs and round one that is left alone in another way. So chunks are
+    even, and the last one has more than one token unless the prompt has not.
+    """
+    if size >= LEAST_CHUNK:
+        size -= size % 2
+    starts = list(range(0, len(token_ids), size))
+    if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == len(token_ids) - 1:
+        starts[-1] -= 2
+    return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]
 
 
 class Context:
@@ -33,12 +56,10 @@ class Context:
 class Engine:
     """Runs steps. Several contexts may take turns; threads wait for each other."""
 
-    def __init__(
-        self, backend: Backend, rows: Prefetcher, chunk_tokens: int, *, overlap: bool
-    ) -> None:
+    def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, *, overlap: bool) -> None:
         self.backend, self.rows, self.overlap = backend, rows, overlap
         # A chunk's distinct rows must all be in slots at once.
-        self.chunk_tokens = min(chunk_tokens, rows.cache.slots)
+        self.chunk_tokens = min(chunk_tokens, rows.slots)
         self._lock = threading.Lock()
 
     def open_context(self, length: int) -> Context:
@@ -46,20 +67,28 @@ class Engine:
         return Context(self.backend.open_context(length))
 
     def step(
-        self, context: Context, token_ids: I64, logits_from: int, following: I64 | None = None
+        self,
+        context: Context,
+        token_ids: I64,
+        logits: int = 1,
+        following: I64 | None = None,
+        *,
+        prefill: bool = False,
     ) -> F32:
-        """Process ids [T], T <= chunk_tokens; logits [T - logits_from, V], overwritten by the next.
+        """Process ids [T], T <= chunk_tokens; logits [logits, V] of the last so many of them.
 
-        `following` are ids whose rows may be read meanwhile. When it raises, the context stands
-        where it stood and the step can be tried again.
+        The next step overwrites them. `following` are ids whose rows may be read meanwhile;
+        `prefill` says that these are part of a prompt. When it raises, the context stands where it
+        stood and the step can be tried again.
         """
         with self._lock:
+            context.backend.begin(token_ids, context.position, prefill=prefill)
             slots = self.rows.fetch(token_ids)
             if following is not None:
                 self.rows.submit(following)
-            logits = context.backend.run(token_ids, slots, context.position, logits_from)
+            result = context.backend.finish(slots, logits)
             context.position += len(token_ids)
-            return logits
+            return result
 
     def expect(self, token_ids: I64) -> None:
         """Start reading the rows of the tokens that come next, if this engine overlaps."""
@@ -70,25 +99,31 @@ class Engine:
     def process(
         self, context: Context, token_ids: Sequence[int], *, every: bool = False
     ) -> Iterator[F32]:
-        """Process ids chunk by chunk; logits [1, V] of each chunk's last token, or of every one."""
+        """Process ids chunk by chunk; yields logits [1, V] of the last, or of each chunk all."""
         if not 0 < len(token_ids) <= context.room:
             raise InputError(f"{len(token_ids)} tokens do not fit: {context.room} places are free")
-        ids, size = np.asarray(token_ids, np.int64), self.chunk_tokens
-        chunks = [ids[start : start + size] for start in range(0, len(ids), size)]
+        chunks = cut(np.asarray(token_ids, np.int64), self.chunk_tokens)
         return (self._overlapped if self.overlap else self._plain)(context, chunks, every)
 
     def _plain(self, context: Context, chunks: list[I64], every: bool) -> Iterator[F32]:
+        prefill = sum(map(len, chunks)) >= PREFILL_FROM
         for chunk in chunks:
-            yield self.step(context, chunk, 0 if every else len(chunk) - 1)
+            wanted = len(chunk) if every else int(chunk is chunks[-1])
+            logits = self.step(context, chunk, wanted, prefill=prefill)
+            if wanted:
+                yield logits
 
     def _overlapped(self, context: Context, chunks: list[I64], every: bool) -> Iterator[F32]:
         """The plain loop, but the rows of the next chunk are read while this one computes."""
+        prefill = sum(map(len, chunks)) >= PREFILL_FROM
         self.expect(chunks[0])
         for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
-            yield self.step(context, chunk, 0 if every else len(chunk) - 1, following)
+            wanted = len(chunk) if every else int(following is None)
+            logits = self.step(context, chunk, wanted, following, prefill=prefill)
+            if wanted:
+                yield logits
 
     def close(self) -> None:
         """End the prefetcher's thread, close the table store, release the backbone."""
         self.rows.close()
-        self.rows.store.close()
         self.backend.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, Unpack
 
 import numpy as np
 
-from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
@@ -48,11 +48,17 @@ class Model:
     One generation at a time is what the memory plan counts; several may take turns.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, plan: MemoryPlan) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        plan: MemoryPlan,
+        text: TextCodec,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
         self.bundle, self.plan = bundle, plan
         self.stats = GenerationStats()  # of the latest call of generate or logits
-        self._engine = engine
-        self._text = TextCodec(bundle.file(TOKENIZER))
+        self._engine, self._text, self._on_close = engine, text, on_close
         self._closed = False
 
     @property
@@ -75,10 +81,13 @@ class Model:
         """
         ids = self._checked_prompt(token_ids)
         context = self._engine.open_context(len(ids))
+        logits, filled = np.empty((len(ids), self.config.vocab_size), np.float32), 0
         with _Recorder(self) as record:
-            pieces = [piece.copy() for piece in self._engine.process(context, ids, every=True)]
+            for piece in self._engine.process(context, ids, every=True):
+                logits[filled : filled + len(piece)] = piece
+                filled += len(piece)
             record.prefilled(len(ids))
-        return np.concatenate(pieces)
+        return logits
 
     def generate(
         self,
@@ -163,7 +172,7 @@ class Model:
     def _decode(self, context: Context, token: int, record: _Recorder) -> F32:
         """One decode step; logits [V] of the token after this one."""
         started = time.perf_counter()
-        logits: F32 = self._engine.step(context, np.array([token]), 0)[0]
+        logits: F32 = self._engine.step(context, np.array([token]))[0]
         record.decoded(time.perf_counter() - started)
         return logits
 
@@ -201,7 +210,11 @@ class Model:
         """Release memory, threads and files; closing twice is fine."""
         if not self._closed:
             self._closed = True
-            self._engine.close()
+            try:
+                if self._on_close is not None:
+                    self._on_close()
+            finally:
+                self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,8 +233,8 @@ class _Recorder:
         self._before = self._counters()
 
     def _counters(self) -> tuple[int, int, int, float]:
-        rows = self._rows
-        return rows.cache.hits, rows.cache.misses, rows.store.bytes_read, rows.stall_seconds
+        now = self._rows.counters()
+        return now.hits, now.misses, now.bytes_read, now.stall_seconds
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,22 @@
 """The memory plan: what a model will take, and how many row cache slots fit beside it.
 
-Counts anonymous memory, which no system can take back, of one loaded model with one generation.
-The embedding is not in it: it is read in place from the file.
+Counts anonymous memory, which no system can take back, of this process with one generation: what it
+has taken already, and what loading and generating will add. Weights of a prepared backbone and the
+embedding are not in it: they are read in place from their files.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stem_edge.bundle import BACKBONE_DATA, WEIGHT_BITS, Bundle, Manifest
-from stem_edge.errors import MemoryPlanError
+from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, WEIGHT_BITS, Bundle, Manifest
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph_io import head_width
 from stem_edge.quantize import fitting_block
+from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.units import parse_size
 
@@ -21,9 +25,27 @@ CHUNK_TOKENS = 128
 SMALLEST_CHUNK = 16
 # A larger chunk is taken only if it leaves a row cache of this many times as many slots.
 SLOTS_PER_CHUNK_TOKEN = 8
-# Without a limit the row cache takes this much: a few percent of a 1B model's tables.
+# Without a limit: so much of what the machine leaves, but a row cache of no more than this, which is
+# a few percent of a 1B model's tables; beyond, slots gain little.
+SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
 FLOAT = 4
+WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
+# What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (README); beside
+# weights in its own memory, with small ones.
+PREPARED_FIXED_NBYTES = 32 << 20
+UNPREPARED_FIXED_NBYTES = 12 << 20
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What is chosen before memory is planned."""
+
+    context_length: int
+    process: int  # bytes that this process has taken already
+    prepared: bool = False  # weights stay in their files
+    prefill: bool = False  # the graph for prompts is loaded, too
+    slots: int | None = None  # this many slots, and not as many as fit
 
 
 @dataclass(frozen=True)
@@ -33,8 +55,9 @@ class MemoryPlan:
     context_length: int
     chunk_tokens: int
     slots: int
-    weights: int  # matrices, which onnxruntime rearranges into its own memory
-    kv_cache: int
+    process: int
+    weights: int  # matrices that onnxruntime rearranges into its own memory, and its bookkeeping
+    kv_cache: int  # once the context is full; it grows in steps
     activations: int
     reads: int  # records on their way from flash
     row_cache: int
@@ -47,6 +70,7 @@ class MemoryPlan:
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of each part."""
         return [
+            ("this process before loading", self.process),
             ("weights", self.weights),
             (f"KV cache of {self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
@@ -55,56 +79,125 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(bundle: Bundle, context_length: int, memory: int | str | None) -> MemoryPlan:
-    """The plan with the most slots under `memory`; raises MemoryPlanError if even the least
-    (chunks and slots for SMALLEST_CHUNK tokens) does not fit."""
-    limit = None if memory is None else parse_size(memory)
-    chunk = CHUNK_TOKENS
-    while chunk > SMALLEST_CHUNK:
-        wanted = min(SLOTS_PER_CHUNK_TOKEN * chunk, bundle.manifest.model.vocab_size)
-        if limit is None or _plan(bundle, context_length, chunk, wanted).total <= limit:
-            break
-        chunk //= 2
-    least = _plan(bundle, context_length, chunk, chunk)
-    if limit is not None and least.total > limit:
-        parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in least.parts())
-        raise MemoryPlanError(
-            f"memory of {limit:,} bytes is too small for {bundle.path}: at least {least.total:,} "
-            f"bytes are needed ({parts}); allow more or shorten the context"
+def plan_memory(
+    bundle: Bundle, loading: Loading, memory: int | str | None, available: int
+) -> MemoryPlan:
+    """The plan with the most slots under `memory`, or a share of what is `available`.
+
+    Raises MemoryPlanError if even the least (chunks and slots for SMALLEST_CHUNK tokens) does not
+    fit, InputError for slots that cannot be.
+    """
+    limit = parse_size(memory) if memory is not None else loading.process + available
+    planner = _Planner(bundle.manifest, loading)
+    chunk = planner.chunk(limit)
+    slots = planner.given_slots(chunk)
+    least = planner.plan(chunk, chunk if slots is None else slots)
+    if least.total > limit:
+        raise MemoryPlanError(_refusal(bundle, least, limit, loading, asked=memory is not None))
+    if slots is not None:
+        return least
+    share = limit if memory is not None else loading.process + int(available * SHARE_OF_MACHINE)
+    return planner.plan(chunk, planner.most_slots(least, share, capped=memory is None))
+
+
+class _Planner:
+    """Plans for one bundle and one way of loading it."""
+
+    def __init__(self, manifest: Manifest, loading: Loading) -> None:
+        self.manifest, self.loading = manifest, loading
+        self.layout, self.config = manifest.tables, manifest.model
+
+    def chunk(self, limit: int) -> int:
+        """The largest chunk that leaves room for enough slots."""
+        chunk = CHUNK_TOKENS
+        while chunk > SMALLEST_CHUNK:
+            wanted = self.loading.slots or SLOTS_PER_CHUNK_TOKEN * chunk
+            if self.plan(chunk, wanted).total <= limit:
+                break
+            chunk //= 2
+        return chunk
+
+    def given_slots(self, chunk: int) -> int | None:
+        slots = self.loading.slots
+        vocab_size = self.config.vocab_size
+        least = min(LEAST_CHUNK, vocab_size)
+        if slots is not None and not least <= slots <= vocab_size:
+            raise InputError(f"slots is {slots}; expected {least} to {vocab_size}")
+        return slots
+
+    def most_slots(self, least: MemoryPlan, limit: int, *, capped: bool) -> int:
+        """Slots that fit into what the least plan leaves."""
+        if self.layout is None:
+            return 0
+        spare = limit - least.total
+        if capped:
+            spare = min(spare, DEFAULT_CACHE_NBYTES - least.row_cache)
+        return least.slots + max(0, spare) // RowCache.slot_nbytes(self.layout)
+
+    def plan(self, chunk: int, slots: int) -> MemoryPlan:
+        config, context = self.config, self.loading.context_length
+        slots = min(slots, config.vocab_size) if self.layout else 0
+        chunk = min(chunk, slots) if self.layout else chunk
+        width = head_width(config)
+        return MemoryPlan(
+            context_length=context,
+            chunk_tokens=chunk,
+            slots=slots,
+            process=self.loading.process,
+            weights=_weights_nbytes(self.manifest, self.loading),
+            kv_cache=2 * config.n_layers * config.n_kv_heads * context * width * FLOAT,
+            activations=_activations_nbytes(config, chunk, context, prefill=self.loading.prefill),
+            reads=_reads_nbytes(self.layout, chunk),
+            row_cache=_row_cache_nbytes(self.layout, slots),
         )
-    return _plan(bundle, context_length, chunk, _slots(bundle.manifest, least, limit))
 
 
-def _slots(manifest: Manifest, least: MemoryPlan, limit: int | None) -> int:
-    """Slots that fit into what the least plan leaves."""
-    each = RowCache.slot_nbytes(manifest.tables)
-    spare = DEFAULT_CACHE_NBYTES - least.row_cache if limit is None else limit - least.total
-    return min(manifest.model.vocab_size, least.slots + max(0, spare) // each)
-
-
-def _plan(bundle: Bundle, context: int, chunk: int, slots: int) -> MemoryPlan:
-    config, layout = bundle.manifest.model, bundle.manifest.tables
+def _activations_nbytes(config: ModelConfig, chunk: int, context: int, *, prefill: bool) -> int:
     heads, width = config.n_heads, head_width(config)
-    # Hidden states and their norms, q, k and v, attention weights, gate and row with their product.
-    per_token = 6 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + 4 * config.d_ff
-    slots = min(slots, config.vocab_size)
-    return MemoryPlan(
-        context_length=context,
-        chunk_tokens=min(chunk, slots),
-        slots=slots,
-        weights=_weights_nbytes(bundle.manifest),
-        kv_cache=2 * config.n_layers * config.n_kv_heads * context * width * FLOAT,
-        activations=FLOAT * (chunk * (per_token + heads * context) + 2 * config.vocab_size),
-        reads=2 * chunk * (layout.record_nbytes + CRC_NBYTES),
-        row_cache=slots * RowCache.slot_nbytes(layout) + 8 * config.vocab_size,
-    )
+    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. Measured:
+    # onnxruntime has more of these alive at once than the graph needs, and most of them in prefill.
+    wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
+    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * config.d_ff
+    # Tables of RoPE and, twice, logits of one position.
+    fixed = context * width + 2 * config.vocab_size
+    return FLOAT * (chunk * (per_token + heads * context) + fixed)
 
 
-def _weights_nbytes(manifest: Manifest) -> int:
-    """External data without the embedding, which stays mapped from its file."""
+def _reads_nbytes(layout: RecordLayout | None, chunk: int) -> int:
+    return 2 * chunk * (layout.record_nbytes + CRC_NBYTES) if layout else 0
+
+
+def _row_cache_nbytes(layout: RecordLayout | None, slots: int) -> int:
+    return slots * RowCache.slot_nbytes(layout) + 8 * layout.vocab_size if layout else 0
+
+
+def _weights_nbytes(manifest: Manifest, loading: Loading) -> int:
+    """Of external data, what does not stay in its file."""
+    if loading.prepared:
+        return PREPARED_FIXED_NBYTES
+    files = [BACKBONE_DATA, *([PREFILL_DATA] if loading.prefill else [])]
+    data = sum(manifest.files[name].nbytes for name in files)
+    return UNPREPARED_FIXED_NBYTES + max(0, data - _embedding_nbytes(manifest))
+
+
+def _embedding_nbytes(manifest: Manifest) -> int:
     config, bits = manifest.model, WEIGHT_BITS[manifest.backbone.head]
-    embedding = config.vocab_size * config.dim * bits // 8
+    nbytes = config.vocab_size * config.dim * bits // 8
     if bits != 32:
         groups = config.dim // fitting_block(config.dim, manifest.backbone.block_size)
-        embedding += config.vocab_size * (groups * FLOAT + -(-groups * bits // 8))
-    return max(0, manifest.files[BACKBONE_DATA].nbytes - embedding)
+        nbytes += config.vocab_size * (groups * FLOAT + -(-groups * bits // 8))
+    return nbytes
+
+
+def _refusal(
+    bundle: Bundle, least: MemoryPlan, limit: int, loading: Loading, *, asked: bool
+) -> str:
+    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in least.parts())
+    whose = "memory" if asked else "what this machine leaves"
+    advice = "allow more or shorten the context"
+    if not loading.prepared and 2 * least.weights > least.total:
+        advice += f", or keep the weights in a file: stem-edge prepare {bundle.path}"
+    return (
+        f"{whose} of {limit:,} bytes is too small for {bundle.path}: at least {least.total:,} "
+        f"bytes are needed ({parts}); {advice}"
+    )

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +23,93 @@ from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.store import RowStore
 
 
+@dataclass(frozen=True)
+class RowCounters:
+    """What was counted since the model was loaded."""
+
+    hits: int = 0
+    misses: int = 0
+    bytes_read: int = 0
+    stall_seconds: float = 0.0  # time that fetch waited for flash
+
+
+class Rows(Protocol):
+    """Where an engine gets slots from."""
+
+    @property
+    def slots(self) -> int:
+        """Tokens whose rows can be resident at once."""
+
+    def submit(self, token_ids: I64) -> None:
+        """Start reading the records of these ids that are in no slot."""
+
+    def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
+        """Slots int32 [T] of the ids [T], all resident until the next call."""
+
+    def counters(self) -> RowCounters:
+        """What was counted so far."""
+
+    def close(self) -> None:
+        """Release threads and files."""
+
+
+class NoRows:
+    """Rows of a dense model: there are none."""
+
+    slots = 1 << 30
+
+    def submit(self, token_ids: I64) -> None:
+        """Nothing to read."""
+
+    def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
+        """Slots that no graph looks at."""
+        return np.zeros(len(token_ids), np.int32)
+
+    def counters(self) -> RowCounters:
+        """Zeros."""
+        return RowCounters()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 class Prefetcher:
     """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
 
     def __init__(self, store: RowStore, cache: RowCache, *, overlap: bool = True) -> None:
         self.store, self.cache = store, cache
-        self.stall_seconds = 0.0  # time that fetch waited for flash
+        self.stall_seconds = 0.0
         self._thread = (
             ThreadPoolExecutor(1, thread_name_prefix="stem-edge-prefetch") if overlap else None
         )
         self._pending: tuple[I64, Future[U8]] | None = None
 
+    @property
+    def slots(self) -> int:
+        """Slots of the row cache."""
+        return self.cache.slots
+
+    def counters(self) -> RowCounters:
+        """Of cache, store and stalls."""
+        return RowCounters(
+            self.cache.hits, self.cache.misses, self.store.bytes_read, self.stall_seconds
+        )
+
+    def fill(self, token_ids: I64, batch_tokens: int, deadline: float = float("inf")) -> None:
+        """Read the rows of ids into empty slots, in their order, until `deadline` (perf_counter).
+
+        `batch_tokens` at a time: the memory plan counts the records of so many. Raises RowReadError.
+        """
+        wanted = token_ids[: self.cache.slots]
+        for start in range(0, len(wanted), batch_tokens):
+            if time.perf_counter() > deadline:
+                return
+            batch = self.cache.missing(wanted[start : start + batch_tokens])
+            if len(batch):
+                self.cache.install(batch, self.store.read(batch), batch)
+
     def submit(self, token_ids: I64) -> None:
-        """Start reading the records of these ids that are in no slot."""
+        """See Rows.submit."""
         if self._thread is None or self._pending is not None:
             return
         wanted = self.cache.missing(token_ids)
@@ -41,10 +117,10 @@ class Prefetcher:
             self._pending = (wanted, self._thread.submit(self.store.read, wanted))
 
     def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of the ids [T], all resident until the next call.
+        """See Rows.fetch. There must be at least as many slots as distinct ids.
 
-        There must be at least as many slots as distinct ids. Raises RowReadError; what
-        the cache holds is then still right, and a later call reads again what is missing.
+        Raises RowReadError; what the cache holds is then still right, and a later call reads again
+        what is missing.
         """
         self.cache.use(token_ids)
         self._install_pending(token_ids)
@@ -64,7 +140,9 @@ class Prefetcher:
             return  # what is wanted now is read again by fetch, which reports the error
         # What was submitted but is not wanted now (an abandoned generation) would push out `keep`.
         wanted = np.isin(read, keep)
-        if wanted.any():
+        if wanted.all():  # as nearly always; choosing some would copy them
+            self.cache.install(read, records, keep)
+        elif wanted.any():
             self.cache.install(read[wanted], records[wanted], keep)
 
     def _timed(self, wait: Callable[[], U8]) -> U8:
@@ -75,7 +153,8 @@ class Prefetcher:
             self.stall_seconds += time.perf_counter() - started
 
     def close(self) -> None:
-        """Wait for the read that is under way and end the thread."""
+        """Wait for the read that is under way, end the thread, close the store."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._pending = None
+        self.store.close()

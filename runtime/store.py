@@ -16,6 +16,7 @@ import io
 import mmap
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -26,6 +27,8 @@ import numpy.typing as npt
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
+from stem_edge.runtime.flash import EmulatedFlash
+from stem_edge.runtime.machine import own_pages
 from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c, open_grid
 
 ReadMode = Literal["pread", "mmap"]
@@ -40,10 +43,12 @@ class RowStore:
     Raises BundleError when a shard has a wrong size or index, RowReadError from `read`.
     """
 
-    def __init__(self, grid: ShardGrid, reads: ReadMode = "pread") -> None:
+    def __init__(
+        self, grid: ShardGrid, reads: ReadMode = "pread", flash: EmulatedFlash | None = None
+    ) -> None:
         if reads not in READ_MODES:
             raise InputError(f"reads is {reads!r}; expected one of {', '.join(READ_MODES)}")
-        self._grid = grid
+        self._grid, self._flash = grid, flash
         self._files: list[io.FileIO] = []
         self._maps: list[mmap.mmap] = []
         self._pool: ThreadPoolExecutor | None = None
@@ -93,7 +98,8 @@ class RowStore:
         Raises RowReadError naming shard and offset when a record is unreadable or damaged; then no
         record of the call is returned.
         """
-        sealed = np.empty((len(token_ids), self._grid.stride), np.uint8)
+        started = time.perf_counter()
+        sealed = own_pages((len(token_ids), self._grid.stride), np.uint8)
         jobs = list(zip(token_ids.tolist(), sealed, strict=True))
         if self._pool is not None and len(jobs) > 1:
             list(self._pool.map(lambda job: self._read_one(*job), jobs))
@@ -102,6 +108,8 @@ class RowStore:
                 self.advise(token_ids)
             for token, buffer in jobs:
                 self._read_one(token, buffer)
+        if self._flash is not None:
+            self._flash.wait(started, len(jobs), sealed.nbytes)
         self.bytes_read += sealed.nbytes
         return sealed[:, :-CRC_NBYTES]
 
@@ -172,7 +180,12 @@ class RowStore:
         self.close()
 
 
-def open_store(root: Path, layout: RecordLayout, reads: ReadMode = "pread") -> RowStore:
+def open_store(
+    root: Path,
+    layout: RecordLayout,
+    reads: ReadMode = "pread",
+    flash: EmulatedFlash | None = None,
+) -> RowStore:
     """Open the table store in the folder `root`, whose records must have this layout."""
     grid = open_grid(root)
     if grid.layout != layout:
@@ -180,4 +193,4 @@ def open_store(root: Path, layout: RecordLayout, reads: ReadMode = "pread") -> R
             f"{root}: its records are {grid.layout}, the manifest says {layout}; the files are of "
             "different bundles: export again"
         )
-    return RowStore(grid, reads)
+    return RowStore(grid, reads, flash)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from stem_edge.bundle import open_bundle, verify
     from stem_edge.export import export_bundle
     from stem_edge.mmap_store import MmapStore
-    from stem_edge.runtime import Chunk, Model, SamplingParams, load
+    from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
+    from stem_edge.runtime.runs import verify_runs
     from stem_edge.tables import open_tables
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "Chunk",
     "ExportError",
     "InputError",
+    "MemoryPlan",
     "MemoryPlanError",
     "MmapStore",
     "Model",
@@ -48,21 +50,26 @@ __all__ = [
     "StemEdgeError",
     "export_bundle",
     "load",
+    "memory_plan",
     "open_bundle",
     "open_tables",
     "verify",
+    "verify_runs",
 ]
 
 _HOMES = {
     "Chunk": "stem_edge.runtime",
+    "MemoryPlan": "stem_edge.runtime",
     "MmapStore": "stem_edge.mmap_store",
     "Model": "stem_edge.runtime",
     "SamplingParams": "stem_edge.runtime",
     "export_bundle": "stem_edge.export",
     "load": "stem_edge.runtime",
+    "memory_plan": "stem_edge.runtime",
     "open_bundle": "stem_edge.bundle",
     "open_tables": "stem_edge.tables",
     "verify": "stem_edge.bundle",
+    "verify_runs": "stem_edge.runtime.runs",
 }
 
 

@@ -1,9 +1,11 @@
 """The bundle: the folder that the exporter writes and the runtime reads.
 
     manifest.json                     this module's Manifest
-    backbone.onnx  backbone.onnx.data
-    tables.zarr/                      stem_edge.shards
+    backbone.*.onnx  backbone.onnx.data   stem_edge.graph_io
+    prefill.onnx  prefill.onnx.data       optional: int8 matrices for prompts
+    tables.zarr/                          stem_edge.shards; a dense model has none
     tokenizer.json  tokenizer_config.json
+    token_counts.npy                      optional: stem_edge.token_counts
 
 manifest.json lists every other file with its size and sha256. Unknown fields are refused, so that a
 bundle never means more than this version understands; `format_version` grows when the meaning does.
@@ -23,24 +25,18 @@ import msgspec
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError
+from stem_edge.graph_io import PREFILL, decode_graphs, graph_file
 from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-BACKBONE = "backbone.onnx"
 BACKBONE_DATA = "backbone.onnx.data"
+PREFILL_DATA = "prefill.onnx.data"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-REQUIRED_FILES = (
-    BACKBONE,
-    BACKBONE_DATA,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    f"{TABLES}/zarr.json",
-    f"{TABLES}/records/zarr.json",
-)
+TOKEN_COUNTS = "token_counts.npy"
 MAX_BLOCK = 256
 MAX_MANIFEST_NBYTES = 1 << 20
 HASH_PIECE_NBYTES = 1 << 22
@@ -65,6 +61,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     head: WeightType  # embedding and head, the two matrices of V rows
     # Inputs that share a scale, at most; a narrow matrix uses less.
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
+    prefill: bool = False  # whether there is a graph of its own for prompts
 
 
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +81,9 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     probe_tokens: tuple[int, ...]  # token ids of the logit comparison
     worst_logit_difference: float  # bundle against checkpoint, over all positions of the probe
     greatest_logit: float  # for scale
+    # Mean Kullback-Leibler divergence, in nats, from the checkpoint's next-token distributions.
+    divergence: float
+    prefill_divergence: float | None = None  # the same through the prefill graph, if there is one
     notes: tuple[str, ...] = ()  # what the exporter found worth telling, a sentence each
 
 
@@ -93,28 +93,48 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     format_version: int
     model: ModelConfig
     backbone: BackboneFormat
-    tables: RecordLayout
+    tables: RecordLayout | None  # of a dense model: None
     files: dict[str, FileEntry]  # path with forward slashes -> entry
     report: QualityReport
 
     def __post_init__(self) -> None:
-        model, tables = self.model, self.tables
-        pairs = {
-            "vocabulary": (model.vocab_size, tables.vocab_size),
-            "STEM layers": (model.stem_layers, tables.layers),
-            "d_ff": (model.d_ff, tables.d_ff),
-        }
-        for what, (of_model, of_tables) in pairs.items():
-            if of_model != of_tables:
-                raise ValueError(f"{what} of the model is {of_model}, of the tables {of_tables}")
+        model = self.model
+        if self.tables is not None:
+            _check_tables(model, self.tables)
+        elif model.stem_layers:
+            raise ValueError(f"no tables, but STEM layers {model.stem_layers}")
         for name in self.files:
             _check_name(name)
-        for name in REQUIRED_FILES:
+        for name in self.required_files():
             if name not in self.files:
                 raise ValueError(f"no entry for {name}")
         quantized = "fp32" not in (self.backbone.weights, self.backbone.head)
         if quantized and not fitting_block(model.dim, self.backbone.block_size):
             raise ValueError(f"dim {model.dim} cannot be cut into blocks")
+
+    def graphs(self) -> list[str]:
+        """Names of the graphs (stem_edge.graph_io) in the bundle, in their order."""
+        return decode_graphs(self.model) + ([PREFILL] if self.backbone.prefill else [])
+
+    def required_files(self) -> list[str]:
+        """Files without which the bundle is incomplete; shards follow from the tables."""
+        names = [graph_file(graph) for graph in self.graphs()]
+        names += [BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG]
+        names += [PREFILL_DATA] if self.backbone.prefill else []
+        if self.tables is not None:
+            names += [f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"]
+        return names
+
+
+def _check_tables(model: ModelConfig, tables: RecordLayout) -> None:
+    pairs = {
+        "vocabulary": (model.vocab_size, tables.vocab_size),
+        "STEM layers": (model.stem_layers, tables.layers),
+        "d_ff": (model.d_ff, tables.d_ff),
+    }
+    for what, (of_model, of_tables) in pairs.items():
+        if of_model != of_tables:
+            raise ValueError(f"{what} of the model is {of_model}, of the tables {of_tables}")
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -177,7 +197,7 @@ def open_manifest(root: str | Path) -> Manifest:
                 f"{path}: bundle format {number} is newer than this stem-edge reads "
                 f"({FORMAT_VERSION}); upgrade stem-edge"
             )
-        if number < 1:
+        if number < FORMAT_VERSION:
             raise ValueError(f"format_version is {number}")
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
@@ -27,11 +28,17 @@ class Command(Protocol):
 
 # name -> (module, what it does, what it needs beyond the base installation)
 COMMANDS = {
+    "cache": ("stem_edge.runtime.cache_cli", "list or remove what is kept for faster loads", ""),
     "demo": ("stem_edge.runtime.demo", "see it work on the small model inside this package", ""),
     "export": ("stem_edge.export.cli", "turn a trained checkpoint into a bundle", "export"),
     "generate": ("stem_edge.runtime.cli", "continue a text with a bundle", ""),
+    "prepare": ("stem_edge.runtime.prepare_cli", "rearrange a backbone for this processor", ""),
     "inspect": ("stem_edge.inspect_cli", "show what a bundle is made of", ""),
-    "verify": ("stem_edge.verify_cli", "compare a bundle's files with their checksums", ""),
+    "verify": (
+        "stem_edge.verify_cli",
+        "check a bundle's files, or that every way of running it gives the same tokens",
+        "",
+    ),
 }
 
 EPILOG = """\
@@ -50,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     known, rest = _parse_name(arguments)
+    warnings.showwarning = _show_warning
     try:
         command = _import(known)
         parser = argparse.ArgumentParser(
@@ -72,6 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_ERROR
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """One line for people, where Python would show its own source."""
+    print(f"stem-edge: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:

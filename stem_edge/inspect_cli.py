@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stem_edge.bundle import TABLES, Bundle, Manifest, open_bundle
+import stem_edge
+from stem_edge.bundle import PREFILL_DATA, TABLES, Bundle, Manifest, open_bundle
 from stem_edge.units import format_size
+
+if TYPE_CHECKING:
+    from stem_edge.runtime import MemoryPlan
 
 DESCRIPTION = """\
 Show a bundle: architecture, STEM layers, parameters in all and for one token, bytes on flash and
-of the backbone, types, quality of the export, files. Reads only the manifest."""
+of the backbone, types, quality of the export, files. Reads only the manifest.
+With --memory, show instead what loading it here and now would take."""
 
 FILES_SHOWN = 12
 
@@ -21,10 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument(
+        "--memory",
+        nargs="?",
+        const="",
+        metavar="SIZE",
+        help="show the memory plan under this limit, like 600MB (what the machine leaves)",
+    )
+    parser.add_argument("--context-length", type=int, metavar="N", help="for --memory, in tokens")
 
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    if args.memory is not None:
+        plan = stem_edge.memory_plan(args.bundle, args.memory or None, args.context_length)
+        print(json.dumps(memory_figures(plan), indent=1) if args.json else memory_table(plan))
+        return 0
     bundle = open_bundle(args.bundle)
     print(json.dumps(figures(bundle.manifest), indent=1) if args.json else table(bundle))
     return 0
@@ -37,11 +56,22 @@ def figures(manifest: Manifest) -> dict[str, object]:
         "parameters": model.backbone_parameters + model.table_parameters,
         "parameters_active": model.active_parameters,
         "parameters_tables": model.table_parameters,
-        "record_nbytes": tables.record_nbytes,
+        "record_nbytes": tables.record_nbytes if tables else 0,
         "flash_nbytes": _nbytes(manifest, TABLES),
         "backbone_nbytes": manifest.report.backbone_nbytes,
     }
     return derived | dict(msgspec.to_builtins(manifest))
+
+
+def memory_figures(plan: MemoryPlan) -> dict[str, object]:
+    """The plan as plain JSON values, bytes and counts."""
+    return asdict(plan) | {"total": plan.total}
+
+
+def memory_table(plan: MemoryPlan) -> str:
+    """The plan for people: anonymous memory, part by part."""
+    lines = [f"{name:<34}{format_size(nbytes):>10}" for name, nbytes in plan.parts()]
+    return "\n".join([*lines, f"{'anonymous memory at most':<34}{format_size(plan.total):>10}"])
 
 
 def table(bundle: Bundle) -> str:
@@ -60,7 +90,7 @@ Rows = list[tuple[str, str]]
 
 def _architecture(manifest: Manifest) -> Rows:
     model = manifest.model
-    layers = ", ".join(map(str, model.stem_layers))
+    layers = ", ".join(map(str, model.stem_layers)) or "none, a dense model"
     heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values, {model.head_dim} wide"
     total = model.backbone_parameters + model.table_parameters
     head = "tied to the embedding" if model.tied_head else "of its own"
@@ -77,15 +107,27 @@ def _architecture(manifest: Manifest) -> Rows:
 
 
 def _storage(manifest: Manifest) -> Rows:
-    backbone, tables, report = manifest.backbone, manifest.tables, manifest.report
+    backbone, report = manifest.backbone, manifest.report
     blocks = f" in blocks of {backbone.block_size}" if backbone.weights != "fp32" else ""
-    groups = f" in groups of {tables.group_size}" if tables.quantized else ""
+    prefill = manifest.files[PREFILL_DATA].nbytes if backbone.prefill else 0
     return [
         ("backbone", f"{format_size(report.backbone_nbytes)}, {backbone.weights}{blocks}"),
         ("  embedding, head", backbone.head),
-        ("tables on flash", f"{format_size(_nbytes(manifest, TABLES))}, {tables.row_type}{groups}"),
-        ("  one record", f"{format_size(tables.record_nbytes)}, what a token reads at most"),
+        ("  prefill graph", f"{format_size(prefill)} of it, int8" if prefill else "none"),
+        *_tables(manifest),
         ("checkpoint was", format_size(report.checkpoint_nbytes)),
+    ]
+
+
+def _tables(manifest: Manifest) -> Rows:
+    tables = manifest.tables
+    if tables is None:
+        return []
+    groups = f" in groups of {tables.group_size}" if tables.quantized else ""
+    nbytes = format_size(_nbytes(manifest, TABLES))
+    return [
+        ("tables on flash", f"{nbytes}, {tables.row_type}{groups}"),
+        ("  one record", f"{format_size(tables.record_nbytes)}, what a token reads at most"),
     ]
 
 
@@ -96,6 +138,9 @@ def _quality(manifest: Manifest) -> Rows:
         rows.append((f"  {kind}", f"{error.worst:>10.4%}{error.mean:>10.4%}"))
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
     rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
+    rows.append(("divergence", f"{report.divergence:g} nats from the checkpoint, mean"))
+    if report.prefill_divergence is not None:
+        rows.append(("  of prefill graph", f"{report.prefill_divergence:g} nats"))
     return rows + [("note", note) for note in report.notes]
 
 

@@ -7,7 +7,7 @@ model in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -52,15 +52,21 @@ def whole(matrix: Matrix) -> F32:
     return matrix.rows(0, matrix.shape[0])
 
 
+# Called with "layers.<l>.qkv", "wo", "gate" or "down" and the input [T, K] of those matrices.
+Observer = Callable[[str, F32], None]
+
+
 def forward(
     config: ModelConfig,
     backbone: Mapping[str, Matrix],
     tables: Mapping[int, Matrix],
     token_ids: Sequence[int],
+    observe: Observer = lambda name, x: None,
 ) -> F32:
     """Logits float32 [T, V] of token_ids from an empty context.
 
-    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> [V, d_ff].
+    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> [V, d_ff]; observe: sees what
+    goes into each group of matrices.
     """
     cos, sin = rope_tables(config, len(token_ids))
     x = _pick(backbone["embedding"], token_ids)
@@ -69,14 +75,21 @@ def forward(
             name: backbone[f"layers.{layer}.{name}"]
             for name in ("attention_norm", "wq", "wk", "wv", "wo", "ffn_norm", "gate", "down")
         }
+        at = f"layers.{layer}."
         normed = _rms_norm(x, weights["attention_norm"], config.norm_eps)
-        x = x + _attention(config, weights, normed, cos, sin)
+        observe(at + "qkv", normed)
+        mixed = _attention(config, weights, normed, cos, sin)
+        observe(at + "wo", mixed)
+        x = x + _linear(mixed, weights["wo"])
         normed = _rms_norm(x, weights["ffn_norm"], config.norm_eps)
+        observe(at + "gate", normed)
         if layer in config.stem_layers:
             up = _pick(tables[layer], token_ids)
         else:
-            up = _linear(normed, backbone[f"layers.{layer}.up"])
-        x = x + _linear(_silu(_linear(normed, weights["gate"])) * up, weights["down"])
+            up = _linear(normed, backbone[at + "up"])
+        product = _silu(_linear(normed, weights["gate"])) * up
+        observe(at + "down", product)
+        x = x + _linear(product, weights["down"])
     head = backbone["embedding" if config.tied_head else "head"]
     return _linear(_rms_norm(x, backbone["norm"], config.norm_eps), head)
 
@@ -84,7 +97,7 @@ def forward(
 def _attention(
     config: ModelConfig, weights: Mapping[str, Matrix], x: F32, cos: F32, sin: F32
 ) -> F32:
-    """Causal grouped-query attention of x [T, dim]."""
+    """Causal grouped-query attention of x [T, dim], before wo."""
     length, group = len(x), config.n_heads // config.n_kv_heads
     q = _linear(x, weights["wq"]).reshape(length, config.n_heads, config.head_dim)
     k = _linear(x, weights["wk"]).reshape(length, config.n_kv_heads, config.head_dim)
@@ -95,8 +108,7 @@ def _attention(
     scores += np.triu(np.full((length, length), -np.inf, np.float32), 1)
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
-    mixed = np.einsum("hts,shd->thd", weight, v).reshape(length, -1)
-    return _linear(mixed, weights["wo"])
+    return np.asarray(np.einsum("hts,shd->thd", weight, v).reshape(length, -1), np.float32)
 
 
 def _rms_norm(x: F32, weight: Matrix, eps: float) -> F32:

@@ -16,8 +16,21 @@ from stem_edge.export.lingua import read_checkpoint
 from stem_edge.reference import whole
 
 
-def test_versions_are_pinned_and_every_operator_has_a_cpu_kernel(tiny_bundle: Path) -> None:
-    model = onnx.load(tiny_bundle / "backbone.onnx", load_external_data=False)
+@pytest.fixture(scope="module")
+def int4_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("int4") / "bundle"
+    stem_edge.export_bundle(tiny_checkpoint, out, prefill_graph=True)
+    return out
+
+
+GRAPHS = ["backbone.embed", "backbone.early", "backbone.late", "backbone.head", "prefill"]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_versions_are_pinned_and_every_operator_has_a_cpu_kernel(
+    int4_bundle: Path, graph: str
+) -> None:
+    model = onnx.load(int4_bundle / f"{graph}.onnx", load_external_data=False)
     assert model.ir_version == 10
     assert {(o.domain, o.version) for o in model.opset_import} == {("", 21), ("com.microsoft", 1)}
     kernels = {
@@ -30,13 +43,15 @@ def test_versions_are_pinned_and_every_operator_has_a_cpu_kernel(tiny_bundle: Pa
     assert missing <= {("com.microsoft", "QuickGelu")}
 
 
-def test_external_data_stays_in_the_bundle(tiny_bundle: Path) -> None:
-    model = onnx.load(tiny_bundle / "backbone.onnx", load_external_data=False)
-    size = (tiny_bundle / "backbone.onnx.data").stat().st_size
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_external_data_stays_in_the_bundle(int4_bundle: Path, graph: str) -> None:
+    model = onnx.load(int4_bundle / f"{graph}.onnx", load_external_data=False)
+    data = f"{graph.split('.')[0]}.onnx.data"
+    size = (int4_bundle / data).stat().st_size
     for tensor in model.graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if entries:
-            assert entries["location"] == "backbone.onnx.data"
+            assert entries["location"] == data
             assert int(entries["offset"]) + int(entries["length"]) <= size
 
 

@@ -14,7 +14,6 @@ from test_shards import edit, write_store
 
 import stem_edge
 from stem_edge.bundle import (
-    BACKBONE,
     BACKBONE_DATA,
     MANIFEST,
     MAX_MANIFEST_NBYTES,
@@ -31,17 +30,20 @@ from stem_edge.bundle import (
     verify,
 )
 from stem_edge.errors import BundleError
+from stem_edge.graph_io import graph_file
 from stem_edge.rows import RecordLayout
 
 LAYOUT = RecordLayout(vocab_size=10, layers=(1,), d_ff=16, row_type="int8", group_size=16)
+GRAPHS = [graph_file(graph) for graph in ("embed", "early", "late", "head")]
+BACKBONE = graph_file("late")
 GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"
 SHARDS = [f"{TABLES}/records/c/0/0", f"{TABLES}/records/c/1/0"]
-NAMES = sorted([BACKBONE, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
+NAMES = sorted([*GRAPHS, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
 
 
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
-        format_version=1,
+        format_version=2,
         model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
         tables=LAYOUT,
@@ -54,13 +56,15 @@ def make_manifest(files: dict[str, FileEntry]) -> Manifest:
             probe_tokens=(1, 2, 3),
             worst_logit_difference=0.125,
             greatest_logit=4.0,
+            divergence=0.5,
         ),
     )
 
 
 def make_bundle(path: Path) -> Path:
     path.mkdir()
-    (path / BACKBONE).write_bytes(b"backbone")
+    for name in GRAPHS:
+        (path / name).write_bytes(b"backbone")
     (path / BACKBONE_DATA).write_bytes(b"data")
     (path / TOKENIZER).write_bytes(b"{}")
     (path / TOKENIZER_CONFIG).write_bytes(b'{"a": 1}')
@@ -106,10 +110,23 @@ GOLDEN = """\
  "backbone": {
   "block_size": 32,
   "head": "int8",
+  "prefill": false,
   "weights": "int4"
  },
  "files": {
-  "backbone.onnx": {
+  "backbone.early.onnx": {
+   "nbytes": 1,
+   "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+  },
+  "backbone.embed.onnx": {
+   "nbytes": 1,
+   "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+  },
+  "backbone.head.onnx": {
+   "nbytes": 1,
+   "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+  },
+  "backbone.late.onnx": {
    "nbytes": 1,
    "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
   },
@@ -142,7 +159,7 @@ GOLDEN = """\
    "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
   }
  },
- "format_version": 1,
+ "format_version": 2,
  "model": {
   "bos_id": 1,
   "d_ff": 16,
@@ -167,6 +184,7 @@ GOLDEN = """\
  "report": {
   "backbone_nbytes": 8,
   "checkpoint_nbytes": 2000,
+  "divergence": 0.5,
   "errors": {
    "tables": {
     "mean": 0.25,
@@ -175,6 +193,7 @@ GOLDEN = """\
   },
   "greatest_logit": 4.0,
   "notes": [],
+  "prefill_divergence": null,
   "probe_tokens": [
    1,
    2,
@@ -195,7 +214,7 @@ GOLDEN = """\
 }
 """
 GOLDEN_SIZES = {
-    BACKBONE: 1,
+    **dict.fromkeys(GRAPHS, 1),
     BACKBONE_DATA: 8,
     GROUP: 2,
     ARRAY: 3,
@@ -238,7 +257,7 @@ REQUIRED = [
     *["tables vocab_size", "tables layers", "tables d_ff", "tables row_type"],
     *["files tokenizer.json nbytes", "files tokenizer.json sha256"],
     *["report checkpoint_nbytes", "report errors", "report errors tables worst"],
-    *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
+    *["files backbone.late.onnx", "files tokenizer.json", "files tokenizer_config.json"],
     # Without these two nothing could be read of the tables.
     *[f"files {GROUP}", f"files {ARRAY}"],
 ]
@@ -248,14 +267,14 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 1 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 2 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
 
 INTEGERS = [
     *["format_version", "model vocab_size", "model dim", "backbone block_size", "tables d_ff"],
-    *["files backbone.onnx nbytes", "report checkpoint_nbytes", "report backbone_nbytes"],
+    *["files backbone.late.onnx nbytes", "report checkpoint_nbytes", "report backbone_nbytes"],
     "report tables_nbytes",
 ]
 
@@ -291,7 +310,7 @@ def test_numbers_that_count_nothing(bundle: Path, where: str, value: object) -> 
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 1 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 2 (")
     assert said in message
 
 
@@ -309,11 +328,11 @@ def test_model_and_tables_must_agree(bundle: Path, where: str, value: object, sa
     assert said in refusal(bundle)
 
 
-@pytest.mark.parametrize("version", [2, 10**9])
+@pytest.mark.parametrize("version", [3, 10**9])
 def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
     (bundle / MANIFEST).write_text(json.dumps({"format_version": version, "files": "elsewhere"}))
     message = refusal(bundle)
-    assert f"bundle format {version} is newer than this stem-edge reads (1)" in message
+    assert f"bundle format {version} is newer than this stem-edge reads (2)" in message
     assert message.endswith("upgrade stem-edge")
 
 
@@ -340,7 +359,7 @@ def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
         pytest.param(
             lambda data: data.replace(
                 b'"tokenizer.json": {',
-                b'"backbone.onnx": {"nbytes": 8, "sha256": ""}, "tokenizer.json": {',
+                b'"backbone.early.onnx": {"nbytes": 8, "sha256": ""}, "tokenizer.json": {',
             ),
             id="file given twice",
         ),
@@ -349,7 +368,7 @@ def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
 def test_manifests_that_are_not_plain_json(bundle: Path, change: Callable[[bytes], bytes]) -> None:
     path = bundle / MANIFEST
     path.write_bytes(change(path.read_bytes()))
-    assert refusal(bundle).startswith(f"{path}: not a manifest of format 1 (")
+    assert refusal(bundle).startswith(f"{path}: not a manifest of format 2 (")
 
 
 def test_a_manifest_that_is_too_large(bundle: Path) -> None:

@@ -82,7 +82,7 @@ def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        time.sleep(1.5)
+        time.sleep(3)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
     os.close(writer)
@@ -97,10 +97,10 @@ def test_interrupt_while_generating_still_gives_the_figures(
 
     real, calls = Engine.step, iter(range(100))
 
-    def step(self: Engine, *args: object) -> object:
+    def step(self: Engine, *args: object, **options: object) -> object:
         if next(calls) == 3:
             raise KeyboardInterrupt
-        return real(self, *args)  # type: ignore[arg-type]
+        return real(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "step", step)
     assert main(["generate", str(DEMO), "-p", "The capital of France is"]) == 130
@@ -119,7 +119,11 @@ def test_interrupt_while_generating_still_gives_the_figures(
         (["export", "/nowhere", "/tmp/never"], "/nowhere: no such folder"),
         (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),
         (["verify", "/nowhere"], "/nowhere: no such bundle folder"),
-        (["demo", "--memory", "5kB"], "memory of 5,000 bytes is too small"),
+        (["demo", "--slots", "0"], "slots is 0; expected 4 to 1756"),
+        (
+            ["generate", str(DEMO), "-p", "a", "--memory", "5kB"],
+            "memory of 5,000 bytes is too small",
+        ),
     ],
 )
 def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str) -> None:

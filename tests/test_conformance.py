@@ -65,7 +65,7 @@ def stepwise(model: Model, ids: list[int]) -> F32:
     """Logits [T, V], one step a token, through the engine's own step."""
     engine = model._engine
     context = engine.open_context(len(ids))
-    return np.concatenate([engine.step(context, np.array([token]), 0).copy() for token in ids])
+    return np.concatenate([engine.step(context, np.array([token])).copy() for token in ids])
 
 
 def test_greedy_generation_follows_the_trainers_argmax(case: str, bundle: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import DEMO
 
 import stem_edge
 from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.graph_io import graph_file
 from stem_edge.quantize import F32
-from stem_edge.runtime.backend import open_backend
+from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.engine import Engine, cut
+from stem_edge.runtime.ort_session import CPU
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.store import ReadMode, open_store
 
@@ -33,9 +37,11 @@ def run(
     """Greedy tokens after PROMPT, and the logits of the last step."""
     opened = open_bundle(bundle)
     layout = opened.manifest.tables
+    assert layout is not None
+    files = {name: opened.file(graph_file(name)) for name in opened.manifest.graphs()}
     cache = RowCache(layout, slots)
     store = open_store(opened.file(TABLES), layout, reads)
-    backend = open_backend(opened, cache, threads, None)
+    backend = OrtBackend(opened.manifest.model, files, cache, threads, [CPU])
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)
@@ -44,7 +50,7 @@ def run(
         for _ in range(NEW_TOKENS):
             tokens.append(int(logits[0].argmax()))
             engine.expect(np.array(tokens[-1:]))
-            logits = engine.step(context, np.array(tokens[-1:]), 0)
+            logits = engine.step(context, np.array(tokens[-1:]))
         return tokens, logits[0].copy()
     finally:
         engine.close()
@@ -94,19 +100,79 @@ def test_contexts_that_take_turns_do_not_mix(tiny_bundle: Path) -> None:
     assert together == alone
 
 
+def rows_of(model: stem_edge.Model) -> Prefetcher:
+    assert isinstance(model._engine.rows, Prefetcher)
+    return model._engine.rows
+
+
 def test_a_failed_read_leaves_the_engine_usable(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with stem_edge.load(tiny_bundle) as model:
+    with stem_edge.load(tiny_bundle, warm_start=False) as model:
         expected = model.logits([1, 2, 3])
-    with stem_edge.load(tiny_bundle) as model:
-        real = model._engine.rows.store._read_at
+    with stem_edge.load(tiny_bundle, warm_start=False) as model:
+        store = rows_of(model).store
+        real = store._read_at
 
         def broken(*args: Any) -> int:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(model._engine.rows.store, "_read_at", broken)
+        monkeypatch.setattr(store, "_read_at", broken)
         with pytest.raises(stem_edge.RowReadError, match="records/c/0/0: record of token"):
             model.logits([1, 2, 3])
-        monkeypatch.setattr(model._engine.rows.store, "_read_at", real)
+        monkeypatch.setattr(store, "_read_at", real)
         assert np.array_equal(model.logits([1, 2, 3]), expected)
+
+
+def test_a_file_that_is_cut_while_running_names_shard_and_offset_and_recovers(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    shard = tmp_path / "bundle/tables.zarr/records/c/0/0"
+    data = shard.read_bytes()
+    with stem_edge.load(tmp_path / "bundle", warm_start=False) as model:
+        expected = model.logits([1, 2, 3, 250])
+        resident = rows_of(model).cache.missing(np.arange(300)).tolist()
+        with shard.open("r+b") as file:
+            file.truncate(1000)
+        with pytest.raises(stem_edge.RowReadError, match=r"c/0/0: record of token 299 at byte \d+"):
+            model.logits([1, 2, 299])
+        assert rows_of(model).cache.missing(np.arange(300)).tolist() == resident
+        with shard.open("r+b") as file:
+            file.write(data)
+        assert np.isfinite(model.logits([1, 2, 299])).all()
+        assert np.array_equal(model.logits([1, 2, 3, 250]), expected)
+
+
+def test_a_kv_cache_that_grows_computes_the_same(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_tokens, expected = run(tiny_bundle)
+    for step in (1, 7, 64):
+        monkeypatch.setattr("stem_edge.runtime.backend_ort.KV_STEP", step)
+        tokens, logits = run(tiny_bundle)
+        assert tokens == expected_tokens
+        assert np.array_equal(logits, expected)
+
+
+@pytest.mark.parametrize("length", range(1, 40))
+@pytest.mark.parametrize("size", [4, 5, 6, 16, 17, 128])
+def test_a_prompt_is_cut_into_pairs_with_no_token_left_alone(length: int, size: int) -> None:
+    chunks = cut(np.arange(length), size)
+    assert np.concatenate(chunks).tolist() == list(range(length))
+    assert all(len(chunk) <= size for chunk in chunks)
+    assert all(len(chunk) % 2 == 0 for chunk in chunks[:-1])
+    assert len(chunks[-1]) > 1 or length == 1
+
+
+@pytest.mark.parametrize("prefill_graph", [True, False])
+@pytest.mark.parametrize("length", [33, 37, 40])
+def test_quantized_logits_do_not_depend_on_the_size_of_chunks(
+    prefill_graph: bool, length: int
+) -> None:
+    ids = np.random.default_rng(length).integers(0, 1756, length).tolist()
+    with stem_edge.load(DEMO, prefill_graph=prefill_graph) as model:
+        expected = model.logits(ids)
+        for size in (4, 7, 16, 32):
+            model._engine.chunk_tokens = size
+            assert np.abs(model.logits(ids) - expected).max() < 1e-3

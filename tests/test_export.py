@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import stem_edge
 from stem_edge import CheckpointError, ExportError
 from stem_edge.bundle import open_bundle, verify
 from stem_edge.cli import main
+from stem_edge.export.files import publish
+from stem_edge.export.journal import Journal
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.reference import forward, whole
 
@@ -100,7 +105,9 @@ def test_an_existing_bundle_is_refused_and_replaced_with_force(
         stem_edge.export_bundle(tiny_checkpoint, out)
     assert contents(out) == before
     stem_edge.export_bundle(tiny_checkpoint, out, tables="int8", force=True)
-    assert open_bundle(out).manifest.tables.row_type == "int8"
+    tables = open_bundle(out).manifest.tables
+    assert tables is not None
+    assert tables.row_type == "int8"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 
@@ -112,7 +119,7 @@ def test_force_never_replaces_what_is_not_a_bundle(tiny_checkpoint: Path, tmp_pa
 
 
 @pytest.mark.parametrize("failing_write", [0, 1, 2, 3, 5, 8])
-def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(
+def test_a_full_disk_leaves_the_old_bundle_and_what_was_done(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
 ) -> None:
     out = tmp_path / "out"
@@ -126,22 +133,104 @@ def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(ExportError, match=r"disk is full.*nothing was changed"):
+    with pytest.raises(ExportError, match=r"disk is full.*go on from there"):
         stem_edge.export_bundle(tiny_checkpoint, out, force=True)
     assert contents(out) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".stem-edge-out", "out"]
+    monkeypatch.setattr(os, "fsync", real)
+    stem_edge.export_bundle(tiny_checkpoint, out, force=True)
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "again")
+    assert contents(out) == contents(tmp_path / "again")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "out"]
 
 
-def test_an_interrupt_leaves_nothing(
+@pytest.mark.parametrize("steps", range(7))
+def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
+    expected = tmp_path / "expected"
+    stem_edge.export_bundle(tiny_checkpoint, expected)
+    real, calls, done = Journal.run, iter(range(100)), list[str]()
+
+    def run(self: Journal, name: str, *rest: Any) -> None:
+        if next(calls) == steps:
+            raise KeyboardInterrupt
+        real(self, name, *rest)
+
+    monkeypatch.setattr(Journal, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+    def watch(self: Journal, name: str, *rest: Any) -> None:
+        done.extend([name] * (name not in self.steps))
+        real(self, name, *rest)
+
+    monkeypatch.setattr(Journal, "run", watch)
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(expected)
+    assert len(done) == len(ALL_STEPS) - steps
+    assert done == ALL_STEPS[steps:]
+
+
+ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"shard {n}" for n in range(3))]
+
+
+def test_what_another_checkpoint_or_option_left_is_not_used(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    expected = tmp_path / "expected"
+    stem_edge.export_bundle(tiny_checkpoint, expected, tables="int4")
+
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stem_edge.export.exporter.write_tables", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("stem_edge.export.exporter.write_shard", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="int4")
+    assert contents(tmp_path / "out") == contents(expected)
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "nothing", "stray"])
+def test_a_killed_export_whose_journal_or_files_are_damaged(
+    tiny_checkpoint: Path, tmp_path: Path, damage: str
+) -> None:
+    """A real kill, in the middle of the table store."""
+    expected = tmp_path / "expected"
+    stem_edge.export_bundle(tiny_checkpoint, expected)
+    script = (
+        "import os, signal, sys, stem_edge\n"
+        "from stem_edge.export import exporter\n"
+        "exporter.write_shard = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "stem_edge.export_bundle(sys.argv[1], sys.argv[2])"
+    )
+    command = [sys.executable, "-c", script, str(tiny_checkpoint), str(tmp_path / "out")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    work = tmp_path / ".stem-edge-out"
+    journal = work / "export.journal"
+    if damage == "cut":
+        journal.write_bytes(journal.read_bytes()[:-7])
+    if damage == "foreign":
+        journal.write_bytes(b"\xff" * 100)
+    if damage == "stray":
+        (work / "tables.zarr" / "records" / "c" / "9").mkdir(parents=True)
+        (work / "tables.zarr" / "records" / "c" / "9" / "0").write_bytes(b"x")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    found = contents(tmp_path / "out")
+    assert found == contents(expected)
+    assert set(stem_edge.verify(tmp_path / "out").values()) == {"ok"}
+
+
+def test_two_exports_to_one_place_do_not_meet(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with publish(tmp_path / "out", force=False):
+        with pytest.raises(ExportError, match="another export to it is under way"):
+            stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+        for name in ("manifest.json", "x"):
+            (tmp_path / ".stem-edge-out" / name).write_bytes(b"{}")
+    assert contents(tmp_path / "out") == {"manifest.json": b"{}", "x": b"{}"}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_bundle import LAYOUT, NAMES, SHARDS, make_bundle
+from test_bundle import BACKBONE, LAYOUT, NAMES, SHARDS, make_bundle
 from test_shards import edit
 
-from stem_edge.bundle import BACKBONE, MANIFEST, encode_manifest, open_bundle
+from stem_edge.bundle import MANIFEST, encode_manifest, open_bundle
 from stem_edge.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -114,7 +114,7 @@ def test_no_bundle(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
-    edit(bundle / MANIFEST, "format_version", 2)
+    edit(bundle / MANIFEST, "format_version", 3)
     assert main(["inspect", str(bundle)]) == 1
     assert "upgrade stem-edge" in one_line(capsys)
 

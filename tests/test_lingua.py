@@ -235,9 +235,24 @@ def test_an_integer_tensor_is_refused(consolidated: Path) -> None:
     refused(consolidated, "torch.int8", "expected one of float32")
 
 
-def test_a_dense_model_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_dense_model_has_no_tables(tmp_path: Path, listed: bool) -> None:
     path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
-    refused(path, "every layer has an up projection", "dense model")
+    if not listed:  # as the trainer writes it that the public one is built on
+        params = json.loads((path / "params.json").read_text())
+        del params["model"]["stem_layers"]
+        (path / "params.json").write_text(json.dumps(params))
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.config.stem_layers == ()
+    assert checkpoint.tables == {}
+
+
+def test_tables_without_a_place_for_them_are_refused(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
+    params = json.loads((path / "params.json").read_text())
+    params["model"]["stem_layers"] = [1]
+    (path / "params.json").write_text(json.dumps(params))
+    refused(path, "stem_layers is [1], but the weights lack the up projection")
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_known_ones(

@@ -30,6 +30,7 @@ class FakeStore(RowStore):
         self.reads: list[list[int]] = []
         self.failures = 0  # reads still to fail
         self.gate = threading.Event()
+        self.closed = False
         self.gate.set()
 
     def read(self, token_ids: I64) -> U8:
@@ -40,6 +41,9 @@ class FakeStore(RowStore):
             raise RowReadError(f"read of {token_ids.tolist()} failed")
         values = np.repeat(token_ids.astype(np.float32)[:, None], LAYOUT.d_ff, axis=1)
         return LAYOUT.pack([values, values])
+
+    def close(self) -> None:
+        self.closed = True
 
 
 Make = Callable[..., Prefetcher]

@@ -3,9 +3,9 @@ import os
 from pathlib import Path
 
 import pytest
-from test_bundle import NAMES, SHARDS, make_bundle
+from test_bundle import BACKBONE, NAMES, SHARDS, make_bundle
 
-from stem_edge.bundle import BACKBONE, MANIFEST
+from stem_edge.bundle import MANIFEST
 from stem_edge.cli import main
 
 Capture = pytest.CaptureFixture[str]

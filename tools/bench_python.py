@@ -14,7 +14,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,16 +50,8 @@ class Meter:
 
         def open_context(length: int) -> Any:
             context = real(length)
-            run = context.run
-
-            def timed(*args: Any) -> Any:
-                started = time.perf_counter()
-                try:
-                    return run(*args)
-                finally:
-                    self.seconds += time.perf_counter() - started
-
-            context.run = timed  # type: ignore[assignment, method-assign]
+            for name in ("begin", "finish"):
+                setattr(context, name, self._timed(getattr(context, name)))
             return context
 
         self._engine.backend.open_context = open_context  # type: ignore[method-assign]
@@ -67,6 +59,16 @@ class Meter:
             yield
         finally:
             self._engine.backend.open_context = real  # type: ignore[method-assign]
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
 
 
 def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
@@ -78,7 +80,7 @@ def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
     with meter.watching():
         before = None
         for _ in model._tokens(prompt, params):
-            now = (time.perf_counter(), meter.seconds, model._engine.rows.stall_seconds)
+            now = (time.perf_counter(), meter.seconds, model._engine.rows.counters().stall_seconds)
             if before is not None:
                 total, forward, stall = (a - b for a, b in zip(now, before, strict=True))
                 steps.append((total - forward - stall) * 1000)

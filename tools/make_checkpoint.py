@@ -1,23 +1,31 @@
 """Write a checkpoint with random weights in a layout of the public STEM trainer.
 
-    python tools/make_checkpoint.py OUT --vocab-size 128256 --dim 64 --layers 6 --stem 2 5
+    python tools/make_checkpoint.py OUT --shape llama-3.2-1b --stem third
+    python tools/make_checkpoint.py OUT --shape small --stem 2 5
 
-For tests and benchmarks: the shapes are real, the text it generates is noise.
+For tests and benchmarks: the shapes are real, the text it generates is noise. Everything is written
+in pieces, so that a checkpoint may be larger than memory: STEM-1/3 of the 1B shape is 13 GB on disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import warnings
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 Layout = Literal["training", "consolidated"]
+# Random values of a table are cut from one block of this many: drawing 17 billion takes minutes.
+NOISE_VALUES = 1 << 22
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,6 +41,7 @@ class Shape:
     d_ff: int = 64
     stem_layers: tuple[int, ...] = (1, 2)
     max_seqlen: int = 128
+    rope_theta: float = 10_000.0
     tied_head: bool = False
 
     def backbone(self) -> dict[str, tuple[int, ...]]:
@@ -65,6 +74,7 @@ class Shape:
             "stem_layers": list(self.stem_layers),
             "stem_embedding_dim": self.d_ff,
             "max_seqlen": self.max_seqlen,
+            "rope_theta": self.rope_theta,
             "weight_tying": self.tied_head,
         }
         return {
@@ -73,6 +83,23 @@ class Shape:
             "model": model,
             "data": {"tokenizer": {"name": "bytes", "path": None}, "add_bos": True},
         }
+
+
+SHAPES = {
+    "small": Shape(
+        vocab_size=300, dim=64, n_layers=6, n_heads=4, n_kv_heads=4, d_ff=256, stem_layers=(2, 5)
+    ),
+    "llama-3.2-1b": Shape(
+        vocab_size=128_256, dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192,
+        stem_layers=(), max_seqlen=8192, rope_theta=500_000.0,
+    ),
+}  # fmt: skip
+
+
+def stem_layers(ratio: str, n_layers: int) -> tuple[int, ...]:
+    """Layers with a table: every third, every second, all but the first, or none."""
+    spans = {"third": (2, 3), "half": (1, 2), "full": (1, 1), "dense": (n_layers, 1)}
+    return tuple(range(spans[ratio][0], n_layers, spans[ratio][1]))
 
 
 def write_checkpoint(
@@ -86,39 +113,81 @@ def write_checkpoint(
     seed: int = 0,
 ) -> Path:
     """Write the folder `out`; returns it. `parts` is the number of column shards."""
-    generator = torch.Generator().manual_seed(seed)
+    kind = DTYPES[dtype]
+    # Never touched where it is streamed: memory that is only promised costs nothing.
     backbone = {
-        f"{prefix}{name}.weight": _weight(size, generator).to(DTYPES[dtype])
+        f"{prefix}{name}.weight": torch.empty(size, dtype=kind)
         for name, size in shape.backbone().items()
     }
-    tables = [
-        torch.randn(shape.vocab_size, shape.d_ff, generator=generator).to(DTYPES[dtype])
-        for _ in shape.stem_layers
-    ]
+    names = [f"stem_embeddings.{number}.weight" for number in range(len(shape.stem_layers))]
     out.mkdir(parents=True)
     (out / "params.json").write_text(json.dumps(shape.params(parts, dtype)))
-    names = [f"stem_embeddings.{number}.weight" for number in range(len(tables))]
     if layout == "consolidated":
-        torch.save({"model": backbone}, out / "consolidated.pth")
-        torch.save(dict(zip(names, tables, strict=True)), out / "consolidated_stem.pth")
+        drawn = {
+            name: _weight(name.removeprefix(prefix), value, seed)
+            for name, value in backbone.items()
+        }
+        torch.save({"model": drawn}, out / "consolidated.pth")
+        _write_tables(out / "consolidated_stem.pth", names, shape, range(shape.d_ff), kind, seed)
         return out
     with warnings.catch_warnings():
         # One process is all there is, and torch says so at length.
         warnings.filterwarnings("ignore", "torch.distributed is")
-        save_distributed({"model": backbone}, checkpoint_id=out, no_dist=True)
-    (out / "stem_shards").mkdir()
-    for part, columns in enumerate(zip(*(t.chunk(parts, dim=1) for t in tables), strict=True)):
-        # Cloned, because torch saves the whole storage behind a view.
-        state = {name: piece.clone() for name, piece in zip(names, columns, strict=True)}
-        torch.save(state, out / "stem_shards" / f"stem_model_mp{part}.pt")
+        save_distributed(
+            {"model": backbone},
+            checkpoint_id=out,
+            planner=_RandomPlanner(seed, f"model.{prefix}"),
+            no_dist=True,
+        )
+    if names:
+        (out / "stem_shards").mkdir()
+    width = -(-shape.d_ff // parts)
+    for part in range(parts if names else 0):
+        path = out / "stem_shards" / f"stem_model_mp{part}.pt"
+        columns = range(shape.d_ff)[part * width : (part + 1) * width]
+        _write_tables(path, names, shape, columns, kind, seed)
     return out
 
 
-def _weight(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    if len(size) == 1:
-        return 1 + 0.1 * torch.randn(size, generator=generator)
-    weight: torch.Tensor = torch.randn(size, generator=generator) / size[1] ** 0.5
-    return weight
+class _RandomPlanner(DefaultSavePlanner):
+    """Draws each tensor when it is written."""
+
+    def __init__(self, seed: int, prefix: str) -> None:
+        super().__init__()
+        self._seed, self._prefix = seed, prefix
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        value = super().resolve_data(write_item)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return _weight(write_item.index.fqn.removeprefix(self._prefix), value, self._seed)
+
+
+def _weight(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
+    """A weight of this size and type, the same for the same name and seed."""
+    generator = torch.Generator().manual_seed(seed << 32 | zlib.crc32(name.encode()))
+    values = torch.randn(like.shape, generator=generator, dtype=like.dtype)
+    return values.mul_(0.1).add_(1) if values.ndim == 1 else values.div_(values.shape[1] ** 0.5)
+
+
+def _write_tables(
+    path: Path, names: list[str], shape: Shape, columns: range, kind: torch.dtype, seed: int
+) -> None:
+    """A file of some columns of all tables, written first as a hole and then filled through a map."""
+    size = (shape.vocab_size, len(columns))
+    state = {name: torch.empty(size, dtype=kind) for name in names}
+    with torch.serialization.skip_data():
+        torch.save(state, path)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(NOISE_VALUES, generator=generator).to(kind)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        mapped = torch.load(path, mmap=True, weights_only=True)
+    for table in mapped.values():
+        for rows in table.split(max(1, NOISE_VALUES // (2 * shape.d_ff))):
+            values = len(rows) * shape.d_ff
+            start = int(torch.randint(NOISE_VALUES - values, (1,), generator=generator))
+            drawn = noise[start : start + values].view(len(rows), shape.d_ff)
+            rows.copy_(drawn[:, columns.start : columns.stop])
 
 
 def main() -> None:
@@ -127,25 +196,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="new folder")
-    for name, value in (("vocab-size", 300), ("dim", 64), ("layers", 6), ("heads", 4)):
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
-    parser.add_argument("--d-ff", type=int, help="FFN width (4 dim)")
-    parser.add_argument("--stem", type=int, nargs="+", default=[2, 5], help="STEM layers (2 5)")
-    parser.add_argument("--parts", type=int, default=2, help="column shards (2)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
-    parser.add_argument("--context", type=int, default=2048, help="(2048)")
-    args = parser.parse_args()
-    shape = Shape(
-        vocab_size=args.vocab_size,
-        dim=args.dim,
-        n_layers=args.layers,
-        n_heads=args.heads,
-        n_kv_heads=args.heads,
-        d_ff=args.d_ff or 4 * args.dim,
-        stem_layers=tuple(args.stem),
-        max_seqlen=args.context,
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b", help="(llama-3.2-1b)")
+    parser.add_argument(
+        "--stem",
+        nargs="+",
+        default=["third"],
+        metavar="third|half|full|dense|LAYER",
+        help="layers with a table: every third, every second, all but the first, none, or their "
+        "numbers (third)",
     )
-    write_checkpoint(args.out, shape, parts=args.parts, dtype=args.dtype)
+    parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
+    args = parser.parse_args()
+    shape = SHAPES[args.shape]
+    if args.stem[0].isdigit():
+        layers = tuple(sorted(map(int, args.stem)))
+    else:
+        layers = stem_layers(args.stem[0], shape.n_layers)
+    write_checkpoint(
+        args.out, replace(shape, stem_layers=layers), parts=args.parts, dtype=args.dtype
+    )
     print(f"{args.out}: done; export it with: stem-edge export {args.out} OUT")
 
 

@@ -1,9 +1,12 @@
 """Hit rate of the row cache on a stream of token ids, by number of slots.
 
     python tools/simulate_cache.py IDS.int32 [--slots 512 1024 2048]
+    python tools/simulate_cache.py IDS.int32 --warm OTHER.int32 --window 2000
 
 IDS is a file of little-endian int32 token ids of real text. Runs the runtime's own cache, one id a
-step as in decoding, with rows of the smallest possible size. LRU is simulated beside it.
+step as in decoding, with rows of the smallest possible size. LRU is simulated beside it. With
+--window, IDS is cut into conversations of so many ids, each with a cache of its own, empty or
+filled by the counts of another text, as a warm start does.
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ import numpy as np
 
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.token_counts import Counts, count_tokens
 
 
-def aged_lfu(ids: I64, vocab_size: int, slots: int) -> float:
-    """Hit rate of stem_edge.runtime.cache."""
+def aged_lfu(ids: I64, vocab_size: int, slots: int, counts: Counts | None = None) -> float:
+    """Hit rate of stem_edge.runtime.cache, filled by counts if there are any."""
     layout = make_layout(vocab_size, (0,), 16, "int8", 16)
     cache, record = RowCache(layout, slots), np.zeros((1, layout.record_nbytes), np.uint8)
+    if counts is not None:
+        best = np.sort(cache.expect_counts(counts))
+        cache.install(best, np.repeat(record, len(best), axis=0), best)
     for place in range(len(ids)):
         token = ids[place : place + 1]
         cache.use(token)
@@ -52,9 +59,23 @@ def main() -> None:
     )
     parser.add_argument("ids", type=Path, metavar="IDS", help="file of int32 token ids")
     parser.add_argument("--slots", type=int, nargs="+", default=[512, 1024, 2048])
+    parser.add_argument("--window", type=int, help="cut IDS into conversations of so many ids")
+    parser.add_argument("--warm", type=Path, metavar="IDS", help="text that was counted before")
     args = parser.parse_args()
     ids = np.fromfile(args.ids, "<i4").astype(np.int64)
-    vocab_size = int(ids.max()) + 1
+    warm = np.zeros(0, np.int64)
+    if args.warm:
+        warm = np.fromfile(args.warm, "<i4").astype(np.int64)
+    vocab_size = int(max(ids.max(), warm.max(initial=0))) + 1
+    if args.window:
+        counts = count_tokens(warm, vocab_size) if args.warm else None
+        cut = [ids[at : at + args.window] for at in range(0, len(ids), args.window)]
+        cut = [window for window in cut if len(window) == args.window]
+        print(f"{len(cut)} conversations of {args.window} ids, mean\n{'slots':>8}{'aged LFU':>10}")
+        for slots in args.slots:
+            rates = [aged_lfu(window, vocab_size, slots, counts) for window in cut]
+            print(f"{slots:>8}{np.mean(rates):>10.3f}")
+        return
     print(f"{len(ids):,} ids of {args.ids.name}\n{'slots':>8}{'aged LFU':>10}{'LRU':>8}")
     for slots in args.slots:
         print(f"{slots:>8}{aged_lfu(ids, vocab_size, slots):>10.3f}{lru(ids, slots):>8.3f}")

@@ -1,0 +1,83 @@
+"""What a text tells the exporter: how often tokens occur, and which channels are large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from stem_edge.errors import ExportError
+from stem_edge.export.checkpoint import Checkpoint
+from stem_edge.export.tokenizer import ExportedTokenizer
+from stem_edge.quantize import F32
+from stem_edge.reference import forward
+
+# Read when there is no text of the user's: prose, a name, a number, code.
+PROBE_TEXT = """\
+The quick brown fox jumps over the lazy dog. In 1969, Ada Lovelace's notes were already 126 years
+old: "for n in range(10): print(n * n)" would have made sense to her, I think. Wouldn't it?"""
+PROBE_TOKENS = 48
+READ_CHARS = 1 << 20
+
+
+def read_token_ids(
+    path: Path | None, converted: ExportedTokenizer, vocab_size: int
+) -> npt.NDArray[np.int64]:
+    """Ids of a text, or of a file of ids (.npy, or .int32 as little-endian); empty without one."""
+    try:
+        if path is None:
+            return np.zeros(0, np.int64)
+        if path.suffix == ".npy":
+            ids = np.load(path, allow_pickle=False).reshape(-1)
+        elif path.suffix == ".int32":
+            ids = np.fromfile(path, "<i4")
+        else:
+            ids = _encode(Tokenizer.from_str(converted.json), path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise ExportError(
+            f"{path}: cannot read ({error}); give a text in UTF-8, or token ids as .npy or .int32"
+        ) from error
+    if ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
+        raise ExportError(
+            f"{path}: expected token ids of 0 to {vocab_size - 1}; it holds "
+            f"{f'{ids.min()} to {ids.max()}' if len(ids) else 'none'}"
+        )
+    checked: npt.NDArray[np.int64] = ids.astype(np.int64)
+    return checked
+
+
+def _encode(tokenizer: Tokenizer, path: Path) -> npt.NDArray[np.int64]:
+    """In pieces that end with a line, because a tokenizer takes a hundred bytes for a character."""
+    ids: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    with path.open(encoding="utf-8") as file:
+        while lines := file.readlines(READ_CHARS):
+            text = "".join(lines)
+            ids.append(np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64))
+    return np.concatenate(ids)
+
+
+def probe_ids(
+    text_ids: npt.NDArray[np.int64], converted: ExportedTokenizer, max_context: int
+) -> list[int]:
+    """A few tokens for comparing the bundle with its checkpoint."""
+    if not len(text_ids):
+        encoded = Tokenizer.from_str(converted.json).encode(PROBE_TEXT)
+        text_ids = np.array(encoded.ids, np.int64)
+    ids: list[int] = text_ids[: min(PROBE_TOKENS, max_context)].tolist()
+    return ids
+
+
+def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str, F32]]:
+    """The checkpoint's own logits [T, V], and of each group of matrices the greatest magnitude of
+    every input channel [K] (names as stem_edge.reference.Observer has them)."""
+    peaks: dict[str, F32] = {}
+
+    def see(name: str, x: F32) -> None:
+        peaks[name] = np.abs(x).max(axis=0)
+
+    logits = forward(
+        checkpoint.config, checkpoint.backbone, checkpoint.tables, token_ids, observe=see
+    )
+    return logits, peaks

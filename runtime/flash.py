@@ -1,0 +1,59 @@
+"""Slow flash on a fast disk: reads that take as long as they would on another device.
+
+Only delays are emulated, from three stated numbers; real devices also have caches, writes in the
+background and heat. For testing and comparing; figures got with it must be labelled "emulated".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Literal, NamedTuple, get_args
+
+from stem_edge.errors import InputError
+
+FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]
+FLASH_NAMES: tuple[FlashName, ...] = get_args(FlashName)
+
+
+class FlashProfile(NamedTuple):
+    """Random reads of tens of KiB."""
+
+    bandwidth: float  # bytes a second
+    latency: float  # seconds for one read
+    depth: int  # reads that the device works on at once
+
+
+# Round numbers in the middle of what vendors state and users measure for random reads.
+PROFILES: dict[FlashName, FlashProfile] = {
+    "nvme": FlashProfile(3.0e9, 80e-6, 32),
+    "ufs4": FlashProfile(1.8e9, 100e-6, 32),
+    "ufs2": FlashProfile(600e6, 150e-6, 16),
+    "emmc": FlashProfile(200e6, 250e-6, 4),
+    "sdcard": FlashProfile(60e6, 700e-6, 1),
+}
+
+
+class EmulatedFlash:
+    """A device that does one batch of reads after the other; threads may wait for it at once."""
+
+    def __init__(self, profile: FlashProfile) -> None:
+        self._profile, self._lock, self._free_at = profile, threading.Lock(), 0.0
+
+    def wait(self, started: float, reads: int, nbytes: int) -> None:
+        """Return when a batch that was asked for at `started` (perf_counter) would be there."""
+        bandwidth, latency, depth = self._profile
+        with self._lock:
+            begin = max(started, self._free_at)
+            self._free_at = begin + latency * -(-reads // depth) + nbytes / bandwidth
+            until = self._free_at
+        time.sleep(max(0.0, until - time.perf_counter()))
+
+
+def open_flash(name: FlashName | None) -> EmulatedFlash | None:
+    """The device of a profile. Raises InputError."""
+    if name is None:
+        return None
+    if name not in PROFILES:
+        raise InputError(f"emulate_flash is {name!r}; expected one of {', '.join(PROFILES)}")
+    return EmulatedFlash(PROFILES[name])

@@ -1,0 +1,174 @@
+"""From a bundle to a model that can generate: choose, plan, open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.runtime import prepared as preparing
+from stem_edge.runtime.backend_ort import OrtBackend
+from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.flash import FlashName, open_flash
+from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.ort_session import CPU
+from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
+from stem_edge.runtime.prefetch import NoRows, Prefetcher
+from stem_edge.runtime.store import ReadMode, open_store
+from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.user_cache import Prepared
+from stem_edge.runtime.warm import expected_tokens, fill, keep_counts
+
+# The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
+DEFAULT_CONTEXT = 4096
+
+
+def load(
+    path: str | Path,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    providers: Sequence[str] | None = None,
+    context_length: int | None = None,
+    reads: ReadMode = "pread",
+    *,
+    slots: int | None = None,
+    resident: bool = False,
+    overlap: bool = True,
+    prefill_graph: bool | None = None,
+    prepare: bool = True,
+    warm_start: bool = True,
+    cache_dir: str | Path | None = None,
+    emulate_flash: FlashName | None = None,
+    progress: bool | None = None,
+) -> Model:
+    """Load a bundle.
+
+    memory: limit for the anonymous memory and swap of this process, in bytes or like "600MB"; the
+        row cache gets what the rest leaves. Default: half of what the machine and its cgroups leave,
+        with a row cache of up to 256 MiB.
+    threads: of the backbone. Default: the CPUs this process may use.
+    providers: onnxruntime execution providers, tried in this order. Default: the CPU.
+    context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
+    reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
+    slots: of the row cache, instead of as many as fit.
+    resident: read all tables into memory first.
+    overlap: read rows ahead in a thread; without it the same tokens come out, more slowly.
+    prefill_graph: whether the bundle's int8 graph takes prompts. Default: if it was the faster one
+        when the backbone was prepared; unprepared, yes.
+    prepare: rearrange a large backbone for this processor at the first load, and keep that.
+    warm_start: fill the row cache with the tokens that are used most, and keep count of them.
+    cache_dir: where both are kept. Default: the user's cache folder.
+    emulate_flash: delay reads as slower flash would: "nvme", "ufs4", "ufs2", "emmc", "sdcard".
+    progress: show a progress bar on stderr while preparing. Default: if that is a terminal.
+
+    Raises BundleError, MemoryPlanError, BackendError, InputError.
+    """
+    bundle = open_bundle(path)
+    threads = _threads(threads)
+    context = _context(bundle, context_length)
+    flash = open_flash(emulate_flash)
+    on_cpu = not providers or list(providers) == [CPU]
+    prepared = None
+    if prepare and on_cpu:
+        prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
+    text = TextCodec(bundle.file(TOKENIZER))
+    loading = Loading(
+        context_length=context,
+        process=own_memory(),
+        prepared=prepared is not None,
+        prefill=_prefill(bundle, prefill_graph, prepared),
+        slots=bundle.manifest.model.vocab_size if resident else slots,
+    )
+    plan = plan_memory(bundle, loading, memory, available_memory())
+    files = preparing.graph_files(bundle, prepared, prefill=loading.prefill)
+
+    def open_backend(cache: RowCache | None) -> OrtBackend:
+        return OrtBackend(bundle.manifest.model, files, cache, threads, providers or [CPU])
+
+    layout = bundle.manifest.tables
+    if layout is None:
+        engine = Engine(open_backend(None), NoRows(), plan.chunk_tokens, overlap=overlap)
+        return Model(bundle, engine, plan, text)
+    store = open_store(bundle.file(TABLES), layout, reads, flash)
+    cache = RowCache(layout, plan.slots)
+    rows = Prefetcher(store, cache, overlap=overlap)
+    try:
+        wanted = np.zeros(0, np.int64)
+        if resident:
+            rows.fill(np.arange(layout.vocab_size), plan.chunk_tokens)
+        elif warm_start:
+            wanted = expected_tokens(bundle, cache, cache_dir)
+        backend = _open_while_filling(
+            lambda: open_backend(cache), lambda: fill(rows, wanted, plan.chunk_tokens)
+        )
+        engine = Engine(backend, rows, plan.chunk_tokens, overlap=overlap)
+        keep = (lambda: keep_counts(bundle, cache, cache_dir)) if warm_start else None
+        return Model(bundle, engine, plan, text, keep)
+    except BaseException:
+        rows.close()
+        raise
+
+
+def memory_plan(
+    path: str | Path,
+    memory: int | str | None = None,
+    context_length: int | None = None,
+    *,
+    slots: int | None = None,
+    resident: bool = False,
+    prefill_graph: bool | None = None,
+    prepare: bool = True,
+    cache_dir: str | Path | None = None,
+) -> MemoryPlan:
+    """The memory plan that `load` would follow here and now; see there. Loads nothing.
+
+    prepare: as if the backbone were prepared, which a first load does.
+    """
+    bundle = open_bundle(path)
+    prepared = preparing.find(bundle, cache_dir) if prepare else None
+    TextCodec(bundle.file(TOKENIZER))
+    loading = Loading(
+        context_length=_context(bundle, context_length),
+        process=own_memory(),
+        prepared=prepare and preparing.matrices_nbytes(bundle) >= preparing.LEAST_NBYTES,
+        prefill=_prefill(bundle, prefill_graph, prepared),
+        slots=bundle.manifest.model.vocab_size if resident else slots,
+    )
+    return plan_memory(bundle, loading, memory, available_memory())
+
+
+def _open_while_filling(
+    open_backend: Callable[[], OrtBackend], fill_slots: Callable[[], None]
+) -> OrtBackend:
+    """Rows are read while graphs are loaded: nothing looks at the slots before both are done."""
+    with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
+        filling = thread.submit(fill_slots)
+        backend = open_backend()
+        filling.result()
+    return backend
+
+
+def _threads(threads: int | None) -> int:
+    if threads is not None and threads < 1:
+        raise InputError(f"threads is {threads}; expected at least 1")
+    return threads or usable_cpus()
+
+
+def _context(bundle: Bundle, wanted: int | None) -> int:
+    longest = bundle.manifest.model.max_context
+    context = min(longest, DEFAULT_CONTEXT) if wanted is None else wanted
+    if not 0 < context <= longest:
+        raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
+    return context
+
+
+def _prefill(bundle: Bundle, wanted: bool | None, prepared: tuple[Path, Prepared] | None) -> bool:
+    if wanted is None:
+        wanted = True if prepared is None else prepared[1].prefill is not False
+    return wanted and bundle.manifest.backbone.prefill

@@ -1,0 +1,115 @@
+"""What this machine leaves us, and what this process has taken.
+
+"Memory" is anonymous memory and what of it was swapped out: what can get a process killed. Pages of
+files are counted apart, because the system takes them back when it needs them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+# Version 1 says "no limit" with a number near 2**63.
+UNLIMITED = 1 << 60
+# Smaller arrays are not worth a call to the system.
+LEAST_NBYTES = 1 << 18
+# Where the system does not tell: about what Python with numpy and onnxruntime takes.
+TYPICAL_PROCESS_NBYTES = 64 << 20
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: of the machine, and of its cgroups."""
+    import psutil  # takes 10 ms to import
+
+    return min([int(psutil.virtual_memory().available), *_cgroups_left(PROC, CGROUPS)])
+
+
+def own_memory() -> int:
+    """Bytes of anonymous memory and swap of this process."""
+    try:
+        status = (PROC / "self" / "status").read_text()
+    except OSError:
+        return TYPICAL_PROCESS_NBYTES
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    kilobytes = [int(fields.get(name, "0").split()[0]) for name in ("RssAnon", "VmSwap")]
+    return sum(kilobytes) << 10
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def return_freed_memory() -> None:
+    """Give what was freed back to the system: glibc keeps it, and it would count as ours."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
+
+
+def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+    """An array of zeros whose pages come when they are written, and go when it is dropped.
+
+    The allocator of the C library would keep some of what is freed for itself.
+    """
+    nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
+    if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def _cgroups_left(proc: Path, root: Path) -> list[int]:
+    """Bytes left in each memory cgroup that this process is in, of version 1 or 2."""
+    left = []
+    for line in _lines(proc / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        top = root / "memory" if controllers else root
+        folder = top / path.lstrip("/")
+        # In a container the path may name a folder outside of what is mounted.
+        for at in (folder, *folder.parents) if folder.is_dir() else (top,):
+            if at == root.parent or not at.is_relative_to(top):
+                break
+            left += _left(at, version=1 if controllers else 2)
+    return left
+
+
+def _left(folder: Path, version: int) -> list[int]:
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        2: ("memory.max", "memory.current"),
+    }
+    limit, used = (_number(folder / name) for name in names[version])
+    if limit is None or used is None or limit >= UNLIMITED:
+        return []
+    # Pages of files count as used, but go before anything is refused.
+    name = "total_inactive_file" if version == 1 else "inactive_file"
+    stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
+    return [max(0, limit - used + int(stats.get(name, "0")))]
+
+
+def _number(path: Path) -> int | None:
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

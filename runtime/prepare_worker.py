@@ -1,0 +1,129 @@
+"""Makes a prepared backbone, in a process of its own: python -m stem_edge.runtime.prepare_worker.
+
+Not a command for users: `stem-edge prepare` and the first load start it, and `prepared.py` says why.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.errors import BackendError, StemEdgeError
+from stem_edge.graph_io import PREFILL, graph_file
+from stem_edge.quantize import F32
+from stem_edge.runtime.backend_ort import OrtBackend
+from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.ort_session import CPU, open_session
+from stem_edge.runtime.plan import CHUNK_TOKENS
+from stem_edge.runtime.prepared import graph_files, worth_preparing
+from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest
+
+ROUNDS = 3
+CHECKED_TOKENS = 4
+
+
+def make(bundle: Bundle, folder: Path, threads: int) -> None:
+    """Fill the folder, its record last."""
+    for graph in worth_preparing(bundle):
+        source = bundle.file(graph_file(graph))
+        open_session(source, threads, [CPU], save_to=folder / graph_file(graph))
+    sizes = {}
+    for path in sorted(folder.iterdir()):
+        sizes[path.name] = path.stat().st_size
+        _sync(path)  # or a power cut could leave weights of zeros
+    record = Prepared(
+        format=FORMAT,
+        bundle=str(bundle.path),
+        onnxruntime=ort.__version__,
+        cpu=cpu_digest(),
+        files=sizes,
+        prefill=None,
+        seconds={},
+    )
+    for prefill in {False, bundle.manifest.backbone.prefill}:
+        _check(bundle, folder, record, threads, prefill=prefill)
+    if bundle.manifest.backbone.prefill:
+        seconds = _measure(bundle, graph_files(bundle, (folder, record), prefill=True), threads)
+        faster = seconds["prefill"] < seconds["decode"]
+        record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    (folder / RECORD).write_bytes(msgspec.json.encode(record))
+    _sync(folder / RECORD)
+
+
+def _check(bundle: Bundle, folder: Path, record: Prepared, threads: int, *, prefill: bool) -> None:
+    """Both ways of loading must compute the same; raises BackendError."""
+    expected, found = (
+        _logits(bundle, graph_files(bundle, source, prefill=prefill), threads, prefill=prefill)
+        for source in (None, (folder, record))
+    )
+    if not np.array_equal(expected, found, equal_nan=True):
+        raise BackendError(
+            f"onnxruntime {ort.__version__} computes other logits from what it saved; upgrade it"
+        )
+
+
+def _logits(bundle: Bundle, files: Mapping[str, Path], threads: int, *, prefill: bool) -> F32:
+    config = bundle.manifest.model
+    count = min(CHECKED_TOKENS, config.max_context, config.vocab_size)
+    context = _open(bundle, files, count, threads).open_context(count)
+    context.begin(np.arange(count), 0, prefill=prefill)
+    return context.finish(np.arange(count, dtype=np.int32), 1).copy()
+
+
+def _open(bundle: Bundle, files: Mapping[str, Path], tokens: int, threads: int) -> OrtBackend:
+    """A backend whose slots hold some rows."""
+    layout, cache = bundle.manifest.tables, None
+    if layout is not None:
+        cache, rng = RowCache(layout, tokens), np.random.default_rng(0)
+        rows = [rng.standard_normal((tokens, layout.d_ff), np.float32) for _ in layout.layers]
+        cache.install(
+            np.arange(tokens) % layout.vocab_size, layout.pack(rows), np.zeros(0, np.int64)
+        )
+    return OrtBackend(bundle.manifest.model, files, cache, threads, [CPU])
+
+
+def _measure(bundle: Bundle, files: Mapping[str, Path], threads: int) -> dict[str, float]:
+    """Seconds of a prompt chunk through the graphs for decoding and through the prefill graph."""
+    config = bundle.manifest.model
+    count = min(CHUNK_TOKENS, config.max_context, config.vocab_size)
+    backend = _open(bundle, files, count, threads)
+    context = backend.open_context(count)
+    ids = np.arange(count)
+    slots = np.arange(count, dtype=np.int32)
+    taken: dict[str, list[float]] = {"decode": [], "prefill": []}
+    for _ in range(ROUNDS):
+        for name, times in taken.items():
+            started = time.perf_counter()
+            context.begin(ids, 0, prefill=name == PREFILL)
+            context.finish(slots, 1)
+            times.append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def main() -> int:
+    """Bundle, folder and threads come as arguments; what went wrong goes to stderr, in one line."""
+    path, folder, threads = sys.argv[1:]
+    try:
+        make(open_bundle(path), Path(folder), int(threads))
+    except (StemEdgeError, OSError, MemoryError) as error:
+        print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

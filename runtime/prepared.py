@@ -1,0 +1,161 @@
+"""The prepared backbone: the graphs rearranged for this very processor, once, and then mapped.
+
+onnxruntime packs matrices into anonymous memory when it loads them, which no system can take back.
+It can write what it packed beside the graph instead, and use it from there: the weights of a loaded
+model are then pages of a file. That takes as much memory as it will save, once, so another process
+does it; and it measures which graph is the faster one for prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnxruntime as ort
+
+from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, Bundle
+from stem_edge.errors import BackendError
+from stem_edge.graph_io import EMBED, PREFILL, graph_file
+from stem_edge.progress import Progress
+from stem_edge.runtime.user_cache import (
+    Prepared,
+    cache_folder,
+    prepared_folder,
+    read_prepared,
+    temporary_folder,
+)
+
+# Smaller backbones load in a moment and take little: not worth files in the user's folder.
+LEAST_NBYTES = 64 << 20
+# The files hold every matrix as it was and as it was packed, and packing pads a little.
+FILES_OVER_DATA = 2.2
+POLL_SECONDS = 0.1
+
+
+class NotPrepared(RuntimeWarning):
+    """The backbone could not be prepared, so loading takes longer and more memory."""
+
+
+def find(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared] | None:
+    """The prepared backbone of a bundle on this machine, if there is one."""
+    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__)
+    record = read_prepared(folder)
+    return None if record is None else (folder, record)
+
+
+def find_or_make(
+    bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None
+) -> tuple[Path, Prepared] | None:
+    """The prepared backbone, made now if it is worth it; None, with a warning, if it cannot be."""
+    found = find(bundle, cache_dir)
+    if found is not None or matrices_nbytes(bundle) < LEAST_NBYTES:
+        return found
+    try:
+        return make(bundle, cache_dir, threads, progress)
+    except BackendError as error:
+        warnings.warn(NotPrepared(str(error)), stacklevel=3)
+        return None
+
+
+def make(
+    bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None = None
+) -> tuple[Path, Prepared]:
+    """Prepare a backbone. Raises BackendError when the folder cannot take it."""
+    root = cache_folder(cache_dir)
+    wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle))
+    try:
+        folder = temporary_folder(root)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise BackendError(
+            f"{root}: cannot keep a prepared backbone there ({error.strerror}); give another folder "
+            "with cache_dir"
+        ) from error
+    try:
+        if free < wanted:
+            raise BackendError(
+                f"{root}: a prepared backbone takes {wanted:,} bytes, {free:,} are free; free some "
+                "space, or give another folder with cache_dir"
+            )
+        with Progress(wanted, "preparing", progress) as bar:
+            _run_worker(bundle, folder, threads, bar)
+        return _keep(folder, prepared_folder(root, bundle, ort.__version__))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def matrices_nbytes(bundle: Bundle) -> int:
+    """Bytes of the weight files of all graphs."""
+    files = bundle.manifest.files
+    return sum(files[name].nbytes for name in (BACKBONE_DATA, PREFILL_DATA) if name in files)
+
+
+def graph_files(
+    bundle: Bundle, prepared: tuple[Path, Prepared] | None, *, prefill: bool
+) -> Mapping[str, Path]:
+    """Graph -> the file to load it from."""
+    graphs = [name for name in bundle.manifest.graphs() if prefill or name != PREFILL]
+    files = {name: bundle.file(graph_file(name)) for name in graphs}
+    if prepared is not None:
+        folder, record = prepared
+        files |= {n: folder / graph_file(n) for n in graphs if graph_file(n) in record.files}
+    return files
+
+
+def worth_preparing(bundle: Bundle) -> list[str]:
+    """Graphs with matrices. An embedding is read in place anyway."""
+    return [name for name in bundle.manifest.graphs() if name != EMBED]
+
+
+def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> None:
+    command = [sys.executable, "-m", "stem_edge.runtime.prepare_worker"]
+    command += [str(bundle.path.resolve()), str(folder), str(threads)]
+    with tempfile.TemporaryFile() as output:
+        try:
+            worker = subprocess.Popen(command, stdout=output, stderr=output)
+        except OSError as error:
+            raise BackendError(f"cannot start {sys.executable} ({error.strerror})") from error
+        try:
+            seen = 0
+            while _still_runs(worker):
+                nbytes = _folder_nbytes(folder)
+                bar.advance(nbytes - seen)
+                seen = nbytes
+        finally:
+            worker.kill()  # does nothing to one that has ended
+            worker.wait()
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip().splitlines()
+    if worker.returncode:
+        reason = said[-1] if said else f"exit status {worker.returncode}"
+        raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
+
+
+def _still_runs(worker: subprocess.Popen[bytes]) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.wait(POLL_SECONDS)
+    return worker.poll() is None
+
+
+def _folder_nbytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return sum(path.stat().st_size for path in folder.iterdir())
+    return 0
+
+
+def _keep(made: Path, folder: Path) -> tuple[Path, Prepared]:
+    """Give it its name. Somebody else may have made the same meanwhile, or left a damaged one."""
+    if read_prepared(folder) is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            made.rename(folder)
+    record = read_prepared(folder)
+    if record is None:
+        raise BackendError(f"{folder}: cannot keep the prepared backbone there")
+    return folder, record

@@ -1,0 +1,153 @@
+"""What stem-edge keeps in the user's cache folder: prepared backbones and token counts.
+
+    prepared/<key>/   prepared.json and the graphs, rearranged for one processor and onnxruntime
+    counts/<key>.npy  how often each token was used with one bundle
+
+Everything here can be deleted at any time: it is made again, or done without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stem_edge.bundle import MANIFEST, Bundle
+
+FORMAT = 1
+PREPARED, COUNTS = "prepared", "counts"
+RECORD = "prepared.json"
+TEMPORARY = ".making-"  # of a prepared backbone that is being made, or was when it was killed
+KEY_CHARS = 32
+MAX_RECORD_NBYTES = 1 << 20
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of prepared.json."""
+
+    format: int
+    bundle: str  # path of the bundle it was made from
+    onnxruntime: str
+    cpu: str  # digest of the processor's features
+    files: dict[str, Size]
+    prefill: bool | None  # whether the prefill graph is the faster one; None: there is none
+    seconds: dict[str, float]  # graph -> time of a prompt chunk, as measured
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing in the cache folder, as `stem-edge cache` lists it."""
+
+    path: Path
+    kind: str
+    nbytes: int
+    of: str  # what it belongs to
+    stale: str  # why nothing will use it again; empty if it may be used
+
+
+def cache_folder(given: str | Path | None) -> Path:
+    """The folder: the given one, or where this system keeps caches of applications."""
+    if given is not None:
+        return Path(given)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("stem-edge", appauthor=False)
+
+
+def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
+    """Where the prepared backbone of this bundle, processor and onnxruntime is, once it is made."""
+    files = bundle.manifest.files
+    parts = {name: entry.sha256 for name, entry in files.items() if ".onnx" in name}
+    described = repr((FORMAT, onnxruntime, cpu_digest(), sorted(parts.items())))
+    return root / PREPARED / hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
+
+
+def counts_file(root: Path, bundle: Bundle) -> Path:
+    """Where the token counts of this bundle are kept."""
+    digest = hashlib.sha256(bundle.file(MANIFEST).read_bytes()).hexdigest()
+    return root / COUNTS / f"{digest[:KEY_CHARS]}.npy"
+
+
+def read_prepared(folder: Path) -> Prepared | None:
+    """The record of a prepared backbone; None if it is missing, damaged or of another format."""
+    try:
+        with (folder / RECORD).open("rb") as file:
+            record = msgspec.json.decode(file.read(MAX_RECORD_NBYTES), type=Prepared)
+        sizes = {name: (folder / name).stat().st_size for name in record.files}
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        return None
+    plain = all(Path(name).name == name for name in record.files)
+    return record if record.format == FORMAT and plain and sizes == record.files else None
+
+
+def cpu_digest() -> str:
+    """A digest of what kernels are chosen by: the processor's name and features."""
+    described = [platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for name in ("model name", "flags", "Features"):
+        found = next((line for line in lines if line.split(":")[0].strip() == name), "")
+        described.append(" ".join(sorted(found.split(":", 1)[-1].split())))
+    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:KEY_CHARS]
+
+
+def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:
+    """Everything in the cache folder."""
+    for folder in sorted((root / PREPARED).glob("*")):
+        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        record = read_prepared(folder)
+        if folder.name.startswith(TEMPORARY):
+            of, stale = "", "" if _is_alive(folder) else "was not finished"
+        elif record is None:
+            of, stale = "", "damaged"
+        else:
+            of, stale = record.bundle, _stale(record, onnxruntime)
+        yield Entry(path=folder, kind=PREPARED, nbytes=nbytes, of=of, stale=stale)
+    for path in sorted((root / COUNTS).glob("*.npy")):
+        yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
+
+
+def temporary_folder(root: Path) -> Path:
+    """A new folder for a prepared backbone of this process to grow in. Raises OSError."""
+    folder = root / PREPARED / f"{TEMPORARY}{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def remove(entry: Entry) -> None:
+    """Delete it. Raises OSError."""
+    if entry.path.is_dir():
+        shutil.rmtree(entry.path)
+    else:
+        entry.path.unlink()
+
+
+def _stale(record: Prepared, onnxruntime: str) -> str:
+    if record.onnxruntime != onnxruntime:
+        return f"made by onnxruntime {record.onnxruntime}"
+    if record.cpu != cpu_digest():
+        return "made for another processor"
+    return "" if Path(record.bundle).is_dir() else "its bundle is gone"
+
+
+def _is_alive(folder: Path) -> bool:
+    """Whether the process that makes it still runs; where that is hard to say, it may."""
+    number = folder.name.removeprefix(TEMPORARY)
+    if os.name != "posix" or not number.isdigit():
+        return os.name != "posix"
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,59 @@
+"""How often each token occurs in text: token_counts.npy, which warms the row cache.
+
+A plain .npy file, uint32 [V]. Its header is compared byte for byte, so nothing in a foreign file is
+ever interpreted.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Counts: TypeAlias = npt.NDArray[np.uint32]
+LARGEST = np.iinfo(np.uint32).max
+
+
+def count_tokens(token_ids: npt.NDArray[np.int64], vocab_size: int) -> Counts:
+    """Occurrences uint32 [V] of ids, all below vocab_size."""
+    counts = np.bincount(token_ids, minlength=vocab_size)
+    return np.minimum(counts, LARGEST).astype(np.uint32)
+
+
+def encode_counts(counts: Counts) -> bytes:
+    """The file's bytes."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, counts.astype("<u4"), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
+
+
+def read_counts(path: Path, vocab_size: int) -> Counts | None:
+    """Counts [vocab_size] from a file; None if it is missing, damaged or of another vocabulary."""
+    nbytes = len(encode_counts(np.zeros(0, np.uint32))) + 4 * vocab_size
+    try:
+        with path.open("rb") as file:
+            data = file.read(nbytes + 1)
+    except OSError:
+        return None
+    if len(data) != nbytes:
+        return None
+    counts = np.frombuffer(data[-4 * vocab_size :], "<u4").astype(np.uint32)
+    return counts if encode_counts(counts) == data else None
+
+
+def write_counts(path: Path, counts: Counts) -> None:
+    """Write the file whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".counts-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encode_counts(counts))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,105 @@
+"""Texts and files of token ids that the exporter counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stem_edge
+from stem_edge.bundle import TOKEN_COUNTS
+from stem_edge.errors import ExportError
+from stem_edge.export import calibration as module
+from stem_edge.export.calibration import probe_ids, read_token_ids
+from stem_edge.export.probe import divergence
+from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.token_counts import read_counts
+
+BYTES = convert_tokenizer("bytes", None, add_bos=True)
+
+
+def test_a_text_a_npy_and_raw_ids_count_the_same(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    ids = list(b"one two two")
+    (tmp_path / "a.txt").write_bytes(bytes(ids))
+    np.save(tmp_path / "a.npy", np.array(ids))
+    np.array(ids, "<i4").tofile(tmp_path / "a.int32")
+    for name in ("a.txt", "a.npy", "a.int32"):
+        assert read_token_ids(tmp_path / name, BYTES, 300).tolist() == ids
+    assert read_token_ids(None, BYTES, 300).tolist() == []
+
+
+def test_a_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("line\n" * 1000)
+    monkeypatch.setattr(module, "READ_CHARS", 100)
+    assert bytes(read_token_ids(tmp_path / "a.txt", BYTES, 300).tolist()) == b"line\n" * 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.int32", np.array([1, 300], "<i4").tobytes(), "it holds 1 to 300"),
+        ("a.int32", np.array([-1], "<i4").tobytes(), "it holds -1 to -1"),
+        ("a.int32", b"", "it holds none"),
+        ("a.txt", b"\xff\xfe", "cannot read"),
+        ("a.npy", b"no npy", "cannot read"),
+    ],
+)
+def test_files_that_are_no_token_ids(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ExportError, match=message):
+        read_token_ids(tmp_path / name, BYTES, 300)
+
+
+def test_objects_in_a_npy_are_not_loaded(tmp_path: Path) -> None:
+    objects: Any = np.array([{}], object)
+    np.save(tmp_path / "a.npy", objects, allow_pickle=True)
+    with pytest.raises(ExportError, match="cannot read"):
+        read_token_ids(tmp_path / "a.npy", BYTES, 300)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"none\.txt: cannot read"):
+        read_token_ids(tmp_path / "none.txt", BYTES, 300)
+
+
+def test_the_counts_are_in_the_bundle(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    (tmp_path / "a.txt").write_text("aab")
+    out = tmp_path / "out"
+    bundle = stem_edge.export_bundle(tiny_checkpoint, out, calibration=tmp_path / "a.txt")
+    counts = read_counts(out / TOKEN_COUNTS, 300)
+    assert counts is not None
+    assert (counts[97], counts[98], counts.sum()) == (2, 1, 3)
+    assert TOKEN_COUNTS in bundle.manifest.files
+    assert bundle.manifest.report.probe_tokens == tuple(b"aab")
+
+
+def test_the_probe_without_a_text_is_the_exporters_own() -> None:
+    ids = probe_ids(np.zeros(0, np.int64), BYTES, 4096)
+    assert len(ids) == module.PROBE_TOKENS
+    assert probe_ids(np.zeros(0, np.int64), BYTES, 10) == ids[:10]
+
+
+def test_divergence() -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], np.float32))
+    other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]], np.float32))
+    assert divergence(logits, other) == pytest.approx([0.25 * np.log(2), 0], abs=1e-6)
+    assert divergence(logits, logits + 7) == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_a_prefill_graph_that_is_less_exact_is_left_out(
+    tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an int8 backbone it is: int8 in blocks is more exact than int8 by rows."""
+    found = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a", backbone="int8", block_size=16)
+    assert not found.manifest.backbone.prefill
+    assert "no prefill graph: its divergence" in found.manifest.report.notes[0]
+    assert not list((tmp_path / "a").glob("prefill*"))
+    assert set(stem_edge.verify(tmp_path / "a").values()) == {"ok"}
+    asked = stem_edge.export_bundle(
+        tiny_checkpoint, tmp_path / "b", backbone="int8", block_size=16, prefill_graph=True
+    )
+    assert asked.manifest.backbone.prefill
+    without = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "c", prefill_graph=False)
+    assert not without.manifest.backbone.prefill

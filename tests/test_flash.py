@@ -1,0 +1,102 @@
+"""Emulated flash: only time changes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import stem_edge
+from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.runtime.flash import (
+    FLASH_NAMES,
+    PROFILES,
+    EmulatedFlash,
+    FlashProfile,
+    open_flash,
+)
+from stem_edge.runtime.store import open_store
+
+
+def waited(flash: EmulatedFlash, reads: int, nbytes: int) -> float:
+    started = time.perf_counter()
+    flash.wait(started, reads, nbytes)
+    return time.perf_counter() - started
+
+
+def test_a_batch_takes_its_latencies_and_its_bytes() -> None:
+    flash = EmulatedFlash(FlashProfile(bandwidth=1e6, latency=0.01, depth=4))
+    assert waited(flash, 1, 1000) >= 0.011
+    assert waited(flash, 4, 1000) >= 0.011
+    assert waited(flash, 5, 1000) >= 0.021
+    assert waited(flash, 1, 20_000) >= 0.030
+
+
+def test_a_device_does_one_batch_after_the_other() -> None:
+    flash = EmulatedFlash(FlashProfile(bandwidth=1e9, latency=0.03, depth=1))
+    started = time.perf_counter()
+    threads = [threading.Thread(target=flash.wait, args=(started, 1, 0)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.perf_counter() - started >= 0.09
+
+
+def test_time_that_has_passed_already_is_not_waited_for_again() -> None:
+    flash = EmulatedFlash(FlashProfile(bandwidth=1e9, latency=0.02, depth=1))
+    started = time.perf_counter()
+    time.sleep(0.03)
+    flash.wait(started, 1, 0)
+    assert time.perf_counter() - started < 0.2
+
+
+def test_profiles_go_from_fast_to_slow() -> None:
+    assert set(PROFILES) == set(FLASH_NAMES)
+    order: list[Any] = ["nvme", "ufs4", "ufs2", "emmc", "sdcard"]
+    seconds = [PROFILES[name].latency + 42_000 / PROFILES[name].bandwidth for name in order]
+    assert seconds == sorted(seconds)
+
+
+def test_an_unknown_profile_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match="emulate_flash is 'floppy'; expected one of nvme, ufs4"):
+        open_flash(cast(Any, "floppy"))
+    assert open_flash(None) is None
+
+
+def test_records_are_the_same(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    assert bundle.manifest.tables is not None
+    ids = np.array([1, 7, 299])
+    with (
+        open_store(bundle.file(TABLES), bundle.manifest.tables) as plain,
+        open_store(bundle.file(TABLES), bundle.manifest.tables, flash=open_flash("emmc")) as slow,
+    ):
+        assert np.array_equal(plain.read(ids), slow.read(ids))
+
+
+def test_on_slow_flash_the_layers_before_the_first_row_hide_a_read(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read is submitted, then the step begins: what it waits is what the read takes beyond."""
+    slow = FlashProfile(bandwidth=1e9, latency=0.1, depth=1)
+    monkeypatch.setitem(PROFILES, "sdcard", slow)
+    with stem_edge.load(tiny_bundle, emulate_flash="sdcard", warm_start=False) as model:
+        engine = model._engine
+        context = engine.open_context(8)
+        begin = context.backend.begin
+
+        def slow_begin(*args: Any, **options: Any) -> None:
+            time.sleep(0.3)  # far longer than a read
+            begin(*args, **options)
+
+        context.backend.begin = slow_begin  # type: ignore[method-assign]
+        engine.expect(np.array([5]))
+        engine.step(context, np.array([5]))
+        assert engine.rows.counters().misses == 1
+        assert engine.rows.counters().stall_seconds < slow.latency / 2

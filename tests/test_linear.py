@@ -1,0 +1,158 @@
+"""Matrices as onnxruntime multiplies with them, run by onnxruntime and compared with numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export import linear as module
+from stem_edge.export.files import BundleFile
+from stem_edge.export.graph import Graph
+from stem_edge.export.linear import BlockLinear, FloatLinear, Linear, TokenLinear, Weights
+from stem_edge.export.report import ErrorMeter
+from stem_edge.quantize import F32
+from stem_edge.reference import ArrayMatrix
+
+K, T = 128, 9
+RNG = np.random.default_rng(0)
+MATRICES = [ArrayMatrix(RNG.standard_normal((n, K)).astype(np.float32)) for n in (64, 96)]
+STACKED = np.concatenate([m.rows(0, m.shape[0]) for m in MATRICES])
+X = RNG.standard_normal((1, T, K)).astype(np.float32)
+
+
+@pytest.fixture
+def weights() -> Iterator[Weights]:
+    opened = Weights(2, ErrorMeter(), lambda nbytes: None)
+    yield opened
+    opened.close()
+
+
+def product(
+    folder: Path,
+    make: Callable[[Graph], Linear],
+    x: F32,
+    matrices: list[ArrayMatrix],
+    norm: F32 | None = None,
+) -> F32:
+    """x times the matrices as the emitted graph computes it, behind a norm's weight if given."""
+    with BundleFile(folder / "g.data") as data:
+        graph = Graph(data, "g.data")
+        linear = make(graph)
+        name, rows = "layers.0.qkv", sum(matrix.shape[0] for matrix in matrices)
+        source = graph.input("x", np.float32, [1, "T", K])
+        graph.output(name, np.float32, [1, "T", rows])
+        if norm is not None:
+            weight = graph.constant("norm", linear.norm("norm", norm, name, matrices))
+            source = graph.node("Mul", [source, weight], ["normed"])
+        linear.product(name, "attention", source, matrices)
+    (folder / "g.onnx").write_bytes(graph.serialize())
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        str(folder / "g.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    (found,) = session.run(None, {"x": x})
+    return np.asarray(found, np.float32)
+
+
+def worst(found: F32, expected: F32) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def mean(found: F32, expected: F32) -> float:
+    return float(np.abs(found - expected).mean() / np.abs(expected).mean())
+
+
+def test_float(tmp_path: Path, weights: Weights) -> None:
+    found = product(tmp_path, lambda graph: FloatLinear(graph, weights), X, MATRICES)
+    assert worst(found, X @ STACKED.T) < 1e-6
+
+
+@pytest.mark.parametrize(("bits", "block", "most"), [(8, 32, 0.02), (4, 32, 0.2), (4, 128, 0.25)])
+def test_blocks(tmp_path: Path, weights: Weights, bits: int, block: int, most: float) -> None:
+    found = product(tmp_path, lambda g: BlockLinear(g, weights, bits, block), X, MATRICES)
+    assert worst(found, X @ STACKED.T) < most
+
+
+def test_a_matrix_of_many_rows_is_cut_without_a_difference(
+    tmp_path: Path, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for values in (1 << 24, 20 * K):
+        monkeypatch.setattr(module, "SPLIT_VALUES", values)
+        folder = tmp_path / str(values)
+        folder.mkdir()
+        make = lambda graph: BlockLinear(graph, weights, 4, 32)
+        found.append(product(folder, make, X, MATRICES[1:]))
+        assert (b".4.weight" in (folder / "g.onnx").read_bytes()) == (values < 1 << 20)
+    assert np.array_equal(found[0], found[1])
+
+
+def test_tokens_are_scaled_one_by_one(tmp_path: Path, weights: Weights) -> None:
+    """A loud token must not make the quiet ones coarse; a token of zeros stays zero."""
+    x = X * np.logspace(-6, 6, T, dtype=np.float32)[None, :, None]
+    x[0, 3] = 0
+    found = product(tmp_path, lambda graph: TokenLinear(graph, weights, {}), x, MATRICES)
+    expected = x @ STACKED.T
+    for token in range(T):
+        if token != 3:
+            assert worst(found[:, token], expected[:, token]) < 0.02
+    assert not found[0, 3].any()
+
+
+def outliers(x: F32) -> F32:
+    """x as trained models have it: a few channels a hundred times greater than the others."""
+    scales = np.ones(K, np.float32)
+    scales[[5, 77, 100]] = 100
+    return x * scales
+
+
+def test_outliers_are_balanced_through_the_norm(tmp_path: Path, weights: Weights) -> None:
+    norm = outliers(np.ones(K, np.float32))
+    expected = (X * norm) @ STACKED.T
+    peaks = {"layers.0.qkv": np.abs(X * norm)[0].max(axis=0)}
+    errors = []
+    for number, known in enumerate(({}, peaks)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make = lambda graph: TokenLinear(graph, weights, known)  # noqa: B023
+        found = product(folder, make, X, MATRICES, norm)
+        # Without the three channels, whose share of the sum hides what the others lost.
+        errors.append(mean(found, expected))
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_outliers_without_a_norm_are_balanced_by_a_multiplication(
+    tmp_path: Path, weights: Weights
+) -> None:
+    x = outliers(X)
+    small = [
+        ArrayMatrix(m.rows(0, m.shape[0]) / outliers(np.ones(K, np.float32))) for m in MATRICES
+    ]
+    expected = X @ STACKED.T
+    errors = []
+    for number, known in enumerate(({}, {"layers.0.qkv": np.abs(x)[0].max(axis=0)})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make = lambda graph: TokenLinear(graph, weights, known)  # noqa: B023
+        errors.append(mean(product(folder, make, x, small), expected))
+        assert (b"balanced" in (folder / "g.onnx").read_bytes()) == bool(known)
+    assert errors[1] < 0.1 * errors[0]
+
+
+def test_even_channels_get_no_multiplication(tmp_path: Path, weights: Weights) -> None:
+    peaks = {"layers.0.qkv": np.abs(X)[0].max(axis=0)}
+    product(tmp_path, lambda graph: TokenLinear(graph, weights, peaks), X, MATRICES)
+    assert b"balanced" not in (tmp_path / "g.onnx").read_bytes()
+
+
+def test_a_value_that_is_not_finite_is_named(tmp_path: Path, weights: Weights) -> None:
+    bad = MATRICES[0].rows(0, 64).copy()
+    bad[40, 3] = np.nan
+    with pytest.raises(CheckpointError, match=r"layers.0.qkv: 1 NaN .* row 40"):
+        product(tmp_path, lambda g: BlockLinear(g, weights, 4, 32), X, [ArrayMatrix(bad)])

@@ -1,0 +1,106 @@
+"""What is left of the machine: cgroups of both versions, nested, with limits or without."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stem_edge.runtime import machine
+
+
+def cgroup(folder: Path, version: int, limit: str, used: int, inactive: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        2: ("memory.max", "memory.current"),
+    }
+    for name, value in zip(names[version], (limit, used), strict=True):
+        (folder / name).write_text(f"{value}\n")
+    stat = "total_inactive_file" if version == 1 else "inactive_file"
+    (folder / "memory.stat").write_text(f"anon 5\n{stat} {inactive}\n")
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> tuple[Path, Path]:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "cgroup").mkdir()
+    return tmp_path / "proc", tmp_path / "cgroup"
+
+
+def left(system: tuple[Path, Path], lines: str) -> list[int]:
+    (system[0] / "self/cgroup").write_text(lines)
+    return machine._cgroups_left(*system)
+
+
+def test_version_2_counts_every_level_above(system: tuple[Path, Path]) -> None:
+    cgroup(system[1] / "a", 2, "1000", 700)
+    cgroup(system[1] / "a/b", 2, "500", 100, inactive=50)
+    assert left(system, "0::/a/b\n") == [450, 300]
+
+
+def test_version_1(system: tuple[Path, Path]) -> None:
+    cgroup(system[1] / "memory/job", 1, "2000", 500, inactive=100)
+    lines = "3:cpu,cpuacct:/other\n2:memory:/job\n"
+    assert left(system, lines) == [1600]
+
+
+@pytest.mark.parametrize(("version", "limit"), [(2, "max"), (1, "9223372036854771712")])
+def test_no_limit(system: tuple[Path, Path], version: int, limit: str) -> None:
+    cgroup(system[1] / ("memory" if version == 1 else "."), version, limit, 700)
+    assert left(system, "1:memory:/\n" if version == 1 else "0::/\n") == []
+
+
+def test_inside_a_container_the_path_names_what_is_not_mounted(system: tuple[Path, Path]) -> None:
+    cgroup(system[1], 2, "800", 300)
+    assert left(system, "0::/docker/123\n") == [500]
+
+
+def test_more_used_than_allowed_is_nothing_left(system: tuple[Path, Path]) -> None:
+    cgroup(system[1] / "a", 2, "100", 300)
+    assert left(system, "0::/a\n") == [0]
+
+
+def test_a_system_without_cgroups(system: tuple[Path, Path]) -> None:
+    assert machine._cgroups_left(*system) == []
+
+
+def test_the_tightest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine.available_memory()
+    assert before > 1 << 20
+    monkeypatch.setattr(machine, "_cgroups_left", lambda *_: [12345, 99999])
+    assert machine.available_memory() == 12345
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_own_memory_grows_with_what_is_written_and_shrinks_when_it_is_dropped() -> None:
+    before = machine.own_memory()
+    array = machine.own_pages((50, 1 << 18), np.float32)
+    assert machine.own_memory() - before < 5 << 20
+    array[:] = 1
+    assert machine.own_memory() - before > 45 << 20
+    del array
+    assert machine.own_memory() - before < 5 << 20
+
+
+def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert machine.own_memory() == machine.TYPICAL_PROCESS_NBYTES
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,), (1, 2, 100_000)])
+def test_own_pages_are_zeros_that_can_be_written(shape: tuple[int, ...]) -> None:
+    array = machine.own_pages(shape, np.uint8)
+    assert array.shape == shape
+    assert array.dtype == np.uint8
+    assert not array.any()
+    array += 1
+    assert array.all()
+
+
+def test_giving_memory_back_works_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.return_freed_memory()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    machine.return_freed_memory()

@@ -1,0 +1,219 @@
+"""Prepared backbones: the same logits, made once, done without when they cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stem_edge
+from stem_edge.bundle import open_bundle
+from stem_edge.cli import main
+from stem_edge.errors import BackendError
+from stem_edge.runtime import backend_ort, prepare_worker
+from stem_edge.runtime import prepared as module
+from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.user_cache import RECORD, prepared_folder, read_prepared
+
+IDS = [256, *b"twelve tokens or so"]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "bundle"
+    stem_edge.export_bundle(tiny_checkpoint, out, prefill_graph=True)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_NBYTES", 0)
+
+
+@pytest.fixture(scope="module")
+def made(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the prepared backbone. Not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    module.make(open_bundle(bundle), folder, 1, None)
+    return folder
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    shutil.copytree(made, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that graphs are loaded from, as loads go on."""
+    real, seen = open_session, list[Path]()
+
+    def watch(path: Path, *rest: object) -> object:
+        seen.append(path)
+        return real(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend_ort, "open_session", watch)
+    return seen
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+def test_the_same_logits_from_its_files(
+    bundle: Path, made: Path, monkeypatch: pytest.MonkeyPatch, prefill: bool
+) -> None:
+    with stem_edge.load(bundle, prepare=False, prefill_graph=prefill) as model:
+        expected = model.logits(IDS)
+    seen = sources(monkeypatch)
+    with stem_edge.load(bundle, cache_dir=made, prefill_graph=prefill) as model:
+        assert np.array_equal(model.logits(IDS), expected)
+    from_cache = {path.name for path in seen if path.is_relative_to(made)}
+    names = {"backbone.early.onnx", "backbone.late.onnx", "backbone.head.onnx"}
+    assert from_cache == names | ({"prefill.onnx"} if prefill else set())
+
+
+def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: Path) -> None:
+    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1):
+        pass
+    (folder,) = (tmp_path / "prepared").iterdir()
+    record = read_prepared(folder)
+    assert record is not None
+    assert record.bundle == str(bundle.resolve())
+    assert record.prefill == (record.seconds["prefill"] < record.seconds["decode"])
+    before = (folder / RECORD).stat().st_mtime_ns
+    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1):
+        pass
+    assert (folder / RECORD).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_measured_graph_takes_prompts(
+    bundle: Path, own: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    (folder,) = (own / "prepared").iterdir()
+    record = json.loads((folder / RECORD).read_bytes())
+    (folder / RECORD).write_text(json.dumps(record | {"prefill": faster}))
+    seen = sources(monkeypatch)
+    with stem_edge.load(bundle, cache_dir=own):
+        assert ("prefill.onnx" in {path.name for path in seen}) == faster
+
+
+def test_a_small_backbone_is_not_prepared(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST_NBYTES", 1 << 30)
+    with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def unprepared(bundle: Path, cache_dir: Path, message: str) -> None:
+    """A load that says why it is not prepared, and works."""
+    with (
+        pytest.warns(module.NotPrepared, match=message),
+        stem_edge.load(bundle, cache_dir=cache_dir, threads=1) as model,
+    ):
+        assert np.isfinite(model.logits(IDS)).all()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only(bundle: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        unprepared(bundle, tmp_path, "cannot keep a prepared backbone there")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_folder_that_cannot_be(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    unprepared(bundle, tmp_path / "file", "cannot keep a prepared backbone there")
+
+
+def test_a_full_disk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    unprepared(bundle, tmp_path, "takes [0-9,]+ bytes, 1,000 are free")
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+def test_a_worker_that_fails_says_why(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    path = broken / "backbone.late.onnx"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.late\.onnx"):
+        module.make(open_bundle(broken), tmp_path, 1)
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+def test_saved_graphs_that_compute_something_else_are_refused(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What onnxruntime 1.31.1 does with small scales that it keeps inside of the graph."""
+    monkeypatch.setattr("stem_edge.runtime.ort_session.LEAST_EXTERNAL_NBYTES", "1024")
+    with pytest.raises(BackendError, match="computes other logits from what it saved"):
+        prepare_worker.make(open_bundle(bundle), tmp_path, 1)
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_a_worker_that_is_killed(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(BackendError, match="cannot be prepared: exit status 1"):
+        module.make(open_bundle(bundle), tmp_path, 1)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
+def test_a_damaged_one_is_made_again(bundle: Path, own: Path, damage: str) -> None:
+    (folder,) = (own / "prepared").iterdir()
+    data = folder / "backbone.late.onnx.data"
+    if damage == "cut":
+        data.write_bytes(data.read_bytes()[:-1])
+    if damage == "missing":
+        data.unlink()
+    if damage == "record":
+        (folder / RECORD).write_bytes(b"{")
+    if damage == "stranger":
+        record = json.loads((folder / RECORD).read_bytes())
+        record["files"] = {"../../../etc/passwd": 1}
+        (folder / RECORD).write_text(json.dumps(record))
+    assert module.find(open_bundle(bundle), own) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with stem_edge.load(bundle, cache_dir=own, threads=1) as model:
+            assert np.isfinite(model.logits(IDS)).all()
+    assert module.find(open_bundle(bundle), own) is not None
+
+
+def test_another_backbone_onnxruntime_or_processor_has_another_folder(
+    bundle: Path, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {
+        prepared_folder(tmp_path, open_bundle(bundle), "1.28.0"),
+        prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"),
+        prepared_folder(tmp_path, open_bundle(tiny_bundle), "1.31.1"),
+    }
+    monkeypatch.setattr("stem_edge.runtime.user_cache.cpu_digest", lambda: "another")
+    folders.add(prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"))
+    assert len(folders) == 4
+
+
+def test_the_command(bundle: Path, tmp_path: Path, capsys: Capture) -> None:
+    arguments = ["prepare", str(bundle), "--cache-dir", str(tmp_path)]
+    assert main([*arguments, "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "made" in out
+    assert "prompts go through the faster one" in out
+    assert main(arguments) == 0
+    assert "there already" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["onnxruntime"]

@@ -1,0 +1,97 @@
+"""The user's cache folder as `stem-edge cache` sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from stem_edge.cli import main
+from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries
+from stem_edge.token_counts import write_counts
+
+Capture = pytest.CaptureFixture[str]
+
+
+def put(root: Path, name: str, **changes: object) -> Path:
+    """A prepared backbone of a bundle that exists."""
+    (root / "bundle").mkdir(exist_ok=True)
+    folder = root / "prepared" / name
+    folder.mkdir(parents=True)
+    (folder / "g.onnx").write_bytes(bytes(1000))
+    record = Prepared(
+        format=FORMAT,
+        bundle=str(root / "bundle"),
+        onnxruntime=ort.__version__,
+        cpu=cpu_digest(),
+        files={"g.onnx": 1000},
+        prefill=None,
+        seconds={},
+    )
+    record = msgspec.structs.replace(record, **changes)
+    (folder / RECORD).write_bytes(msgspec.json.encode(record))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path, "good")
+    put(tmp_path, "old-ort", onnxruntime="1.2.3")
+    put(tmp_path, "other-cpu", cpu="x")
+    put(tmp_path, "orphan", bundle=str(tmp_path / "gone"))
+    put(tmp_path, "cut", files={"g.onnx": 1001})
+    put(tmp_path, f".making-{os.getpid()}")
+    put(tmp_path, ".making-999999999")
+    write_counts(tmp_path / "counts" / "c.npy", np.ones(3, np.uint32))
+    return tmp_path
+
+
+STALE = {
+    "good": "",
+    "old-ort": "made by onnxruntime 1.2.3",
+    "other-cpu": "made for another processor",
+    "orphan": "its bundle is gone",
+    "cut": "damaged",
+    f".making-{os.getpid()}": "",
+    ".making-999999999": "was not finished",
+    "c.npy": "",
+}
+
+
+def test_what_is_old_and_why(root: Path) -> None:
+    assert {e.path.name: e.stale for e in entries(root, ort.__version__)} == STALE
+
+
+def test_listing(root: Path, capsys: Capture) -> None:
+    assert main(["cache", "--cache-dir", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{root}: ")
+    assert lines[0].endswith(f"in {len(STALE)} entries")
+    assert lines[-1] == "remove what is old with: stem-edge cache --remove old"
+    for name, stale in STALE.items():
+        (line,) = (line for line in lines[1:-1] if f" {name} " in f"{line} ")
+        assert line.endswith(f"old: {stale}") == bool(stale)
+
+
+def test_removing_what_is_old(root: Path, capsys: Capture) -> None:
+    assert main(["cache", "--cache-dir", str(root), "--remove", "old", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    removed = {Path(e["path"]).name for e in report["entries"] if e["removed"]}
+    assert removed == {name for name, stale in STALE.items() if stale}
+    assert {e.path.name for e in entries(root, ort.__version__)} == STALE.keys() - removed
+
+
+def test_removing_all(root: Path, capsys: Capture) -> None:
+    assert main(["cache", "--cache-dir", str(root), "--remove", "all"]) == 0
+    assert list(entries(root, ort.__version__)) == []
+    assert (root / "bundle").is_dir()
+
+
+def test_an_empty_folder(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["cache", "--cache-dir", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'none'}: 0 B in 0 entries\n"

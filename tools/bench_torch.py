@@ -1,0 +1,90 @@
+"""A STEM model in torch bfloat16 as the public trainer computes it: what bench.py compares with.
+
+Same shapes and operations (RMSNorm, fused scaled-dot-product attention with a KV cache, SwiGLU or a
+row of a table), random weights. The tables are allocated and not filled: only rows that are used
+take memory here, where the trainer's own model holds all of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+import stem_edge
+
+
+class TorchModel:
+    """Takes token ids and keeps one context."""
+
+    def __init__(self, bundle: str, context: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        config = self._config = stem_edge.open_bundle(bundle).manifest.model
+        generator = torch.Generator().manual_seed(0)
+        self._weights = {
+            name: torch.randn(shape, generator=generator, dtype=torch.bfloat16).div_(
+                shape[-1] ** 0.5
+            )
+            for name, shape in config.backbone_shapes().items()
+        }
+        self._tables = {
+            layer: torch.zeros(config.vocab_size, config.d_ff, dtype=torch.bfloat16)
+            for layer in config.stem_layers
+        }
+        shape = (config.n_layers, 2, config.n_kv_heads, context, config.head_dim)
+        self._kv = torch.zeros(shape, dtype=torch.bfloat16)
+        exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
+        angles = torch.outer(torch.arange(context), 1 / config.rope_theta**exponents)
+        self._turns = torch.polar(torch.ones_like(angles), angles)
+        self._position = 0
+
+    def clear(self) -> None:
+        """Empty the context."""
+        self._position = 0
+
+    @torch.inference_mode()
+    def process(self, token_ids: list[int]) -> int:
+        """Process ids; the most probable next token."""
+        ids, weights = torch.tensor(token_ids), self._weights
+        x = functional.embedding(ids, weights["embedding"])
+        for layer in range(self._config.n_layers):
+            at = f"layers.{layer}."
+            x = x + self._attention(layer, self._norm(x, weights[at + "attention_norm"]))
+            inner = self._norm(x, weights[at + "ffn_norm"])
+            if layer in self._tables:
+                up = functional.embedding(ids, self._tables[layer])
+            else:
+                up = functional.linear(inner, weights[at + "up"])
+            gate = functional.silu(functional.linear(inner, weights[at + "gate"]))
+            x = x + functional.linear(gate * up, weights[at + "down"])
+        self._position += len(token_ids)
+        last = self._norm(x[-1:], weights["norm"])
+        head = weights["embedding" if self._config.tied_head else "head"]
+        return int(functional.linear(last, head).argmax())
+
+    def _attention(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        config, at = self._config, f"layers.{layer}."
+        start, stop = self._position, self._position + len(x)
+        q, k, v = (
+            functional.linear(x, self._weights[at + name]).view(len(x), -1, config.head_dim)
+            for name in ("wq", "wk", "wv")
+        )
+        turns = self._turns[start:stop, None]
+        q, k = (self._turn(part, turns).transpose(0, 1) for part in (q, k))
+        cache = self._kv[layer]
+        cache[0, :, start:stop], cache[1, :, start:stop] = k, v.transpose(0, 1)
+        keys, values = cache[:, :, :stop].repeat_interleave(config.n_heads // config.n_kv_heads, 1)
+        mask = None
+        if len(x) > 1:
+            mask = torch.ones(len(x), stop, dtype=torch.bool).tril(start)
+        mixed = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        return functional.linear(
+            mixed.transpose(0, 1).reshape(len(x), -1), self._weights[at + "wo"]
+        )
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self._config.norm_eps)
+
+    @staticmethod
+    def _turn(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(heads.float().reshape(*heads.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(-2).to(heads.dtype)
