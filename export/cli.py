@@ -21,7 +21,8 @@ EPILOG = """\
 examples:
   stem-edge export runs/0000100000 model
   stem-edge export runs/0000100000/consolidated model --backbone int8 --tables int4
-  stem-edge export runs/0000100000 exact --backbone fp32 --tables fp32"""
+  stem-edge export runs/0000100000 exact --backbone fp32 --tables fp32
+  stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.1"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="a tokenizer.json instead of the checkpoint's tokenizer"
     )
+    parser.add_argument(
+        "--max-kl",
+        type=float,
+        metavar="NATS",
+        help="fail, and leave OUT as it was, if the mean divergence from the checkpoint on a few "
+        "tokens (of the calibration text, if there is one) is greater",
+    )
     parser.add_argument("--threads", type=int, help="threads that quantize (all CPUs)")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a bundle")
 
@@ -78,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         prefill_graph=args.prefill_graph,
         calibration=args.calibration,
         tokenizer=args.tokenizer,
+        max_kl=args.max_kl,
         threads=args.threads,
         force=args.force,
     )

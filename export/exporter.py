@@ -41,7 +41,7 @@ from stem_edge.export.journal import Journal, subject
 from stem_edge.export.linear import TokenLinear, Weights
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.export.options import ExportOptions, make_options
-from stem_edge.export.probe import Comparison, compare_logits
+from stem_edge.export.probe import Comparison, check_divergence, compare_logits
 from stem_edge.export.report import ErrorMeter, errors
 from stem_edge.export.tables import make_grid, write_metadata, write_shard
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
@@ -66,6 +66,7 @@ def export_bundle(
     group_size: int | None = None,
     prefill_graph: bool | None = None,
     calibration: str | Path | None = None,
+    max_kl: float | None = None,
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
@@ -82,13 +83,17 @@ def export_bundle(
         quantized backbone, if they are no less exact than it is.
     calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: it
         warms the row cache, and balances the channels of the prefill graph.
+    max_kl: fail if the mean divergence from the checkpoint, in nats, on a few tokens (the first of
+        the calibration text) is greater: of what decodes, and of the prefill graph.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
 
     An export that was killed goes on where it stood when it is started again. Raises
     CheckpointError, ExportError; then `out` is what it was.
     """
-    options = make_options(backbone, tables, head, block_size, group_size, prefill_graph, threads)
+    options = make_options(
+        backbone, tables, head, block_size, group_size, prefill_graph, threads, max_kl
+    )
     source = read_checkpoint(checkpoint)
     converted = _tokenizer(source, tokenizer)
     source = replace(source, config=_with_special_tokens(source, converted))
@@ -229,6 +234,8 @@ class _Export:
                 notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
                 self.journal.forget(PREFILL_STEP)
                 prefill = None
+        greatest = max(found.divergence for found in (decode, prefill) if found)
+        check_divergence(greatest, self.options.max_kl, self.source.path, len(ids))
         manifest = self._manifest(prefill=prefill is not None)
         report = msgspec.structs.replace(
             manifest.report,
@@ -238,6 +245,8 @@ class _Export:
             greatest_logit=float(f"{np.abs(expected).max():.3g}"),
             divergence=decode.divergence,
             prefill_divergence=prefill.divergence if prefill else None,
+            divergence_99=decode.divergence_99,
+            agreement=decode.agreement,
         )
         return msgspec.structs.replace(manifest, report=report)
 

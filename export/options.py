@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class ExportOptions:
     prefill: bool
     prefill_asked: bool  # so that it stays even if it is less exact than the other graphs
     threads: int
+    max_kl: float | None  # nats; it decides whether there will be a bundle, not what is in it
 
     def described(self) -> str:
         """All that changes the bytes of the bundle."""
@@ -34,6 +36,7 @@ def make_options(
     group_size: int | None,
     prefill_graph: bool | None,
     threads: int | None,
+    max_kl: float | None = None,
 ) -> ExportOptions:
     """Fill in defaults; raises ExportError for values that do not exist."""
     head = head or backbone
@@ -52,6 +55,8 @@ def make_options(
             raise ExportError(f"{name} is {size}; expected 16, 32, 64, 128 or 256")
     if threads is not None and threads < 1:
         raise ExportError(f"threads is {threads}; expected at least 1")
+    if max_kl is not None and not 0 <= max_kl < math.inf:
+        raise ExportError(f"max_kl is {max_kl}; expected 0 nats or more, 0.1 for example")
     return ExportOptions(
         backbone=BackboneFormat(weights=backbone, head=head, block_size=block_size),
         tables=tables,
@@ -59,4 +64,5 @@ def make_options(
         prefill=backbone != "fp32" if prefill_graph is None else prefill_graph,
         prefill_asked=prefill_graph is True,
         threads=threads or os.cpu_count() or 1,
+        max_kl=max_kl,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import stem_edge
+from stem_edge.distributions import F64, kullback_leibler, log_softmax, positions_at_once
 from stem_edge.errors import ExportError
 from stem_edge.quantize import F32
 
@@ -22,6 +23,8 @@ class Comparison:
 
     worst_difference: float
     divergence: float  # mean Kullback-Leibler divergence from the checkpoint's distributions, nats
+    divergence_99: float  # its 99th percentile over the positions
+    agreement: float  # share of positions where both think the same token the most probable
 
 
 def compare_logits(
@@ -42,21 +45,32 @@ def compare_logits(
             f"{folder}: the exported model computes NaN or infinite logits; "
             "export with --backbone fp32 --tables fp32 to see whether quantization is the cause"
         )
+    divergences = divergence(expected, found)
     return Comparison(
         worst_difference=rounded(float(np.abs(found - expected).max())),
-        divergence=rounded(float(divergence(expected, found).mean())),
+        divergence=rounded(float(divergences.mean())),
+        divergence_99=rounded(float(np.percentile(divergences, 99))),
+        agreement=rounded(float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())),
     )
 
 
-def divergence(expected: F32, found: F32) -> F32:
+def divergence(expected: F32, found: F32) -> F64:
     """KL(expected || found) in nats, at each position of logits [T, V]."""
-    p, q = _log_softmax(expected), _log_softmax(found)
-    return np.asarray(np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0), np.float32)
+    step = positions_at_once(expected.shape[1])
+    pieces = [slice(at, at + step) for at in range(0, len(expected), step)]
+    return np.concatenate(
+        [kullback_leibler(log_softmax(expected[p]), log_softmax(found[p])) for p in pieces]
+    )
 
 
-def _log_softmax(logits: F32) -> F32:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
+def check_divergence(found: float, allowed: float | None, source: Path, positions: int) -> None:
+    """Raises ExportError when a bundle's mean divergence from its checkpoint is not allowed."""
+    if allowed is not None and found > allowed:
+        raise ExportError(
+            f"{source}: the exported model's mean divergence from the checkpoint is {found:g} nats "
+            f"over {positions} tokens, max_kl allows {allowed:g}; take more bits (--backbone int8, "
+            "--tables int8), smaller blocks (--block-size 32), or allow more; nothing was exported"
+        )
 
 
 def rounded(value: float) -> float:

@@ -15,6 +15,10 @@ class BackendContext(Protocol):
 
     length: int  # tokens it can hold
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV cache, as it has grown so far."""
+
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:

@@ -86,6 +86,11 @@ class OrtContext:
             graph.bind(rows | fixed)
         self._kv: dict[str, npt.NDArray[Any]] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """See BackendContext.nbytes."""
+        return sum(array.nbytes for array in self._kv.values())
+
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:

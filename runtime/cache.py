@@ -55,6 +55,11 @@ class RowCache:
         return layout.record_nbytes + zero_points + 16
 
     @property
+    def filled(self) -> int:
+        """Slots that were ever used."""
+        return self._filled
+
+    @property
     def counts(self) -> Counts:
         """How often each token was used [V], halved now and then."""
         return self._count

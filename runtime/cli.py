@@ -9,10 +9,9 @@ from dataclasses import asdict
 
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
-from stem_edge.runtime.flash import FLASH_NAMES
+from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import SamplingParams
-from stem_edge.runtime.store import READ_MODES
 
 DESCRIPTION = """\
 Continue a text. The new text goes to stdout as it is generated, one line of figures to stderr.
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     _add_sampling(parser.add_argument_group("choosing tokens"))
-    _add_loading(parser.add_argument_group("the machine"))
+    add_loading(parser.add_argument_group("the machine"))
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
@@ -90,48 +89,6 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_loading(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="limit of anonymous memory and swap, like 600MB (half of what the machine leaves)",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
-    group.add_argument(
-        "--context-length", type=int, metavar="N", help="prompt and answer together, in tokens"
-    )
-    group.add_argument(
-        "--providers", nargs="+", metavar="NAME", help="onnxruntime execution providers (CPU)"
-    )
-    group.add_argument(
-        "--reads", choices=READ_MODES, default="pread", help="how records are read (pread)"
-    )
-    group.add_argument("--slots", type=int, metavar="N", help="of the row cache (as many as fit)")
-    group.add_argument("--resident", action="store_true", help="read all tables into memory first")
-    group.add_argument(
-        "--prefill-graph",
-        action=argparse.BooleanOptionalAction,
-        help="whether the int8 graph takes prompts (if it was measured to be faster)",
-    )
-    group.add_argument(
-        "--no-prepare", action="store_true", help="do not keep a backbone for this processor"
-    )
-    group.add_argument(
-        "--no-warm-start",
-        action="store_true",
-        help="begin with an empty row cache, and keep no count of the tokens that are used",
-    )
-    group.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
-    group.add_argument(
-        "--emulate-flash",
-        choices=FLASH_NAMES,
-        help="delay reads as such flash would (emulated, for comparing)",
-    )
-    group.add_argument(
-        "--no-overlap", action="store_true", help="do not read rows ahead; the text is the same"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     params = SamplingParams(
@@ -146,22 +103,7 @@ def run(args: argparse.Namespace) -> int:
         logprobs=args.logprobs,
     )
     prompt = _prompt(args.prompt)
-    with load(
-        args.bundle,
-        memory=args.memory,
-        threads=args.threads,
-        providers=args.providers,
-        context_length=args.context_length,
-        reads=args.reads,
-        slots=args.slots,
-        resident=args.resident,
-        overlap=not args.no_overlap,
-        prefill_graph=args.prefill_graph,
-        prepare=not args.no_prepare,
-        warm_start=not args.no_warm_start,
-        cache_dir=args.cache_dir,
-        emulate_flash=args.emulate_flash,
-    ) as model:
+    with load(args.bundle, **loading_options(args)) as model:
         (_print_json if args.json else _stream)(model, prompt, params)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -27,6 +28,24 @@ from stem_edge.runtime.warm import expected_tokens, fill, keep_counts
 
 # The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
 DEFAULT_CONTEXT = 4096
+
+
+class LoadOptions(TypedDict, total=False):
+    """Arguments of `load` but for the bundle; what is left out has its default there."""
+
+    memory: int | str | None
+    threads: int | None
+    providers: list[str] | None
+    context_length: int | None
+    reads: ReadMode
+    slots: int | None
+    resident: bool
+    overlap: bool
+    prefill_graph: bool | None
+    prepare: bool
+    warm_start: bool
+    cache_dir: str | None
+    emulate_flash: FlashName | None
 
 
 def load(

@@ -72,21 +72,31 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def _cgroups_left(proc: Path, root: Path) -> list[int]:
-    """Bytes left in each memory cgroup that this process is in, of version 1 or 2."""
-    left = []
+def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
+    """The folder of the cgroup that accounts this process's memory, and its version, 1 or 2."""
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+        version = 1 if controllers else 2
+        if version == 1 and "memory" not in controllers.split(","):
             continue
-        top = root / "memory" if controllers else root
+        top = root / "memory" if version == 1 else root
         folder = top / path.lstrip("/")
         # In a container the path may name a folder outside of what is mounted.
-        for at in (folder, *folder.parents) if folder.is_dir() else (top,):
-            if at == root.parent or not at.is_relative_to(top):
-                break
-            left += _left(at, version=1 if controllers else 2)
-    return left
+        found = folder if folder.is_dir() else top
+        if (found / "memory.stat").is_file():
+            return found, version
+    return None
+
+
+def _cgroups_left(proc: Path, root: Path) -> list[int]:
+    """Bytes left in each memory cgroup that this process is in, of version 1 or 2."""
+    own = memory_cgroup(proc, root)
+    if own is None:
+        return []
+    folder, version = own
+    top = root / "memory" if version == 1 else root
+    inside = [at for at in (folder, *folder.parents) if at.is_relative_to(top)]
+    return [nbytes for at in inside for nbytes in _left(at, version)]
 
 
 def _left(folder: Path, version: int) -> list[int]:

@@ -58,7 +58,8 @@ class Model:
     ) -> None:
         self.bundle, self.plan = bundle, plan
         self.stats = GenerationStats()  # of the latest call of generate or logits
-        self._engine, self._text, self._on_close = engine, text, on_close
+        self.engine = engine  # for those who measure, or feed tokens of their own
+        self._text, self._on_close = text, on_close
         self._closed = False
 
     @property
@@ -80,14 +81,24 @@ class Model:
         Raises InputError for ids out of range, none, or more than the context holds.
         """
         ids = self._checked_prompt(token_ids)
-        context = self._engine.open_context(len(ids))
         logits, filled = np.empty((len(ids), self.config.vocab_size), np.float32), 0
-        with _Recorder(self) as record:
-            for piece in self._engine.process(context, ids, every=True):
-                logits[filled : filled + len(piece)] = piece
-                filled += len(piece)
-            record.prefilled(len(ids))
+        for piece in self._logits_chunks(ids):
+            logits[filled : filled + len(piece)] = piece
+            filled += len(piece)
         return logits
+
+    def logits_chunks(self, token_ids: Sequence[int]) -> Iterator[F32]:
+        """What `logits` returns, in pieces [n, V] in order: all of them can be too much memory.
+
+        The next piece overwrites the last one. Raises InputError at once, as `logits` does.
+        """
+        return self._logits_chunks(self._checked_prompt(token_ids))
+
+    def _logits_chunks(self, ids: list[int]) -> Iterator[F32]:
+        context = self.engine.open_context(len(ids))
+        with _Recorder(self) as record:
+            yield from self.engine.process(context, ids, every=True)
+            record.prefilled(len(ids))
 
     def generate(
         self,
@@ -145,10 +156,10 @@ class Model:
     ) -> Iterator[tuple[int, TokenLogprobs | None, FinishReason | None]]:
         """Each new token id, its log probabilities if asked for, and why it is the last."""
         room = min(self.plan.context_length - len(prompt) + 1, params.max_new_tokens)
-        context = self._engine.open_context(len(prompt) + room - 1)
+        context = self.engine.open_context(len(prompt) + room - 1)
         sampler, seen = make_sampler(params), list(prompt)
         with _Recorder(self) as record:
-            for logits in self._engine.process(context, prompt):
+            for logits in self.engine.process(context, prompt):
                 last = logits[0]
             record.prefilled(len(prompt))
             for number in range(1, room + 1):
@@ -162,7 +173,7 @@ class Model:
                     "stop" if ended else "length" if number == room else None
                 )
                 if reason is None:
-                    self._engine.expect(np.array([token]))
+                    self.engine.expect(np.array([token]))
                 seen.append(token)
                 record.sampled()
                 yield token, logprob, reason
@@ -172,7 +183,7 @@ class Model:
     def _decode(self, context: Context, token: int, record: _Recorder) -> F32:
         """One decode step; logits [V] of the token after this one."""
         started = time.perf_counter()
-        logits: F32 = self._engine.step(context, np.array([token]))[0]
+        logits: F32 = self.engine.step(context, np.array([token]))[0]
         record.decoded(time.perf_counter() - started)
         return logits
 
@@ -214,7 +225,7 @@ class Model:
                 if self._on_close is not None:
                     self._on_close()
             finally:
-                self._engine.close()
+                self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +239,7 @@ class _Recorder:
 
     def __init__(self, model: Model) -> None:
         self._stats = model.stats = GenerationStats()
-        self._rows = model._engine.rows
+        self._rows = model.engine.rows
         self._started = time.perf_counter()
         self._before = self._counters()
 

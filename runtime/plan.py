@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, WEIGHT_BITS, Bundle, Manifest
+from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.footprint import FLOAT, Footprint, footprint_of
 from stem_edge.graph_io import head_width
-from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import LEAST_CHUNK
@@ -29,7 +29,6 @@ SLOTS_PER_CHUNK_TOKEN = 8
 # a few percent of a 1B model's tables; beyond, slots gain little.
 SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
-FLOAT = 4
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 # What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (README); beside
 # weights in its own memory, with small ones.
@@ -88,24 +87,38 @@ def plan_memory(
     fit, InputError for slots that cannot be.
     """
     limit = parse_size(memory) if memory is not None else loading.process + available
-    planner = _Planner(bundle.manifest, loading)
-    chunk = planner.chunk(limit)
-    slots = planner.given_slots(chunk)
-    least = planner.plan(chunk, chunk if slots is None else slots)
+    footprint = footprint_of(bundle.manifest)
+    least = least_plan(footprint, loading, limit)
     if least.total > limit:
         raise MemoryPlanError(_refusal(bundle, least, limit, loading, asked=memory is not None))
-    if slots is not None:
+    if loading.slots is not None:
         return least
     share = limit if memory is not None else loading.process + int(available * SHARE_OF_MACHINE)
-    return planner.plan(chunk, planner.most_slots(least, share, capped=memory is None))
+    return fill_plan(footprint, loading, least, share, capped=memory is None)
+
+
+def least_plan(footprint: Footprint, loading: Loading, limit: int) -> MemoryPlan:
+    """The plan with the largest chunks under `limit` and the fewest slots; it may be too much."""
+    planner = _Planner(footprint, loading)
+    chunk = planner.chunk(limit)
+    slots = planner.given_slots(chunk)
+    return planner.plan(chunk, chunk if slots is None else slots)
+
+
+def fill_plan(
+    footprint: Footprint, loading: Loading, least: MemoryPlan, limit: int, *, capped: bool = False
+) -> MemoryPlan:
+    """The same with as many slots as fit, or, `capped`, as a cache of the default size has."""
+    planner = _Planner(footprint, loading)
+    return planner.plan(least.chunk_tokens, planner.most_slots(least, limit, capped=capped))
 
 
 class _Planner:
     """Plans for one bundle and one way of loading it."""
 
-    def __init__(self, manifest: Manifest, loading: Loading) -> None:
-        self.manifest, self.loading = manifest, loading
-        self.layout, self.config = manifest.tables, manifest.model
+    def __init__(self, footprint: Footprint, loading: Loading) -> None:
+        self.footprint, self.loading = footprint, loading
+        self.layout, self.config = footprint.tables, footprint.model
 
     def chunk(self, limit: int) -> int:
         """The largest chunk that leaves room for enough slots."""
@@ -144,7 +157,7 @@ class _Planner:
             chunk_tokens=chunk,
             slots=slots,
             process=self.loading.process,
-            weights=_weights_nbytes(self.manifest, self.loading),
+            weights=_weights_nbytes(self.footprint, self.loading),
             kv_cache=2 * config.n_layers * config.n_kv_heads * context * width * FLOAT,
             activations=_activations_nbytes(config, chunk, context, prefill=self.loading.prefill),
             reads=_reads_nbytes(self.layout, chunk),
@@ -171,22 +184,12 @@ def _row_cache_nbytes(layout: RecordLayout | None, slots: int) -> int:
     return slots * RowCache.slot_nbytes(layout) + 8 * layout.vocab_size if layout else 0
 
 
-def _weights_nbytes(manifest: Manifest, loading: Loading) -> int:
+def _weights_nbytes(footprint: Footprint, loading: Loading) -> int:
     """Of external data, what does not stay in its file."""
     if loading.prepared:
         return PREPARED_FIXED_NBYTES
-    files = [BACKBONE_DATA, *([PREFILL_DATA] if loading.prefill else [])]
-    data = sum(manifest.files[name].nbytes for name in files)
-    return UNPREPARED_FIXED_NBYTES + max(0, data - _embedding_nbytes(manifest))
-
-
-def _embedding_nbytes(manifest: Manifest) -> int:
-    config, bits = manifest.model, WEIGHT_BITS[manifest.backbone.head]
-    nbytes = config.vocab_size * config.dim * bits // 8
-    if bits != 32:
-        groups = config.dim // fitting_block(config.dim, manifest.backbone.block_size)
-        nbytes += config.vocab_size * (groups * FLOAT + -(-groups * bits // 8))
-    return nbytes
+    prefill = footprint.prefill_nbytes if loading.prefill else 0
+    return UNPREPARED_FIXED_NBYTES + footprint.step_nbytes + prefill
 
 
 def _refusal(

@@ -27,6 +27,10 @@ from stem_edge.errors import (
 if TYPE_CHECKING:
     from stem_edge.bundle import open_bundle, verify
     from stem_edge.export import export_bundle
+    from stem_edge.measuring.bench import bench
+    from stem_edge.measuring.fit import Fit, fit
+    from stem_edge.measuring.measurement import Measurement, measure
+    from stem_edge.measuring.quality import Quality, evaluate
     from stem_edge.mmap_store import MmapStore
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.runs import verify_runs
@@ -40,16 +44,23 @@ __all__ = [
     "CheckpointError",
     "Chunk",
     "ExportError",
+    "Fit",
     "InputError",
+    "Measurement",
     "MemoryPlan",
     "MemoryPlanError",
     "MmapStore",
     "Model",
+    "Quality",
     "RowReadError",
     "SamplingParams",
     "StemEdgeError",
+    "bench",
+    "evaluate",
     "export_bundle",
+    "fit",
     "load",
+    "measure",
     "memory_plan",
     "open_bundle",
     "open_tables",
@@ -59,12 +70,19 @@ __all__ = [
 
 _HOMES = {
     "Chunk": "stem_edge.runtime",
+    "Fit": "stem_edge.measuring.fit",
+    "Measurement": "stem_edge.measuring.measurement",
     "MemoryPlan": "stem_edge.runtime",
     "MmapStore": "stem_edge.mmap_store",
     "Model": "stem_edge.runtime",
+    "Quality": "stem_edge.measuring.quality",
     "SamplingParams": "stem_edge.runtime",
+    "bench": "stem_edge.measuring.bench",
+    "evaluate": "stem_edge.measuring.quality",
     "export_bundle": "stem_edge.export",
+    "fit": "stem_edge.measuring.fit",
     "load": "stem_edge.runtime",
+    "measure": "stem_edge.measuring.measurement",
     "memory_plan": "stem_edge.runtime",
     "open_bundle": "stem_edge.bundle",
     "open_tables": "stem_edge.tables",

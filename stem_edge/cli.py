@@ -29,9 +29,22 @@ class Command(Protocol):
 # name -> (module, what it does, what it needs beyond the base installation)
 COMMANDS = {
     "cache": ("stem_edge.runtime.cache_cli", "list or remove what is kept for faster loads", ""),
+    "bench": ("stem_edge.measuring.bench_cli", "speed and memory, side by side with others", ""),
     "demo": ("stem_edge.runtime.demo", "see it work on the small model inside this package", ""),
+    "eval": (
+        "stem_edge.measuring.eval_cli",
+        "perplexity, and divergence from another bundle or the checkpoint",
+        "",
+    ),
     "export": ("stem_edge.export.cli", "turn a trained checkpoint into a bundle", "export"),
+    "fit": ("stem_edge.measuring.fit_cli", "plan a bundle for a device, without running it", ""),
     "generate": ("stem_edge.runtime.cli", "continue a text with a bundle", ""),
+    "lm-eval": (
+        "stem_edge.measuring.lm_eval_cli",
+        "run EleutherAI's lm-evaluation-harness on a bundle",
+        "lm-eval",
+    ),
+    "measure": ("stem_edge.measuring.measure_cli", "memory by kind and speed, phase by phase", ""),
     "prepare": ("stem_edge.runtime.prepare_cli", "rearrange a backbone for this processor", ""),
     "inspect": ("stem_edge.inspect_cli", "show what a bundle is made of", ""),
     "verify": (

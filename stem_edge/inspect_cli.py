@@ -11,6 +11,9 @@ import msgspec
 
 import stem_edge
 from stem_edge.bundle import PREFILL_DATA, TABLES, Bundle, Manifest, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.measuring.cost_report import cost_figures, cost_report
+from stem_edge.measuring.cost_table import cost_table
 from stem_edge.units import format_size
 
 if TYPE_CHECKING:
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Show a bundle: architecture, STEM layers, parameters in all and for one token, bytes on flash and
 of the backbone, types, quality of the export, files. Reads only the manifest.
-With --memory, show instead what loading it here and now would take."""
+With --memory, show instead what loading it here and now would take; with --cost, what a layer, the
+whole model and a text cost by the formulas of the STEM paper."""
 
 FILES_SHOWN = 12
 
@@ -28,18 +32,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--memory",
         nargs="?",
         const="",
         metavar="SIZE",
         help="show the memory plan under this limit, like 600MB (what the machine leaves)",
     )
-    parser.add_argument("--context-length", type=int, metavar="N", help="for --memory, in tokens")
+    instead.add_argument(
+        "--cost", action="store_true", help="show the costs that the STEM paper counts"
+    )
+    parser.add_argument(
+        "--context-length", type=int, metavar="N", help="for --memory and --cost, in tokens"
+    )
+    parser.add_argument(
+        "--text", metavar="FILE", help="for --cost: how many distinct rows this text (UTF-8) uses"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    if args.text is not None and not args.cost:
+        raise InputError(f"--text {args.text} belongs to --cost, which is not given; add --cost")
+    if args.cost:
+        report = cost_report(args.bundle, args.context_length, args.text)
+        print(json.dumps(cost_figures(report), indent=1) if args.json else cost_table(report))
+        return 0
     if args.memory is not None:
         plan = stem_edge.memory_plan(args.bundle, args.memory or None, args.context_length)
         print(json.dumps(memory_figures(plan), indent=1) if args.json else memory_table(plan))
@@ -138,9 +157,14 @@ def _quality(manifest: Manifest) -> Rows:
         rows.append((f"  {kind}", f"{error.worst:>10.4%}{error.mean:>10.4%}"))
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
     rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
-    rows.append(("divergence", f"{report.divergence:g} nats from the checkpoint, mean"))
+    divergence = f"{report.divergence:g} nats from the checkpoint, mean"
+    if report.divergence_99 is not None:
+        divergence += f"; 99th percentile {report.divergence_99:g}"
+    rows.append(("divergence", divergence))
     if report.prefill_divergence is not None:
         rows.append(("  of prefill graph", f"{report.prefill_divergence:g} nats"))
+    if report.agreement is not None:
+        rows.append(("same best token", f"at {report.agreement:.1%} of positions"))
     return rows + [("note", note) for note in report.notes]
 
 

@@ -30,3 +30,8 @@ def format_size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
+
+
+def format_rate(value: float) -> str:
+    """A rate for people: 3 digits, never an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -182,9 +182,11 @@ GOLDEN = """\
   "vocab_size": 10
  },
  "report": {
+  "agreement": null,
   "backbone_nbytes": 8,
   "checkpoint_nbytes": 2000,
   "divergence": 0.5,
+  "divergence_99": null,
   "errors": {
    "tables": {
     "mean": 0.25,

@@ -63,7 +63,7 @@ def test_token_by_token_computes_the_trainers_logits(case: str, bundle: Path) ->
 
 def stepwise(model: Model, ids: list[int]) -> F32:
     """Logits [T, V], one step a token, through the engine's own step."""
-    engine = model._engine
+    engine = model.engine
     context = engine.open_context(len(ids))
     return np.concatenate([engine.step(context, np.array([token])).copy() for token in ids])
 

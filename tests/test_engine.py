@@ -101,8 +101,8 @@ def test_contexts_that_take_turns_do_not_mix(tiny_bundle: Path) -> None:
 
 
 def rows_of(model: stem_edge.Model) -> Prefetcher:
-    assert isinstance(model._engine.rows, Prefetcher)
-    return model._engine.rows
+    assert isinstance(model.engine.rows, Prefetcher)
+    return model.engine.rows
 
 
 def test_a_failed_read_leaves_the_engine_usable(
@@ -174,5 +174,5 @@ def test_quantized_logits_do_not_depend_on_the_size_of_chunks(
     with stem_edge.load(DEMO, prefill_graph=prefill_graph) as model:
         expected = model.logits(ids)
         for size in (4, 7, 16, 32):
-            model._engine.chunk_tokens = size
+            model.engine.chunk_tokens = size
             assert np.abs(model.logits(ids) - expected).max() < 1e-3

@@ -252,6 +252,8 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, ba
         ({"block_size": 48}, "block_size is 48"),
         ({"group_size": 7}, "group_size is 7"),
         ({"threads": 0}, "threads is 0"),
+        ({"max_kl": -0.1}, "max_kl is -0.1; expected 0 nats or more"),
+        ({"max_kl": float("nan")}, "max_kl is nan"),
     ],
 )
 def test_bad_options_are_refused(
@@ -274,6 +276,60 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
     path = write_checkpoint(tmp_path / "checkpoint", Shape(vocab_size=250))
     with pytest.raises(CheckpointError, match="the tokenizer has 258 ids, the model 250"):
         stem_edge.export_bundle(path, tmp_path / "out")
+
+
+def test_a_divergence_above_the_limit_leaves_the_old_bundle(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="fp32", max_kl=1e-6)
+    before = contents(out)
+    arguments = [str(tiny_checkpoint), str(out), "--tables", "int4", "--force", "--max-kl", "1e-6"]
+    assert main(["export", *arguments]) == 1
+    assert contents(out) == before
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"{tiny_checkpoint}: the exported model's mean divergence" in message
+    assert "max_kl allows 1e-06; take more bits (--backbone int8, --tables int8)" in message
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    with pytest.raises(ExportError, match="nothing was exported"):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "new", max_kl=1e-6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+def test_the_limit_holds_for_a_prefill_graph_that_was_asked_for(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    exact: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+    with pytest.raises(ExportError, match="max_kl allows 1e-06"):
+        stem_edge.export_bundle(
+            tiny_checkpoint, tmp_path / "out", prefill_graph=True, max_kl=1e-6, **exact
+        )
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", max_kl=1e-6, **exact)
+
+
+def test_the_limit_changes_no_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", max_kl=10)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_report_has_agreement_and_the_tail_of_the_divergence(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = stem_edge.export_bundle(
+        tiny_checkpoint, tmp_path / "exact", backbone="fp32", tables="fp32"
+    )
+    assert exact.manifest.report.agreement == 1
+    report = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out").manifest.report
+    assert report.divergence_99 is not None
+    assert report.agreement is not None
+    assert report.divergence_99 > report.divergence
+    assert 0 < report.agreement < 1
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert f"99th percentile {report.divergence_99:g}" in out
+    assert f"at {report.agreement:.1%} of positions" in out
 
 
 def test_special_tokens_reach_the_manifest(tiny_bundle: Path) -> None:

@@ -87,7 +87,7 @@ def test_on_slow_flash_the_layers_before_the_first_row_hide_a_read(
     slow = FlashProfile(bandwidth=1e9, latency=0.1, depth=1)
     monkeypatch.setitem(PROFILES, "sdcard", slow)
     with stem_edge.load(tiny_bundle, emulate_flash="sdcard", warm_start=False) as model:
-        engine = model._engine
+        engine = model.engine
         context = engine.open_context(8)
         begin = context.backend.begin
 

@@ -3,14 +3,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from test_bundle import BACKBONE, LAYOUT, NAMES, SHARDS, make_bundle
 from test_shards import edit
 
-from stem_edge.bundle import MANIFEST, encode_manifest, open_bundle
+import stem_edge
+from stem_edge.bundle import MANIFEST, TABLES, TOKENIZER, encode_manifest, open_bundle
 from stem_edge.cli import main
+from stem_edge.runtime.text import TextCodec
 
 Capture = pytest.CaptureFixture[str]
 
@@ -125,6 +128,99 @@ def test_wrong_usage_shows_the_usage(capsys: Capture, arguments: list[str]) -> N
         main(["inspect", *arguments])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: stem-edge inspect")
+
+
+DEMO = Path(stem_edge.__file__).parent / "demo_model"
+
+
+def cost_json(capsys: Capture, *options: str) -> dict[str, Any]:
+    assert main(["inspect", str(DEMO), "--cost", "--json", *options]) == 0
+    figures: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return figures
+
+
+def test_cost_fits_a_terminal_and_names_the_sections(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "text").write_text("The capital of France is Paris.\n" * 3)
+    assert main(["inspect", str(DEMO), "--cost", "--text", str(tmp_path / "text")]) == 0
+    out = capsys.readouterr().out.replace(str(DEMO), "").replace(str(tmp_path), "")
+    assert max(map(len, out.splitlines())) <= 80
+    for name in ("Table 1", "Table 3", "section 3.2.3", "section 3.2.5", "F_train", "M_dec"):
+        assert name in out
+    lines = shown(out)
+    assert out.count("17.6%") == 1  # 384 / (4 x 128 + 2 x 256 + 3 x 384)
+    assert any(line.startswith("L_uniq ~ ") for line in out.splitlines())
+    assert lines["- Its total keeps the"].startswith("147,456 parameters")  # 3 x 128 x 384
+
+
+def test_cost_as_json(tmp_path: Path, capsys: Capture) -> None:
+    figures = cost_json(capsys)
+    assert figures["context_length"] == open_bundle(DEMO).manifest.model.max_context
+    assert (figures["curve"], figures["heaps"], figures["text"]) == ([], None, None)
+    loads = {"dense": 147456, "stem": 98304, "saved": 49152, "saving_fraction": 1 / 3}
+    assert figures["layer"]["ffn_parameter_loads"] == loads
+    assert figures["layer"]["ffn_row_values"]["saving_fraction"] is None
+    stored, paper = figures["model"]["stored"], figures["model"]["paper"]
+    model = open_bundle(DEMO).manifest.model
+    assert stored["total_parameters"] == model.backbone_parameters + model.table_parameters
+    assert stored["active_parameters"] == model.active_parameters
+    assert paper["gflop_per_token"] == 2 * paper["active_parameters"] / 1e9
+
+
+def test_cost_of_a_text_as_json(tmp_path: Path, capsys: Capture) -> None:
+    text = "The capital of France is Paris. France is in Europe.\n"
+    (tmp_path / "text").write_text(text)
+    curve = cost_json(capsys, "--text", str(tmp_path / "text"))["curve"]
+    ids = TextCodec(DEMO / TOKENIZER).encode(text, add_special_tokens=False)
+    assert [point["length"] for point in curve[:3]] == [1, 2, 4]
+    assert curve[-1]["length"] == len(ids)
+    assert curve[-1]["distinct"] == len(set(ids)) < len(ids)
+    layout = open_bundle(DEMO).manifest.tables
+    assert layout is not None
+    assert curve[0]["row_parameters"] == 3 * 384
+    assert curve[-1]["flash_nbytes"] == curve[-1]["distinct"] * layout.record_nbytes
+
+
+def test_cost_at_a_context_length(capsys: Capture) -> None:
+    layer = cost_json(capsys, "--context-length", "100")["layer"]
+    attention = 4 * 128 + 2 * 100
+    assert layer["paper_loads"]["dense"] == 128 * (attention + 3 * 384)
+    assert layer["paper_multiply_adds"]["dense"] == 128 * (attention + 3 * 384)
+    assert layer["built_loads"]["dense"] == 128 * (2 * 128 + 2 * 64 + 100 + 3 * 384)
+
+
+def test_cost_of_a_dense_bundle(bundle: Path, capsys: Capture) -> None:
+    manifest = open_bundle(bundle).manifest
+    model = msgspec.structs.replace(manifest.model, stem_layers=())
+    files = {n: entry for n, entry in manifest.files.items() if not n.startswith(TABLES + "/")}
+    dense = msgspec.structs.replace(manifest, model=model, tables=None, files=files)
+    (bundle / MANIFEST).write_bytes(encode_manifest(dense))
+    assert main(["inspect", str(bundle), "--cost"]) == 0
+    out = capsys.readouterr().out
+    assert "This model is dense" in out
+    assert "Its total keeps" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cost", "--context-length", "0"], "context length is 0; this model takes 1 to 256"),
+        (["--cost", "--context-length", "257"], "context length is 257; this model takes 1 to 256"),
+        (["--cost", "--text", "/nowhere"], "/nowhere: cannot read"),
+        (["--cost", "--text", os.devnull], "no token in it, expected at least 1"),
+        (["--cost", "--text", str(DEMO / "backbone.onnx.data")], "give a text in UTF-8"),
+        (["--text", "/nowhere"], "add --cost"),
+    ],
+)
+def test_wrong_options_of_cost(options: list[str], message: str, capsys: Capture) -> None:
+    assert main(["inspect", str(DEMO), *options]) == 1
+    assert message in one_line(capsys)
+
+
+def test_cost_and_memory_are_two_questions(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", str(DEMO), "--cost", "--memory"])
+    assert caught.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_complaint(bundle: Path) -> None:

@@ -12,10 +12,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # The front door and the command import the halves when they are asked for, by name.
+# What measures stands above all others; torch, llama.cpp and checkpoints only where one is asked for.
 FORBIDDEN = {
-    "stem_edge": {"stem_edge.export", "stem_edge.runtime", "torch", "onnx", "onnxruntime"},
-    "export": {"stem_edge.runtime"},
-    "runtime": {"stem_edge.export", "torch", "onnx", "zarr"},
+    "stem_edge": {
+        "stem_edge.export",
+        "stem_edge.runtime",
+        "torch",
+        "onnx",
+        "onnxruntime",
+    },
+    "export": {"stem_edge.runtime", "stem_edge.measuring"},
+    "runtime": {"stem_edge.export", "stem_edge.measuring", "torch", "onnx", "zarr"},
 }
 ZARR_USER = "mmap_store.py"
 
@@ -49,7 +56,11 @@ def test_no_forbidden_import(folder: str) -> None:
 
 
 def test_the_unsafe_ways_to_read_a_file_are_not_in_the_tree() -> None:
-    for path in [p for f in ("stem_edge", "export", "runtime") for p in (ROOT / f).glob("*.py")]:
+    for path in [
+        p
+        for f in ("stem_edge", "stem_edge/measuring", "export", "runtime")
+        for p in (ROOT / f).glob("*.py")
+    ]:
         text = path.read_text("utf-8")
         for bad in ("weights_only=False", "pickle.load(", "pickle.loads(", "eval(", "exec("):
             assert bad not in text, f"{path} has {bad}"
@@ -65,6 +76,12 @@ def loaded_after(code: str) -> set[str]:
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded_after("import stem_edge") & {"numpy", "torch", "onnxruntime", "tokenizers"}
+
+
+@pytest.mark.parametrize("name", ["bench", "eval", "fit", "measure"])
+def test_measuring_needs_no_extra(name: str) -> None:
+    loaded = loaded_after(f"import stem_edge.measuring.{name}_cli")
+    assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "lm_eval", "llama_cpp"}
 
 
 def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:

@@ -49,7 +49,7 @@ def bundle(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def resident(model: Model) -> set[int]:
-    every, cache = np.arange(model.config.vocab_size), model._engine.rows.cache  # type: ignore[attr-defined]
+    every, cache = np.arange(model.config.vocab_size), model.engine.rows.cache  # type: ignore[attr-defined]
     return set(every.tolist()) - set(cache.missing(every).tolist())
 
 
@@ -65,7 +65,7 @@ def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
 def test_counts_of_earlier_runs_come_before_the_exporters(bundle: Path) -> None:
     with stem_edge.load(bundle) as model:
         for _ in range(1000):  # two halvings
-            model._engine.rows.cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))  # type: ignore[attr-defined]
+            model.engine.rows.cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))  # type: ignore[attr-defined]
     with stem_edge.load(bundle, slots=4) as model:
         assert set(b"xyz") < resident(model)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from bench import drop_pages
 
 import stem_edge
 from stem_edge.bundle import TABLES
+from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.quantize import F32
 from stem_edge.runtime.store import READ_MODES, RowStore, open_store
 from stem_edge.shards import ShardGrid, open_grid
@@ -32,7 +32,7 @@ DEPTH = 32
 
 def direct_rate(grid: ShardGrid, batch: int, rng: np.random.Generator) -> float:
     """MB/s of direct reads of whole pages around `batch` random records, DEPTH at a time."""
-    nbytes = -(-grid.stride // PAGE + 1) * PAGE
+    nbytes = (-(-grid.stride // PAGE) + 1) * PAGE
     files = [os.open(grid.shard_path(n), os.O_RDONLY | os.O_DIRECT) for n in range(grid.shards)]
     tokens = rng.choice(grid.layout.vocab_size - 1, batch, replace=False)
     places = [divmod(int(token), grid.records_per_shard) for token in tokens]
@@ -92,11 +92,11 @@ def main() -> None:
     rates: dict[str, list[float]] = {}
     for turn in range(args.rounds):
         batch = np.sort(rng.choice(distinct, args.batch, replace=False))
-        drop_pages([root])
+        drop_pages(files_in(root))
         rates.setdefault("direct reads", []).append(direct_rate(grid, args.batch, rng))
         for mode in READ_MODES:
             with open_store(root, layout, mode) as store:
-                drop_pages([root])
+                drop_pages(files_in(root))
                 rates.setdefault(f"{mode} batch, cold", []).append(store_rate(store, batch))
                 rates.setdefault(f"{mode} batch, warm", []).append(store_rate(store, batch))
         if turn == 0:
@@ -115,7 +115,7 @@ def _print_singles(root: Path, ids: np.ndarray) -> None:
         for state in ("cold", "warm"):
             with open_store(root, open_grid(root).layout, mode) as store:
                 if state == "cold":
-                    drop_pages([root])
+                    drop_pages(files_in(root))
                 times = single_microseconds(store, ids[:200])
             print(f"{mode} {state:<17}{np.median(times):>8.0f}{np.quantile(times, 0.9):>8.0f}")
 

@@ -41,7 +41,7 @@ class Meter:
 
     def __init__(self, model: Model) -> None:
         self.seconds = 0.0
-        self._engine = model._engine
+        self._engine = model.engine
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
     with meter.watching():
         before = None
         for _ in model._tokens(prompt, params):
-            now = (time.perf_counter(), meter.seconds, model._engine.rows.counters().stall_seconds)
+            now = (time.perf_counter(), meter.seconds, model.engine.rows.counters().stall_seconds)
             if before is not None:
                 total, forward, stall = (a - b for a, b in zip(now, before, strict=True))
                 steps.append((total - forward - stall) * 1000)

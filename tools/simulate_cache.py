@@ -17,24 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.rows import make_layout
-from stem_edge.runtime.cache import I64, RowCache
-from stem_edge.token_counts import Counts, count_tokens
-
-
-def aged_lfu(ids: I64, vocab_size: int, slots: int, counts: Counts | None = None) -> float:
-    """Hit rate of stem_edge.runtime.cache, filled by counts if there are any."""
-    layout = make_layout(vocab_size, (0,), 16, "int8", 16)
-    cache, record = RowCache(layout, slots), np.zeros((1, layout.record_nbytes), np.uint8)
-    if counts is not None:
-        best = np.sort(cache.expect_counts(counts))
-        cache.install(best, np.repeat(record, len(best), axis=0), best)
-    for place in range(len(ids)):
-        token = ids[place : place + 1]
-        cache.use(token)
-        if len(cache.missing(token)):
-            cache.install(token, record, token)
-    return cache.hits / (cache.hits + cache.misses)
+from stem_edge.measuring.hit_rates import I64, simulate
+from stem_edge.token_counts import count_tokens
 
 
 def lru(ids: I64, slots: int) -> float:
@@ -73,12 +57,12 @@ def main() -> None:
         cut = [window for window in cut if len(window) == args.window]
         print(f"{len(cut)} conversations of {args.window} ids, mean\n{'slots':>8}{'aged LFU':>10}")
         for slots in args.slots:
-            rates = [aged_lfu(window, vocab_size, slots, counts) for window in cut]
+            rates = [simulate(window, vocab_size, slots, counts)[0] for window in cut]
             print(f"{slots:>8}{np.mean(rates):>10.3f}")
         return
     print(f"{len(ids):,} ids of {args.ids.name}\n{'slots':>8}{'aged LFU':>10}{'LRU':>8}")
     for slots in args.slots:
-        print(f"{slots:>8}{aged_lfu(ids, vocab_size, slots):>10.3f}{lru(ids, slots):>8.3f}")
+        print(f"{slots:>8}{simulate(ids, vocab_size, slots)[0]:>10.3f}{lru(ids, slots):>8.3f}")
 
 
 if __name__ == "__main__":

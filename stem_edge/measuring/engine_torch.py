@@ -1,4 +1,4 @@
-"""A STEM model in torch bfloat16 as the public trainer computes it: what bench.py compares with.
+"""A STEM model in torch bfloat16 as the public trainer computes it: what bench compares with.
 
 Same shapes and operations (RMSNorm, fused scaled-dot-product attention with a KV cache, SwiGLU or a
 row of a table), random weights. The tables are allocated and not filled: only rows that are used

@@ -1,0 +1,31 @@
+"""Next-token distributions: from logits to probabilities, and how far one lies from another."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.quantize import F32
+
+F64 = npt.NDArray[np.float64]
+# Logits that are turned into float64 at once: some arrays of 8 MB, whatever the vocabulary.
+PIECE_VALUES = 1 << 20
+
+
+def positions_at_once(vocab_size: int) -> int:
+    """How many positions of so many logits a caller should take at once."""
+    return max(1, PIECE_VALUES // vocab_size)
+
+
+def log_softmax(logits: F32) -> F64:
+    """Natural logarithms of the probabilities that logits [T, V] stand for."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
+def kullback_leibler(p: F64, q: F64) -> F64:
+    """KL(p || q) in nats at each position, of the log probabilities [T, V] of both."""
+    divergence: F64 = (np.exp(p) * (p - q)).sum(axis=-1)
+    return divergence.clip(min=0)  # below 0 it is the rounding of the sum

@@ -1,0 +1,1 @@
+"""Numbers about bundles: what they cost, take and lose."""

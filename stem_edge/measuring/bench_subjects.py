@@ -1,0 +1,132 @@
+"""What a bundle is compared with: names after --against -> engines, what they load, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.errors import BackendError, InputError
+from stem_edge.measuring.workers import Subject
+from stem_edge.runtime.engine import LEAST_CHUNK
+from stem_edge.runtime.flash import FlashName, open_flash
+
+# What may follow --against, and what it means.
+AGAINST = {
+    "resident": "the same bundle with all tables in memory",
+    "flash=NAME": "the same bundle on emulated flash",
+    "dense=BUNDLE": "another bundle in the same engine",
+    "block=BUNDLE": "the same, where only the block size differs",
+    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all)",
+    "torch": "the public trainer's way of computing, in bfloat16",
+    "unprepared": "the same bundle without a prepared backbone",
+    "mmap": "the same bundle, records read through a mapping",
+    "plain": "the same bundle, no rows read ahead",
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "unprepared": {"prepare": False},
+    "mmap": {"reads": "mmap"},
+    "plain": {"overlap": False},
+}
+SLOTS_OF_VOCABULARY = 100  # one slot for so many tokens: a row cache of 1 %
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all subjects share."""
+
+    bundle: Bundle
+    options: dict[str, Any]  # of stem_edge.load
+    threads: int
+    work: Path  # GGUF files are made there
+
+
+def load_options(
+    bundle: Bundle, slots: int | None, memory: str | int | None, emulate_flash: str | None
+) -> dict[str, Any]:
+    """How stem-edge loads the bundle: with a row cache of 1 %, unless it is told otherwise."""
+    options: dict[str, Any] = {} if memory is None else {"memory": memory}
+    if slots is not None:
+        options["slots"] = slots
+    elif bundle.manifest.tables is not None and memory is None:
+        vocab_size = bundle.manifest.model.vocab_size
+        options["slots"] = min(vocab_size, max(LEAST_CHUNK, vocab_size // SLOTS_OF_VOCABULARY))
+    if emulate_flash is not None:
+        options["emulate_flash"] = _flash_name(emulate_flash)
+    return options
+
+
+def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
+    """The bundle, and what it is compared with, each once.
+
+    Raises InputError for a name that is not known, BackendError if an engine is not installed.
+    """
+    subjects = [_bundle("bundle", common.bundle, common.options)]
+    for wanted in against:
+        subjects += _compared(wanted, common)
+    return list({subject.name: subject for subject in subjects}.values())
+
+
+def _compared(wanted: str, common: Common) -> list[Subject]:
+    name, _, value = wanted.partition("=")
+    bundle, options = common.bundle, common.options
+    match name, bool(value):
+        case (("dense" | "block"), True):
+            other = open_bundle(value)
+            return [_bundle(wanted, other, {} if other.manifest.tables is None else options)]
+        case "flash", True:
+            flash = {"emulate_flash": _flash_name(value)}
+            return [_bundle(wanted, bundle, options | flash)]
+        case "resident", False:
+            rest = {key: each for key, each in options.items() if key != "slots"}
+            return [_bundle(wanted, bundle, rest | {"resident": True})]
+        case (("unprepared" | "mmap" | "plain"), False):
+            return [_bundle(wanted, bundle, options | WAYS[name])]
+        case "torch", False:
+            _need("torch", name)
+            return [Subject(wanted, name, str(bundle.path.resolve()))]
+        case "llama.cpp", _:
+            return _llama(common, value)
+    raise InputError(f"--against {wanted} is not known; expected one of {', '.join(AGAINST)}")
+
+
+def _bundle(name: str, bundle: Bundle, options: dict[str, Any]) -> Subject:
+    return Subject(name, "stem-edge", str(bundle.path.resolve()), options)
+
+
+def _flash_name(name: str) -> FlashName:
+    open_flash(cast(FlashName, name))  # raises if it is none
+    return cast(FlashName, name)
+
+
+def _llama(common: Common, kind: str) -> list[Subject]:
+    """Dense models of the bundle's shape for llama.cpp, made in the work folder."""
+    for package in ("llama_cpp", "gguf"):
+        _need(package, "llama.cpp")
+    from stem_edge.measuring.engine_llama import TYPES, make_model
+
+    if kind and kind not in TYPES:
+        raise InputError(f"--against llama.cpp={kind}; expected one of {', '.join(TYPES)}")
+    subjects = []
+    for each in [kind] if kind else TYPES:
+        try:
+            common.work.mkdir(parents=True, exist_ok=True)
+            path = make_model(common.work, common.bundle.manifest.model, each, common.threads)
+        except OSError as error:
+            raise InputError(
+                f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
+                "give another folder with --work"
+            ) from error
+        subjects.append(Subject(f"llama.cpp {each}", "llama.cpp", str(path)))
+    return subjects
+
+
+def _need(package: str, engine: str) -> None:
+    if find_spec(package) is None:
+        raise BackendError(
+            f"--against {engine} needs the package {package}; "
+            "install it with: pip install 'stem-edge[bench]'"
+        )

@@ -1,0 +1,202 @@
+"""What STEM layers cost and save, as the STEM paper counts (arXiv 2601.10639).
+
+Sections 3.2.3 to 3.2.5 and Table 1 count a multiply-add once and call it a FLOP; Table 3 counts it
+twice. Here the first are called multiply-adds. All figures are exact integers where the formula is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from stem_edge.config import ModelConfig
+
+DENSE_MATRICES, STEM_MATRICES = 3, 2  # of d x d_ff in an FFN: gate, down, and up where it is dense
+FLOPS_PER_PARAMETER = 2  # Table 3: a multiplication and an addition
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One quantity of a layer, with a dense FFN and with a STEM FFN."""
+
+    dense: int
+    stem: int
+
+    @property
+    def saved(self) -> int:
+        """What STEM saves; below 0 where it costs more."""
+        return self.dense - self.stem
+
+    @property
+    def saving_fraction(self) -> float:
+        """The saving, of what the dense layer takes."""
+        return self.saved / self.dense
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Widths of one layer."""
+
+    dim: int  # d
+    d_ff: int
+    queries: int  # heads x head width
+    keys: int  # key and value heads x head width; below `queries` with grouped-query attention
+
+    @classmethod
+    def as_paper(cls, dim: int, d_ff: int) -> Self:
+        """The paper's layer: all of attention is as wide as the model, 4 d^2 parameters."""
+        return cls(dim, d_ff, dim, dim)
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Self:
+        """A model's layer as it is built."""
+        width = model.head_dim
+        return cls(model.dim, model.d_ff, model.n_heads * width, model.n_kv_heads * width)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of the four projections: 4 d^2 in the paper's layer."""
+        return 2 * self.dim * (self.queries + self.keys)
+
+
+def ffn_multiply_adds(shape: LayerShape, length: int = 1, batch: int = 1) -> Pair:
+    """Of an FFN over `batch` sequences of `length` tokens: B (3 d_ff d L + d_ff L), Table 1."""
+    elementwise = shape.d_ff * length
+    dense, stem = (n * shape.d_ff * shape.dim * length for n in (DENSE_MATRICES, STEM_MATRICES))
+    return Pair(batch * (dense + elementwise), batch * (stem + elementwise))
+
+
+def ffn_loads(shape: LayerShape) -> Pair:
+    """Parameters that an FFN loads for one decode step, whatever the batch: 3 d d_ff, Table 1."""
+    one = shape.dim * shape.d_ff
+    return Pair(DENSE_MATRICES * one, STEM_MATRICES * one)
+
+
+def ffn_row_values(shape: LayerShape, distinct: int = 1) -> Pair:
+    """Values moved for the rows of `distinct` tokens: uniq(BL) d_ff, or B_uniq d_ff, Table 1."""
+    return Pair(0, distinct * shape.d_ff)
+
+
+def layer_multiply_adds(shape: LayerShape, length: int, batch: int = 1) -> Pair:
+    """Of a layer over whole sequences: F_train = B (4 L d^2 + 2 L^2 d + 3 L d d_ff), 3.2.3.
+
+    Every token looks at all `length` tokens: the paper takes no half off for the causal mask.
+    """
+    attention = length * shape.attention_parameters + 2 * length**2 * shape.queries
+    ffn = ffn_loads(shape)
+    return Pair(batch * (attention + length * ffn.dense), batch * (attention + length * ffn.stem))
+
+
+def layer_loads(shape: LayerShape, length: int, batch: int = 1) -> Pair:
+    """Values, KV cache and parameters, that a layer loads for one decode step: M_dec, 3.2.3.
+
+    4 d^2 + 2 B L d + 3 d d_ff. The paper multiplies the parameters by B, too, against its own Table
+    1: a step loads them once for the whole batch. For a batch of 1 both are the same.
+    """
+    shared = shape.attention_parameters + batch * 2 * length * shape.keys
+    ffn = ffn_loads(shape)
+    return Pair(shared + ffn.dense, shared + ffn.stem)
+
+
+def saving_fraction(dim: int, d_ff: int, length: int) -> float:
+    """d_ff / (4 d + 2 L + 3 d_ff): of a layer's FLOPs in training and prefill and of its loads in
+    decoding (3.2.3)."""
+    return d_ff / (4 * dim + 2 * length + 3 * d_ff)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Parameters of a whole model and of its dense twin, counted in one way.
+
+    The dense twin is the same model with up projections and no table.
+    """
+
+    dense_total: int
+    dense_active: int  # active: what the paper calls used by one token
+    total: int
+    active: int
+
+    @property
+    def dense_gflop(self) -> float:
+        """Of the dense twin, per token."""
+        return FLOPS_PER_PARAMETER * self.dense_active / 1e9
+
+    @property
+    def gflop(self) -> float:
+        """Per token: 2 x active parameters, no attention over the context (Table 3)."""
+        return FLOPS_PER_PARAMETER * self.active / 1e9
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """One model, counted as the paper's Table 3 does and as it is stored and used.
+
+    They differ in two ways. The paper's total keeps the up projections that the tables replace. Its
+    active parameters hold the whole embedding of an untied model: a token uses one row of it.
+    """
+
+    paper: Counting
+    stored: Counting
+
+
+def model_cost(model: ModelConfig) -> ModelCost:
+    """Both countings of a model."""
+    dense = msgspec.structs.replace(model, stem_layers=())
+    backbone, twin = model.backbone_parameters, dense.backbone_parameters
+    tables, record = model.table_parameters, len(model.stem_layers) * model.d_ff
+    return ModelCost(
+        paper=Counting(twin, twin, twin + tables, backbone + record),
+        stored=Counting(twin, dense.active_parameters, backbone + tables, model.active_parameters),
+    )
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What the first `length` tokens of a text activate in the tables."""
+
+    length: int
+    distinct: int  # L_uniq
+    row_parameters: int  # |S| d_ff L_uniq, 3.2.5
+    flash_nbytes: int  # each distinct token's record read once, from an empty row cache
+
+
+@dataclass(frozen=True)
+class HeapsFit:
+    """L_uniq ~ scale L^exponent."""
+
+    scale: float
+    exponent: float
+
+
+def usage_curve(
+    token_ids: Sequence[int], model: ModelConfig, record_nbytes: int
+) -> list[CurvePoint]:
+    """Distinct row parameters at context lengths 1, 2, 4, ... and at the whole text (3.2.5).
+
+    `record_nbytes` is 0 for a dense model.
+    """
+    values = len(model.stem_layers) * model.d_ff
+    seen: set[int] = set()
+    points: list[CurvePoint] = []
+    for length, token in enumerate(token_ids, 1):
+        seen.add(token)
+        if length & (length - 1) == 0 or length == len(token_ids):
+            n = len(seen)
+            points.append(CurvePoint(length, n, n * values, n * record_nbytes))
+    return points
+
+
+def fit_heaps(points: Sequence[CurvePoint]) -> HeapsFit | None:
+    """Heaps' law by least squares in log-log; None of fewer than two lengths."""
+    if len(points) < 2:
+        return None
+    x = [math.log(point.length) for point in points]
+    y = [math.log(point.distinct) for point in points]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    exponent = covariance / sum((a - mean_x) ** 2 for a in x)
+    return HeapsFit(math.exp(mean_y - exponent * mean_x), exponent)

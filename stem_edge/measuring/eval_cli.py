@@ -1,0 +1,205 @@
+"""The command `stem-edge eval`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from stem_edge.errors import InputError
+from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
+
+DESCRIPTION = """\
+Perplexity of bundles on a text, and with --against how far each is from what it was made of.
+
+Perplexity is exp of the mean of -log P(token), natural logarithm: 1 is a model that knows every
+token in advance. Every token of the text but the first is predicted once. Compare perplexities of
+one tokenizer only; bits a byte compare any.
+
+Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0 is
+the same model. It is the better measure of what quantization costs, because perplexity can fall by
+chance. Look at the 99th percentile as well: a small mean can hide tokens that are lost."""
+
+EPILOG = """\
+examples:
+  stem-edge eval model --text book.txt
+  stem-edge eval exact model small --text book.txt      the others are compared with the first
+  stem-edge eval model --text book.txt --against exact
+  stem-edge eval model --text book.txt --against runs/0000100000 --window 256
+
+A checkpoint as reference needs pip install 'stem-edge[export]', is computed in float32, and reads
+its backbone anew for every window."""
+
+SNIPPET = 24  # characters of a text in the table of worst tokens
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote"
+    )
+    parser.add_argument(
+        "--text", type=Path, required=True, metavar="FILE", help="what is predicted, in UTF-8"
+    )
+    parser.add_argument(
+        "--lines",
+        action="store_true",
+        help="every line is a document of its own, from an empty context, closed by end-of-text",
+    )
+    parser.add_argument(
+        "--window", type=int, metavar="N", help="tokens seen at once (the context, up to 2048)"
+    )
+    parser.add_argument(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="tokens between the starts of windows: small is slow, and gives every token at least "
+        "window - stride + 1 tokens of context (half the window)",
+    )
+    parser.add_argument(
+        "--against", metavar="PATH", help="reference: a bundle, or a checkpoint to export"
+    )
+    parser.add_argument(
+        "--worst", type=int, metavar="N", default=10, help="tokens to show that diverge most (10)"
+    )
+    parser.add_argument(
+        "--prefill-graph",
+        action="store_true",
+        help="measure the int8 graph for prompts, not those that generate",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="limit for loading, reference included, like 600MB (half of what the machine leaves)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON list, one object a bundle"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    text = read_text(args.text)
+    found = [
+        evaluate(
+            bundle,
+            text,
+            lines=args.lines,
+            window=args.window,
+            stride=args.stride,
+            against=args.against,
+            worst=args.worst,
+            prefill_graph=args.prefill_graph,
+            memory=args.memory,
+            threads=args.threads,
+        )
+        for bundle in args.bundles
+    ]
+    print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
+    return 0
+
+
+def read_text(path: Path) -> str:
+    """A file as it is, line ends included. Raises InputError."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read ({error.strerror}); give --text a file in UTF-8"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 (byte {error.start}: {error.reason}); convert it first"
+        ) from error
+
+
+def report(found: Sequence[Quality]) -> str:
+    """Tables for people."""
+    lines = [*_text(found), "", *_perplexities(found)]
+    compared = [(each.bundle, each.divergence) for each in found if each.divergence]
+    if compared:
+        lines += ["", *_divergences(compared)]
+    for bundle, divergence in compared:
+        if divergence.worst:
+            lines += ["", *_worst(bundle, divergence)]
+    return "\n".join(lines)
+
+
+def _text(found: Sequence[Quality]) -> list[str]:
+    """What was predicted and how; a bundle with another tokenizer has a line of its own."""
+    lines = []
+    for each in found:
+        documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"
+        length = f"{each.nbytes:,} bytes, {each.tokens:,} tokens predicted"
+        window = f"windows of {each.window:,} tokens, one every {each.stride:,}"
+        if each.window < each.window_asked:
+            window = f"one window a document, of {each.window:,} tokens at most: it has no more"
+        graph = "the prefill graph" if each.prefill_graph else "the graphs that decode"
+        lines.append(f"{documents} of {length}; {window}; computed by {graph}")
+    return list(dict.fromkeys(lines))
+
+
+def _perplexities(found: Sequence[Quality]) -> list[str]:
+    """Perplexity of each bundle, compared with the reference's or else the first one's."""
+    names = {each.bundle: (each.perplexity, each) for each in found}
+    first = found[0]
+    base, what = first.perplexity, first.bundle
+    if first.divergence:
+        base, what = first.divergence.reference_perplexity, first.divergence.reference
+    width = max(len("reference"), *map(len, names)) + 2
+    lines = [
+        f"{'':<{width}}{'perplexity':>12}{'change':>10}{'bits/byte':>11}{'bits/character':>16}"
+    ]
+    if first.divergence:
+        lines.append(f"{'reference':<{width}}{base:>12.4f}")
+    for each in found:
+        change = f"{each.perplexity / base - 1:+.2%}" if each.bundle != what else ""
+        bits = f"{each.bits_per_byte:>11.4f}{each.bits_per_character:>16.4f}"
+        lines.append(f"{each.bundle:<{width}}{each.perplexity:>12.4f}{change:>10}{bits}")
+    return lines
+
+
+def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
+    width = max(len(name) for name, _ in compared) + 2
+    columns = "".join(f"{name:>10}" for name in ("mean", "median", "99 %", "greatest"))
+    lines = [
+        f"divergence from the reference {compared[0][1].reference}, nats a token",
+        f"{'':<{width}}{columns}{'same best':>11}  change of log likelihood",
+    ]
+    for name, each in compared:
+        nats = (each.mean, each.median, each.percentile_99, each.greatest)
+        error = "" if each.standard_error is None else f" +- {each.standard_error:.2g}"
+        lines.append(
+            f"{name:<{width}}{''.join(f'{value:>10.3g}' for value in nats)}{each.agreement:>11.2%}"
+            f"  {each.log_likelihood_difference:+.3g}{error}"
+        )
+    return lines
+
+
+def _worst(bundle: str, divergence: Divergence) -> list[str]:
+    texts = f"{'text [token] text':<{2 * SNIPPET}}  {'reference':<{SNIPPET}}  bundle"
+    lines = [
+        f"tokens where {bundle} diverges most, and what both thought most probable there",
+        f"{'document:token':>14}{'nats':>10}  {texts}",
+    ]
+    for each in divergence.worst:
+        before, after = _plain(each.before)[-SNIPPET:], _plain(each.after)
+        around = f"{before}[{_plain(each.token)}]{after}"[: 2 * SNIPPET]
+        lines.append(
+            f"{f'{each.document}:{each.position}':>14}{each.divergence:>10.3g}  "
+            f"{around:<{2 * SNIPPET}}  {_guess(each.reference):<{SNIPPET}}  {_guess(each.bundle)}"
+        )
+    return lines
+
+
+def _guess(guess: Guess) -> str:
+    return f"[{_plain(guess.text)[: SNIPPET - 8]}] {guess.probability:.1%}"
+
+
+def _plain(text: str) -> str:
+    """A text without line ends and other characters that would break a table or a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

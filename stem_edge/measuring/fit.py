@@ -1,0 +1,289 @@
+"""Plans a bundle for a device, without running it: bits, context, slots, and what to expect.
+
+One memory figure is shared by everything that must stay in memory for decoding to be fast: anonymous
+memory, and the mapped weights that every token reads. What is left beside both goes to the row cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.bundle import TOKEN_COUNTS, TOKENIZER, BackboneFormat, Bundle, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.footprint import Footprint, expected_footprint, footprint_of
+from stem_edge.measuring.devices import find_device
+from stem_edge.measuring.hit_rates import from_counts, simulate, zipf_counts
+from stem_edge.measuring.models import is_bundle, open_checkpoint
+from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, predict
+from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
+from stem_edge.measuring.workload import read_ids
+from stem_edge.rows import RowType, make_layout
+from stem_edge.runtime.flash import PROFILES, FlashName
+from stem_edge.runtime.loading import DEFAULT_CONTEXT
+from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
+from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
+from stem_edge.runtime.prepared import LEAST_NBYTES
+from stem_edge.runtime.text import TextCodec
+from stem_edge.token_counts import Counts, read_counts
+from stem_edge.units import format_size, parse_size
+
+# What may be written from a checkpoint, most exact first.
+CHOICES: tuple[tuple[str, str, int], ...] = (
+    ("int8", "int8", 128),
+    ("int4", "int8", 32),
+    ("int4", "int8", 128),
+    ("int4", "int4", 128),
+)
+# Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.
+CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
+WANTED_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a bundle is planned for. Sizes in bytes."""
+
+    memory: int  # for anonymous memory and the weights that every token reads
+    flash: FlashName | None  # None: records come out of the page cache
+    context_length: int | None
+    rates: Rates
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One way to run a model on a device."""
+
+    types: BackboneFormat
+    tables: str  # type of the rows; empty for a dense model
+    footprint: Footprint
+    plan: MemoryPlan
+    prepared: bool
+    load_memory: int  # what to give to stem_edge.load(memory=) or --memory
+    memory: int  # expected: anonymous and mapped weights
+    hit_source: str  # where the hit rate comes from, in words
+    rates_source: str  # where the speed of memory comes from, in words
+    flash: FlashName | None
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known of the text that the model will see."""
+
+    ids: np.ndarray | None
+    counts: Counts
+    source: str
+
+
+def fit(
+    path: str | Path,
+    memory: int | str | None = None,
+    *,
+    flash: FlashName | None = None,
+    context_length: int | None = None,
+    device: str | None = None,
+    bandwidth: int | str | None = None,
+    text: str | Path | None = None,
+    threads: int | None = None,
+) -> list[Fit]:
+    """Ways to run a bundle, or to export a checkpoint, that fit; the one to take first.
+
+    memory: what the program may take. Default: what this machine leaves.
+    device: a device by name (stem_edge.measuring.devices), with its memory, flash and bandwidth.
+    bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth the
+        rates of this machine are measured, which takes a second or two.
+    text: a text, or token ids, like those that the model will see: for the hit rate.
+
+    Raises MemoryPlanError, naming the least that is needed, if nothing fits; InputError,
+    BundleError, CheckpointError.
+    """
+    root = Path(path)
+    models = _of_bundle(root) if is_bundle(root) else _of_checkpoint(root)
+    target = _target(memory, flash, context_length, device, bandwidth, models[0], threads)
+    tokens = _tokens(root, models[0].model, text)
+    tokenizer = tokenizer_nbytes(root)
+    found = [_fit(model, target, tokens, tokenizer) for model in models]
+    fits = [one for one in found if isinstance(one, Fit)]
+    if not fits:
+        least = min(one for one in found if isinstance(one, int))
+        raise MemoryPlanError(
+            f"{root}: {format_size(target.memory)} of memory are too little: with a context of "
+            f"{context_length or CONTEXTS[-1]} tokens, at least {format_size(least)} must stay in "
+            "memory, the weights that every token reads included; allow more, shorten the context, "
+            "or export with fewer bits"
+        )
+    return fits
+
+
+def _of_bundle(path: Path) -> list[Footprint]:
+    return [footprint_of(open_bundle(path).manifest)]
+
+
+def _of_checkpoint(path: Path) -> list[Footprint]:
+    config = open_checkpoint(path).config
+    return [_candidate(config, *choice) for choice in CHOICES]
+
+
+def _candidate(config: ModelConfig, weights: str, rows: str, block_size: int) -> Footprint:
+    backbone = BackboneFormat(
+        weights=weights,  # type: ignore[arg-type]  # of CHOICES
+        head=weights,  # type: ignore[arg-type]
+        block_size=block_size,
+        prefill=True,
+    )
+    row_type: RowType = rows  # type: ignore[assignment]
+    layout = None
+    if config.stem_layers:
+        group = 32 if row_type == "int4" else 128
+        layout = make_layout(config.vocab_size, config.stem_layers, config.d_ff, row_type, group)
+    return expected_footprint(config, backbone, layout)
+
+
+def _target(
+    memory: int | str | None,
+    flash: FlashName | None,
+    context_length: int | None,
+    device: str | None,
+    bandwidth: int | str | None,
+    footprint: Footprint,
+    threads: int | None,
+) -> Target:
+    known = find_device(device) if device is not None else None
+    if flash is not None and flash not in PROFILES:
+        raise InputError(f"flash is {flash!r}; expected one of {', '.join(PROFILES)}")
+    most = footprint.model.max_context
+    if context_length is not None and not 1 <= context_length <= most:
+        raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
+    if bandwidth is not None:
+        rates = derived_rates(parse_size(bandwidth), "as given")
+    elif known is not None:
+        rates = derived_rates(known.bandwidth, f"stated for {known.name}")
+    else:
+        rates = measure_rates(footprint.backbone, threads or usable_cpus())
+    here = known.memory if known is not None else available_memory()
+    return Target(
+        parse_size(memory) if memory is not None else here,
+        flash or (known.flash if known else None),
+        context_length,
+        rates,
+    )
+
+
+def _tokens(root: Path, config: ModelConfig, text: str | Path | None) -> Tokens:
+    """The best that is known: a text, the counts in a bundle, else an assumption."""
+    bundle = open_bundle(root) if is_bundle(root) else None
+    if text is not None:
+        if bundle is None:
+            raise InputError("a text needs a bundle's tokenizer; export the checkpoint first")
+        ids = np.asarray(read_ids(Path(text), bundle), np.int64)
+        counts = np.bincount(ids, minlength=config.vocab_size).astype(np.uint32)
+        return Tokens(ids, counts, f"the row cache simulated on {text}")
+    if bundle is not None and TOKEN_COUNTS in bundle.manifest.files:
+        known = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
+        if known is not None:
+            return Tokens(None, known, "the bundle's token counts")
+    return Tokens(None, zipf_counts(config.vocab_size), "assumed: token frequencies by Zipf's law")
+
+
+def tokenizer_nbytes(root: Path) -> int:
+    """What a bundle's tokenizer takes in memory, by loading it."""
+    if not is_bundle(root):
+        return 0
+    before = own_memory()
+    codec = TextCodec(root / TOKENIZER)
+    taken = own_memory() - before
+    del codec
+    return max(0, taken)
+
+
+def _fit(footprint: Footprint, target: Target, tokens: Tokens, tokenizer: int) -> Fit | int:
+    """The plan for one footprint, or the least memory that it needs."""
+    contexts = [target.context_length] if target.context_length else _contexts(footprint)
+    prepared = footprint.step_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
+    mapped = footprint.step_nbytes if prepared else 0
+    least = 0
+    for context in contexts:
+        loading = Loading(
+            context,
+            IMPORTED_NBYTES + tokenizer,
+            prepared=prepared,
+            prefill=footprint.prefill_nbytes > 0,
+        )
+        anonymous = target.memory - mapped
+        smallest = least_plan(footprint, loading, anonymous)
+        least = smallest.total + mapped
+        if smallest.total <= anonymous:
+            plan = fill_plan(footprint, loading, smallest, anonymous)
+            enough = plan.slots >= min(WANTED_SLOTS, footprint.model.vocab_size)
+            if footprint.tables is None or enough or context == contexts[-1]:
+                return _described(footprint, plan, target, tokens, prepared, tokenizer)
+    return least
+
+
+def _contexts(footprint: Footprint) -> list[int]:
+    return sorted({min(one, footprint.model.max_context) for one in CONTEXTS}, reverse=True)
+
+
+def _described(
+    footprint: Footprint,
+    plan: MemoryPlan,
+    target: Target,
+    tokens: Tokens,
+    prepared: bool,
+    tokenizer: int,
+) -> Fit:
+    config, tables = footprint.model, footprint.tables
+    plan_slots = min(plan.slots, config.vocab_size)
+    hits = 1.0
+    if tables is not None and tokens.ids is not None:
+        hits, _ = simulate(tokens.ids, config.vocab_size, plan_slots, chunk=plan.chunk_tokens)
+    elif tables is not None:
+        hits = from_counts(tokens.counts, plan_slots)
+    context = plan.context_length
+    usage = Usage(context // 2, context - context // 2, min(context, 500), plan_slots, hits)
+    prediction = predict(
+        footprint,
+        plan,
+        usage,
+        target.rates,
+        PROFILES[target.flash] if target.flash else None,
+        prepared=prepared,
+        prefill=True,
+        tokenizer_nbytes=tokenizer,
+    )
+    mapped = footprint.step_nbytes if prepared else 0
+    return Fit(
+        types=footprint.backbone,
+        tables=tables.row_type if tables else "",
+        footprint=footprint,
+        plan=plan,
+        prepared=prepared,
+        load_memory=plan.total,
+        memory=prediction.anonymous + mapped,
+        hit_source=tokens.source if tables else "a dense model reads no rows",
+        rates_source=target.rates.source,
+        flash=target.flash,
+        prediction=prediction,
+    )
+
+
+def fit_on_device(bundle: Bundle, memory: int, context_length: int | None) -> int:
+    """What to give to load as `memory` on a device that has so much for one program, in bytes.
+
+    Raises MemoryPlanError as fit does.
+    """
+    footprint = footprint_of(bundle.manifest)
+    target = Target(memory, None, context_length, Rates(1.0, 1.0, 1.0, 0.0, ""))
+    tokens = Tokens(None, zipf_counts(footprint.model.vocab_size), "")
+    found = _fit(footprint, target, tokens, tokenizer_nbytes(bundle.path))
+    if isinstance(found, int):
+        raise MemoryPlanError(
+            f"{bundle.path}: {format_size(memory)} for one program are too little: at least "
+            f"{format_size(found)} must stay in memory, the weights that every token reads "
+            "included; take a larger device, shorten the context, or export with fewer bits"
+        )
+    return found.load_memory

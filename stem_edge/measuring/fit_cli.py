@@ -1,0 +1,179 @@
+"""The command `stem-edge fit`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from stem_edge.measuring.devices import DEVICES
+from stem_edge.measuring.fit import Fit, fit
+from stem_edge.measuring.models import is_bundle
+from stem_edge.runtime.flash import FLASH_NAMES, PROFILES
+from stem_edge.units import format_rate, format_size
+
+DESCRIPTION = """\
+Plan a bundle for a device, without running it: how long a context, how many rows in memory, how much
+memory it will take, and how fast it will generate. Given a checkpoint (needs the extra [export]),
+also which types to export it with.
+
+--memory counts what must stay in memory for decoding to be fast: anonymous memory, and the weights,
+which are mapped from their file and which every token reads."""
+
+EPILOG = """\
+examples:
+  stem-edge fit model --memory 1GB
+  stem-edge fit model --memory 1GB --flash ufs2 --context-length 4096
+  stem-edge fit model --device phone-4gb
+  stem-edge fit runs/0000100000 --device pi5
+
+devices, what one program can have of each (round numbers, for planning):
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.epilog = EPILOG + "\n".join(
+        f"  {device.name:<12}{format_size(device.memory):>8}, {device.cpus} cores, "
+        f"{device.bandwidth / 1e9:g} GB/s, {device.flash}: {device.what}"
+        for device in DEVICES.values()
+    )
+    parser.add_argument("path", metavar="BUNDLE|CHECKPOINT", help="what is to be run")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="what the program may take, like 1GB (what is free here)"
+    )
+    parser.add_argument("--device", metavar="NAME", help="a device instead of this machine: below")
+    parser.add_argument(
+        "--flash", choices=FLASH_NAMES, help="where tables lie (the device's, or the page cache)"
+    )
+    parser.add_argument(
+        "--bandwidth",
+        metavar="SIZE",
+        help="bytes a second that the processor reads from memory, like 17GB (measured here)",
+    )
+    parser.add_argument(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="prompt and answer together, in tokens (the longest that leaves room for rows)",
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="a text like those to come, for the hit rate of the row cache",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    fits = fit(
+        args.path,
+        args.memory,
+        flash=args.flash,
+        context_length=args.context_length,
+        device=args.device,
+        bandwidth=args.bandwidth,
+        text=args.text,
+        threads=args.threads,
+    )
+    if args.json:
+        print(json.dumps([to_dict(one) for one in fits], indent=1))
+    else:
+        print(table(fits, args.path, bundle=is_bundle(Path(args.path))))
+    return 0
+
+
+def to_dict(one: Fit) -> dict[str, object]:
+    """All figures of a plan, for JSON: bytes, seconds, tokens."""
+    return {
+        "backbone": one.types.weights,
+        "block_size": one.types.block_size,
+        "tables": one.tables,
+        "flash_nbytes": one.footprint.flash_nbytes,
+        "memory": one.memory,
+        "load_memory": one.load_memory,
+        "context_length": one.plan.context_length,
+        "slots": one.plan.slots,
+        "hit_source": one.hit_source,
+        "rates": one.rates_source,
+        "flash": one.flash,
+        "plan": asdict(one.plan),
+        "prediction": one.prediction.to_dict(),
+    }
+
+
+def table(fits: list[Fit], path: str, *, bundle: bool) -> str:
+    """The plan to take first, in full, and what else would fit."""
+    lines = [*_figures(fits[0]), "", *_commands(fits[0], path, bundle=bundle)]
+    if len(fits) > 1:
+        lines += ["", "also fit:"]
+        lines += [f"  {_types(one)}: {_short(one)}" for one in fits[1:]]
+    return "\n".join(lines)
+
+
+def _figures(one: Fit) -> list[str]:
+    found, plan = one.prediction, one.plan
+    mapped = one.memory - found.anonymous
+    rows: list[tuple[str, str]] = [
+        ("types", _types(one)),
+        ("on flash", format_size(one.footprint.flash_nbytes)),
+        ("memory, expected", format_size(one.memory)),
+        (
+            "  anonymous, at peak",
+            f"{format_size(found.anonymous)} ({format_size(plan.total)} at most)",
+        ),
+        ("    KV cache", f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens"),
+        ("    row cache", f"{format_size(found.row_cache)}, {plan.slots:,} slots"),
+        ("  weights, mapped", f"{format_size(mapped)}, read by every token"),
+        ("a decoded token reads", f"{format_size(found.weights_per_token)} of weights"),
+        ("  of the KV cache", f"{format_size(found.kv_per_token)}, the context half full"),
+        ("  from flash", f"{format_size(found.rows_per_token)} on average"),
+        ("row cache hit rate", f"{found.hit_rate:.0%} ({one.hit_source})"),
+        ("decoding, expected", f"{format_rate(found.decode_tokens_per_second)} tokens/s"),
+        ("  waiting for flash", f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"),
+        ("  speed of memory", one.rates_source),
+    ]
+    if not one.tables:
+        of_rows = ("    row cache", "  from flash", "row cache hit rate", "  waiting for flash")
+        rows = [row for row in rows if row[0] not in of_rows]
+    return [f"{name:<24}{value}" for name, value in rows]
+
+
+def _flash(one: Fit) -> str:
+    if one.flash is None:
+        return "records come out of the page cache"
+    profile = PROFILES[one.flash]
+    return (
+        f"{one.flash}: {format_size(profile.bandwidth)}/s, {profile.latency * 1e6:.0f} us a read "
+        "(stated)"
+    )
+
+
+def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
+    limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
+    if bundle:
+        return ["run it so:", f"  stem-edge generate {path} {limit}"]
+    types = f"--backbone {one.types.weights} --block-size {one.types.block_size}"
+    tables = f" --tables {one.tables}" if one.tables else ""
+    return [
+        "make and run it so:",
+        f"  stem-edge export {path} OUT {types}{tables}",
+        f"  stem-edge generate OUT {limit}",
+    ]
+
+
+def _types(one: Fit) -> str:
+    blocks = f" in blocks of {one.types.block_size}" if one.types.weights != "fp32" else ""
+    rows = f", tables {one.tables}" if one.tables else ", a dense model"
+    return f"backbone {one.types.weights}{blocks}{rows}"
+
+
+def _short(one: Fit) -> str:
+    return (
+        f"{format_size(one.memory)} of memory, {format_size(one.footprint.flash_nbytes)} on flash, "
+        f"{one.plan.slots:,} slots, context {one.plan.context_length:,}, "
+        f"{format_rate(one.prediction.decode_tokens_per_second)} tokens/s"
+    )

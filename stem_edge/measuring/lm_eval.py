@@ -1,0 +1,308 @@
+"""A bundle as a model of EleutherAI's lm-evaluation-harness (lm_eval), under the name stem_edge.
+
+    import lm_eval
+    from stem_edge.measuring.lm_eval import StemEdgeLM
+
+    with StemEdgeLM("model", memory="600MB") as model:
+        results = lm_eval.simple_evaluate(model, tasks=["arc_easy"])
+
+or `stem-edge lm-eval run --tasks arc_easy --model_args bundle=model,memory=600MB`. The harness looks
+for models in its own list only, and finds this one once this module is imported.
+
+Where the harness leaves a choice:
+- The begin token stands before a text if and only if the model was trained with it, and never
+  twice. A text that is scored from its first token follows the begin token, or else the end token.
+- What is longer than the context loses its beginning, as with the harness' own models.
+- Sampling is reproducible: the seed of a request is its number, plus a `seed` if one was given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import typing
+import weakref
+from collections.abc import Mapping, Sequence
+from math import fsum
+from pathlib import Path
+from typing import Any, Self
+
+import jinja2
+import lm_eval.models  # noqa: F401  the harness fills its list of models only while it is empty
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle
+from stem_edge.errors import BundleError, InputError
+from stem_edge.runtime import SamplingParams, load
+from stem_edge.runtime.scoring import Scorer
+
+Encoded = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and ids of both
+Message = dict[str, str]  # role and content
+
+DEFAULT_NEW_TOKENS = 256  # as the harness' own models
+# Names under which tasks give the most tokens to generate; the first that is there counts.
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
+GENERATION = (*LENGTHS, "until", "do_sample", "temperature", "seed", *FILTERS)
+
+log = logging.getLogger(__name__)
+
+
+@register_model("stem_edge")
+class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
+    """A loaded bundle; close it, or use it as a context manager.
+
+    bundle: folder that stem-edge export wrote.
+    max_gen_toks: to generate where a task does not say; default 256, or half of the context.
+    reuse: False computes every request from its beginning, for comparing.
+    options: of stem_edge.load, by the same names; texts are converted.
+    The other arguments are what the harness hands to every model, and change nothing: one request
+    is computed at a time, where `providers` of stem_edge.load says.
+
+    Raises InputError for options that are unknown or wrong, and what stem_edge.load raises.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path | None = None,
+        *,
+        max_gen_toks: int | str | None = None,
+        reuse: bool | str = True,
+        batch_size: object = None,
+        max_batch_size: object = None,
+        device: object = None,
+        trust_remote_code: object = None,  # of data sets
+        **options: object,
+    ) -> None:
+        super().__init__()
+        if bundle is None:
+            raise InputError("no bundle; give bundle=FOLDER among the model's arguments")
+        self.model = load(str(bundle), **_load_options(options))
+        self._finalize = weakref.finalize(self, self.model.close)  # the harness closes no model
+        self._scorer = Scorer(self.model, reuse=_converted("reuse", reuse, bool))
+        self._max_new = _converted("max_gen_toks", max_gen_toks, int | None) or min(
+            DEFAULT_NEW_TOKENS, self.max_length // 2
+        )
+        plain = self.model.tokenize("a", add_special_tokens=False)
+        self._begin = self.model.tokenize("a")[: -len(plain)]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the context holds."""
+        return self.model.plan.context_length
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """Id of the token that ends a text."""
+        return next(iter(self.model.config.eos_ids), None)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Id of the token that the first token of a text is predicted from."""
+        for token in (*self._begin, self.eot_token_id, self.model.config.bos_id):
+            if token is not None:
+                return token
+        raise InputError(
+            f"{self.model.bundle.path} has neither begin nor end token, so the first token of a "
+            "text has no probability; choose a task that gives every text a context"
+        )
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Under this name the harness keeps requests that it has built before."""
+        return f"stem_edge-{self.model.bundle.manifest.files[TOKENIZER].sha256}"
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: object
+    ) -> list[int]:
+        """Token ids of a text; by default after one begin token, if the model was trained so."""
+        ids = self.model.tokenize(string, add_special_tokens=False)
+        if add_special_tokens is False or ids[: len(self._begin)] == self._begin:
+            return ids
+        return self._begin + ids
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Encoded], disable_tqdm: bool = False, **_: object
+    ) -> list[tuple[float, bool]]:
+        """(log probability, whether it is the greedy choice) of each continuation, in order."""
+        # A context of nothing but spaces has moved to the continuation as a whole.
+        pairs = [(context or [self.prefix_token_id], rest) for _, context, rest in requests]
+        self._warn_of_length([len(context) + len(rest) - 1 for context, rest in pairs])
+        answers: dict[int, tuple[float, bool]] = {}
+        scores = self._scorer.scores(pairs)
+        for number, score in tqdm(scores, "Scoring", len(pairs), disable=disable_tqdm):
+            answers[number] = (score.logprob, score.greedy)
+            if (texts := requests[number][0]) is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, answers[number])
+        return [answers[number] for number in range(len(requests))]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log probability of each text from its first token on, in windows of the whole context."""
+        windows, ends = list[Encoded](), [0]
+        for request in requests:
+            found = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0])[len(self._begin) :],
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            windows += [(None, *make_disjoint_window(window)) for window in found]
+            ends.append(len(windows))
+        scores = self._loglikelihood_tokens(windows, disable_tqdm)
+        totals = []
+        for request, start, end in zip(requests, ends[:-1], ends[1:], strict=True):
+            totals.append(fsum(logprob for logprob, _ in scores[start:end]))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
+        return totals
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each context, up to one of `until`, in order."""
+        jobs = [self._job(number, *request.args) for number, request in enumerate(requests)]
+        texts = []
+        for request, (prompt, params) in zip(
+            tqdm(requests, "Generating", disable=disable_tqdm), jobs, strict=True
+        ):
+            texts.append(self.model.generate_text(prompt, params))
+            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
+        return texts
+
+    def _job(
+        self, number: int, context: str, options: Mapping[str, Any]
+    ) -> tuple[list[int], SamplingParams]:
+        """Prompt and sampling of a request; checked before the first of them is computed."""
+        params = sampling_params(options, self._max_new, number)
+        room = self.max_length - params.max_new_tokens
+        if room < 1:
+            raise InputError(
+                f"a task asks for up to {params.max_new_tokens} new tokens, but prompt and answer "
+                f"have {self.max_length} together; give a larger context_length (this model takes "
+                f"up to {self.model.config.max_context}) or --gen_kwargs max_gen_toks=N"
+            )
+        return (self.tok_encode(context) or [self.prefix_token_id])[-room:], params
+
+    def _warn_of_length(self, lengths: Sequence[int]) -> None:
+        cut = sum(length > self.max_length for length in lengths)
+        if cut:
+            log.warning(
+                "%d of %d requests are longer than the context of %d tokens and lose their "
+                "beginning; the longest has %d",
+                *(cut, len(lengths), self.max_length, max(lengths)),
+            )
+
+    def apply_chat_template(
+        self, chat_history: list[Message], add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a conversation. Without a prompt for it, the last message can go on."""
+        return render_chat(self.model.bundle, chat_history, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The template itself, which the harness notes in its results."""
+        return _template(self.model.bundle)[0] if chat_template else ""
+
+    def close(self) -> None:
+        """Release memory, threads and files; closing twice is fine."""
+        self._finalize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _converted(name: str, value: object, wanted: Any) -> Any:
+    """A value as the type `wanted`; from the command line come texts, numbers, True and None."""
+    try:
+        return msgspec.convert(value, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(f"the option {name} is {value!r}: {error}") from None
+
+
+def _load_options(given: Mapping[str, object]) -> dict[str, Any]:
+    """Options of stem_edge.load, with the types it declares."""
+    known = list(inspect.signature(load).parameters)[1:]
+    if unknown := sorted(set(given) - set(known)):
+        raise InputError(
+            f"unknown option {', '.join(unknown)}; expected some of: bundle, max_gen_toks, reuse, "
+            f"{', '.join(known)}"
+        )
+    types = typing.get_type_hints(load) | {"cache_dir": str | None}
+    return {name: _converted(name, value, types[name]) for name, value in given.items()}
+
+
+def sampling_params(
+    options: Mapping[str, Any], max_new_tokens: int, number: int = 0
+) -> SamplingParams:
+    """How to generate, from the `generation_kwargs` of a task.
+
+    `max_new_tokens` counts if they give no length. As in the harness, a temperature asks for
+    sampling unless `do_sample` is False. Raises InputError for options unknown or out of range.
+    """
+    if unknown := sorted(set(options) - set(GENERATION)):
+        raise InputError(
+            f"unknown generation option {', '.join(unknown)}; expected some of: "
+            f"{', '.join(GENERATION)}"
+        )
+    given = {name: value for name, value in options.items() if value is not None}
+    until = given.get("until", [])
+    stop = _converted("until", [until] if isinstance(until, str) else until, list[str])
+    sample = _converted("do_sample", given.get("do_sample", bool(given.get("temperature"))), bool)
+    wanted = {
+        "max_new_tokens": next((given[n] for n in LENGTHS if n in given), max_new_tokens),
+        "temperature": given.get("temperature", 1.0) if sample else 0.0,
+        "stop": [text for text in stop if text],
+        "seed": number + _converted("seed", given.get("seed", 0), int),
+    }
+    wanted |= {name: given[name] for name in FILTERS if name in given}
+    params: SamplingParams = _converted("generation_kwargs", wanted, SamplingParams)
+    return params
+
+
+def render_chat(bundle: Bundle, messages: Sequence[Message], prompt: bool) -> str:
+    """Messages as the text that a chat model was trained on, by the template of its tokenizer.
+
+    prompt: end with the beginning of an answer; otherwise with the content of the last message.
+    Raises InputError if there is no template, or it refuses these messages.
+    """
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    template, names = _template(bundle)
+    # A bundle comes from anywhere: its template may compute, but reach nothing outside.
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        text = sandbox.from_string(template, {"raise_exception": refuse}).render(
+            messages=messages, add_generation_prompt=prompt, **names
+        )
+    except Exception as error:  # a template can do wrong whatever an expression can
+        raise InputError(f"{bundle.path}: the chat template fails: {error}") from error
+    if prompt or not messages:
+        return text
+    last = messages[-1]["content"].strip()
+    return text[: text.rfind(last) + len(last)] if last in text else text
+
+
+def _template(bundle: Bundle) -> tuple[str, dict[str, str]]:
+    """The chat template of a bundle, and the special tokens that it may name."""
+    path = bundle.file(TOKENIZER_CONFIG)
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path}: not a JSON object ({error}); export it again") from None
+    template = config.get("chat_template")
+    if not isinstance(template, str):
+        raise InputError(
+            f"{path}: no chat template; run without --apply_chat_template, or export with a "
+            "tokenizer that has one"
+        )
+    tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}
+    return template, {name: token for name, token in tokens.items() if isinstance(token, str)}

@@ -1,0 +1,135 @@
+"""Where logits come from: a loaded bundle, or a checkpoint through the plain reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BundleError, InputError
+from stem_edge.measuring.documents import Task, split
+from stem_edge.measuring.models import is_bundle, open_checkpoint
+from stem_edge.measuring.scores import LogitSource
+from stem_edge.quantize import F32
+from stem_edge.reference import READ_ROWS, ArrayMatrix, Matrix, forward
+from stem_edge.runtime import Model, load
+from stem_edge.runtime.machine import own_memory
+from stem_edge.units import parse_size
+
+if TYPE_CHECKING:
+    from stem_edge.export.checkpoint import Checkpoint
+
+# Logits of the reference model at a time: its head is read anew for each such piece.
+PIECE_NBYTES = 128 << 20
+
+
+class BundleLogits:
+    """A loaded bundle as a LogitSource."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
+        """See LogitSource. Raises BundleError for logits that are no numbers."""
+        for piece in self._model.logits_chunks(token_ids):
+            if not np.isfinite(piece).all():
+                raise BundleError(
+                    f"{self._model.bundle.path}: computes NaN or infinite logits; check it with "
+                    "stem-edge verify, or export again with --backbone fp32 --tables fp32 to see "
+                    "whether quantization is the cause"
+                )
+            if first < len(piece):
+                yield piece[first:]
+            first = max(0, first - len(piece))
+
+
+class CheckpointLogits:
+    """A checkpoint as a LogitSource: the reference model in float32, as the exporter's probe.
+
+    Of the tables only the rows of a window's tokens are read; the backbone is read once a window.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = checkpoint.config
+        self._source = checkpoint
+        self._head = checkpoint.backbone["embedding" if config.tied_head else "head"]
+        # With the identity for a head, the reference model returns what the head would be given.
+        self._headless = msgspec.structs.replace(config, tied_head=False)
+        identity = ArrayMatrix(np.eye(config.dim, dtype=np.float32))
+        self._backbone: dict[str, Matrix] = {**checkpoint.backbone, "head": identity}
+
+    def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
+        """See LogitSource. Raises CheckpointError for logits that are no numbers."""
+        from stem_edge.export.checkpoint import check_finite
+
+        hidden = forward(self._headless, self._backbone, self._source.tables, token_ids)
+        step = max(1, PIECE_NBYTES // (4 * self._head.shape[0]))
+        for at in range(first, len(hidden), step):
+            logits = self._through_head(hidden[at : at + step])
+            yield check_finite(f"{self._source.path}: logits", at, logits)
+
+    def _through_head(self, hidden: F32) -> F32:
+        vocab_size = self._head.shape[0]
+        logits = np.empty((len(hidden), vocab_size), np.float32)
+        for at in range(0, vocab_size, READ_ROWS):
+            end = min(at + READ_ROWS, vocab_size)
+            logits[:, at:end] = hidden @ self._head.rows(at, end).T
+        return logits
+
+
+def open_reference(
+    stack: ExitStack,
+    path: Path,
+    bundle: Bundle,
+    task: Task,
+    memory: int | str | None,
+    threads: int | None,
+    progress: bool | None,
+) -> tuple[LogitSource, int | str | None]:
+    """The reference, open until the stack closes, and what it leaves of `memory`.
+
+    Raises InputError when its distributions cannot be compared with those of the bundle.
+    """
+    if not is_bundle(path):
+        checkpoint = open_checkpoint(path)
+        _check_vocabulary(path, checkpoint.config, bundle)
+        return CheckpointLogits(checkpoint), memory
+    other = open_bundle(path)
+    _check_vocabulary(path, other.manifest.model, bundle)
+    context = other.manifest.model.max_context
+    if task.window > context:
+        raise InputError(f"window is {task.window} tokens; {path} takes 1 to {context}")
+    if split(other, task.text, lines=task.lines) != task.documents:
+        raise InputError(
+            f"{path}: its tokenizer gives other ids for this text than that of {bundle.path}; "
+            "compare bundles of one model"
+        )
+    limit = None if memory is None else parse_size(memory)
+    model = load(
+        path,
+        None if limit is None else limit // 2,
+        threads,
+        context_length=task.window,
+        prefill_graph=False,
+        warm_start=False,
+        progress=progress,
+    )
+    stack.enter_context(model)
+    if limit is not None:
+        limit -= max(0, model.plan.total - own_memory())  # what it will take yet
+    return BundleLogits(model), limit
+
+
+def _check_vocabulary(path: Path, reference: ModelConfig, bundle: Bundle) -> None:
+    found, expected = reference.vocab_size, bundle.manifest.model.vocab_size
+    if found != expected:
+        raise InputError(
+            f"{path}: has {found:,} tokens, {bundle.path} has {expected:,}; distributions can be "
+            "compared over one vocabulary only"
+        )

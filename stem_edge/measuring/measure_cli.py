@@ -1,0 +1,115 @@
+"""The command `stem-edge measure`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from stem_edge.measuring.devices import DEVICES
+from stem_edge.measuring.measure_report import explanation, table, to_csv, to_dict
+from stem_edge.measuring.measurement import measure
+from stem_edge.measuring.sampler import TOTALS_SECONDS
+from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
+from stem_edge.runtime.loading_cli import add_loading, loading_options
+
+DESCRIPTION = """\
+Run a bundle once in a process of its own, and show what it takes: time, and memory by kind, for each
+phase (start, import, load, prefill, decode), beside what was predicted.
+
+"Uses 5 GB" can mean many things. Anonymous memory is what can get a process killed; pages mapped from
+files the system takes back when it needs them. Here they are apart, and --explain says what each word
+means on this system."""
+
+EPILOG = """\
+examples:
+  stem-edge measure model
+  stem-edge measure model --text book.txt --prompt-tokens 2000 --memory 600MB --plot run.png
+  stem-edge measure model --device phone-4gb      inside real limits, where this machine allows
+  stem-edge measure model --json > run.json
+
+The tokens are those of a text, also while decoding: which rows are read, and how often, depends on
+them. Nothing is kept of the run: a second one begins with the same row cache.
+
+devices: """
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.epilog = EPILOG + ", ".join(DEVICES)
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    work = parser.add_argument_group("the run")
+    work.add_argument(
+        "--text",
+        metavar="FILE",
+        help="a text, or token ids as .npy or .int32 (one inside stem-edge)",
+    )
+    work.add_argument(
+        "--prompt-tokens",
+        type=int,
+        metavar="N",
+        help=f"of the text ({PROMPT_TOKENS}, or what the context holds)",
+    )
+    work.add_argument(
+        "--new-tokens",
+        type=int,
+        metavar="N",
+        help=f"decoded after the prompt ({NEW_TOKENS}, or what the context holds)",
+    )
+    work.add_argument(
+        "--device", metavar="NAME", help="run inside the limits of a device, see below"
+    )
+    work.add_argument(
+        "--cold", action="store_true", help="take the bundle out of the page cache first (Linux)"
+    )
+    work.add_argument(
+        "--interval",
+        type=float,
+        metavar="SECONDS",
+        default=TOTALS_SECONDS,
+        help=f"between samples of the memory ({TOTALS_SECONDS})",
+    )
+    _add_output(parser.add_argument_group("output"))
+    add_loading(parser.add_argument_group("the machine"))
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="all figures and samples as JSON")
+    form.add_argument("--csv", action="store_true", help="a line for each phase")
+    group.add_argument("--explain", action="store_true", help="say what every word means")
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw it: .png, .pdf or .svg; needs the extra [plot]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    if args.plot is not None:  # before minutes are spent on measuring
+        from stem_edge.measuring.plots import check_plot
+
+        check_plot(args.plot)
+    found = measure(
+        args.bundle,
+        args.text,
+        prompt_tokens=args.prompt_tokens,
+        new_tokens=args.new_tokens,
+        device=args.device,
+        cold=args.cold,
+        interval=args.interval,
+        **loading_options(args),
+    )
+    if args.json:
+        print(json.dumps(to_dict(found), indent=1))
+    else:
+        print(to_csv(found) if args.csv else table(found), end="" if args.csv else "\n")
+    if args.explain:
+        print("\n" + explanation(found))
+    if args.plot is not None:
+        from stem_edge.measuring.plots import plot
+
+        plot(found, args.plot)
+    return 0

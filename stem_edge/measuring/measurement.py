@@ -1,0 +1,242 @@
+"""Runs a bundle once, in a process of its own, and says what that took, phase by phase."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Unpack
+
+from stem_edge.bundle import TABLES, Bundle, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.measuring.devices import Device, find_device
+from stem_edge.measuring.fit import fit_on_device
+from stem_edge.measuring.gpu import device_nbytes
+from stem_edge.measuring.limits import Limit, Limits
+from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
+from stem_edge.measuring.predict import Prediction
+from stem_edge.measuring.predicted import hit_curve, predict_run
+from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
+from stem_edge.measuring.workers import (
+    Answer,
+    Subject,
+    WorkerProcess,
+    prepare_now,
+    prepared_folders,
+)
+from stem_edge.measuring.workload import Workload, make_workload
+from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.machine import usable_cpus
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase. Sizes in bytes."""
+
+    name: str
+    seconds: float
+    tokens: int  # that went through the model
+    memory: PhaseMemory
+    cached_backbone: int | None  # of the bundle's files in the system's page cache, at the end
+    cached_tables: int | None
+    kv_cache: int
+    row_cache: int
+    device: int | None  # memory of a GPU; None if the system does not tell
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run took. Sizes in bytes, times in seconds."""
+
+    bundle: str
+    system: str
+    threads: int
+    context_length: int
+    options: LoadOptions
+    workload: Workload
+    device: Device | None
+    limits: list[Limit]
+    phases: list[Phase]
+    samples: list[Sample]  # memory by kind over time
+    definitions: Mapping[str, str]
+    interval: float  # between two samples of the totals
+    prepared_seconds: float  # spent before on preparing the backbone; 0 if that was done already
+    steps: list[float]  # seconds of each decode step
+    counters: dict[str, float]  # of the engine, at the end
+    decode_counters: dict[str, float]  # of the decode steps alone
+    hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
+    prediction: Prediction
+
+    def phase(self, name: str) -> Phase:
+        """A phase by its name: start, import, load, prefill, decode."""
+        return next(one for one in self.phases if one.name == name)
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens a second."""
+        return len(self.workload.prompt) / self.phase("prefill").seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """By the median step, which leaves out what else the machine did."""
+        return 1 / median(self.steps)
+
+    @property
+    def peak(self) -> int:
+        """Anonymous memory and swap of the process at its peak."""
+        return max(phase.memory.peak_unevictable for phase in self.phases)
+
+    @property
+    def mapped(self) -> int | None:
+        """Pages of the backbone's files at the end; None where the system does not tell."""
+        return self.phases[-1].memory.at_end.backbone
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the row cache, while decoding; None for a dense model."""
+        uses = self.decode_counters.get("hits", 0) + self.decode_counters.get("misses", 0)
+        return self.decode_counters["hits"] / uses if uses else None
+
+    @property
+    def sampler_saw(self) -> float | None:
+        """The greatest resident size that was sampled over the kernel's own high-water mark."""
+        shares = [
+            phase.memory.peak_resident / phase.memory.kernel_peak_resident
+            for phase in self.phases
+            if phase.memory.kernel_peak_resident
+        ]
+        return min(shares) if shares else None
+
+
+def measure(
+    bundle: str | Path,
+    text: str | Path | None = None,
+    *,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    device: str | None = None,
+    cold: bool = False,
+    interval: float = TOTALS_SECONDS,
+    **options: Unpack[LoadOptions],
+) -> Measurement:
+    """Load a bundle, process a prompt, decode: all in a process of its own, watched from here.
+
+    text: a text or token ids (stem_edge.measuring.workload); its first tokens are the prompt, those
+        that follow are fed one by one as in decoding. Default: the text inside this package.
+    device: run inside the limits of a device (stem_edge.measuring.devices), as far as can be.
+    cold: take the bundle's files out of the page cache first. Always, on a device.
+    interval: seconds between two samples of the process's totals.
+    options: of stem_edge.load.
+
+    Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
+    """
+    opened = open_bundle(bundle)
+    if interval <= 0:
+        raise InputError(f"interval is {interval}; expected more than 0 seconds")
+    known = None if device is None else find_device(device)
+    workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
+    with Limits(known) as limits:
+        threads = options.get("threads") or limits.cpus or usable_cpus()
+        context = options.get("context_length") or workload.tokens
+        chosen = _on_device(opened, options, known, context)
+        prepared = 0.0
+        if chosen.get("prepare", True):
+            prepared = prepare_now(bundle, usable_cpus(), chosen.get("cache_dir"))
+        prediction = predict_run(opened, workload, chosen, known, context, threads)
+        run = _Run(opened, chosen, cold or known is not None)
+        worker = run.open(limits, interval)
+        with worker:
+            run.all(worker, workload, context, threads)
+            sampler = worker.sampler
+        return Measurement(
+            bundle=str(bundle),
+            system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+            threads=threads,
+            context_length=context,
+            options=chosen,
+            workload=workload,
+            device=known,
+            limits=limits.limits,
+            phases=run.phases,
+            samples=sampler.samples,
+            definitions=sampler.reader.definitions,
+            interval=interval,
+            prepared_seconds=prepared,
+            steps=run.steps,
+            counters=run.counters,
+            decode_counters=run.decode_counters,
+            hit_curve=hit_curve(opened, workload, chosen, int(run.counters["chunk_tokens"])),
+            prediction=prediction,
+        )
+
+
+class _Run:
+    """The phases of one worker."""
+
+    def __init__(self, bundle: Bundle, options: LoadOptions, cold: bool) -> None:
+        self.bundle, self.options, self.cold = bundle, options, cold
+        self.phases: list[Phase] = []
+        self.steps: list[float] = []
+        self.counters: dict[str, float] = {}
+        self.decode_counters: dict[str, float] = {}
+        self._mapped = prepared_folders(bundle.path, options.get("cache_dir"))
+        if not options.get("prepare", True):
+            self._mapped = ()
+        self._tables = files_in(bundle.file(TABLES)) if bundle.manifest.tables else []
+        own = [file for file in files_in(bundle.path) if file not in self._tables]
+        self._backbone = [*own, *(file for folder in self._mapped for file in files_in(folder))]
+
+    def open(self, limits: Limits, interval: float) -> WorkerProcess:
+        """A worker inside the limits, files cold if they are to be."""
+        if self.cold and not drop_pages([*self._tables, *self._backbone]):
+            raise InputError("this system cannot take files out of the page cache; leave out cold")
+        skipped = ("threads", "context_length")
+        chosen: dict[str, Any] = {k: v for k, v in self.options.items() if k not in skipped}
+        subject = Subject("bundle", "stem-edge", str(self.bundle.path.resolve()), chosen)
+        return WorkerProcess(subject, self._mapped, interval, limits.confine)
+
+    def all(self, worker: WorkerProcess, workload: Workload, context: int, threads: int) -> None:
+        """Every phase, in order."""
+        self._add("start", worker, worker.start(), 0)
+        imported, loaded = worker.load(context, threads)
+        self._add("import", worker, imported, 0)
+        self._add("load", worker, loaded, 0)
+        before = worker.prefill(workload.prompt)
+        self._add("prefill", worker, before, len(workload.prompt))
+        after = worker.decode(workload.following)
+        self._add("decode", worker, after, len(workload.following))
+        self.steps, self.counters = after.steps, after.counters
+        self.decode_counters = {
+            name: value - before.counters.get(name, 0) for name, value in after.counters.items()
+        }
+
+    def _add(self, name: str, worker: WorkerProcess, answer: Answer, tokens: int) -> None:
+        self.phases.append(
+            Phase(
+                name,
+                answer.seconds,
+                tokens,
+                worker.sampler.phases[name],
+                cached_nbytes(self._backbone),
+                cached_nbytes(self._tables),
+                int(answer.counters.get("kv_nbytes", 0)),
+                int(answer.counters.get("row_cache_nbytes", 0)),
+                device_nbytes(worker.pid, self.options.get("providers")),
+            )
+        )
+
+
+def _on_device(
+    bundle: Bundle, options: LoadOptions, device: Device | None, context: int
+) -> LoadOptions:
+    """Options with what follows from the device: memory and flash."""
+    if device is None:
+        return options
+    chosen = LoadOptions(**options)
+    if chosen.get("memory") is None and chosen.get("slots") is None:
+        chosen["memory"] = fit_on_device(bundle, device.memory, context)
+    if chosen.get("emulate_flash") is None:
+        chosen["emulate_flash"] = device.flash
+    return chosen

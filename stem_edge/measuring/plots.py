@@ -1,0 +1,156 @@
+"""A measurement as a picture: memory over time, hit rate by cache size, bytes of a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.measuring.measure_report import LABELS
+from stem_edge.measuring.measurement import Measurement
+from stem_edge.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".pdf", ".svg")
+# Two columns of a paper, in inches; letters as large as a caption's.
+WIDTH, HEIGHT, LETTERS = 7.0, 4.6, 8
+# Told apart without colours, too, and by the colour-blind (Okabe and Ito).
+COLOURS = {
+    "anonymous": "#D55E00",
+    "swap": "#000000",
+    "shared": "#CC79A7",
+    "libraries": "#999999",
+    "other_files": "#CCCCCC",
+    "tables": "#009E73",
+    "backbone": "#56B4E9",
+}
+MB = 1e6
+
+
+def check_plot(path: Path) -> None:
+    """Whether a plot could be written there. Raises InputError, StemEdgeError."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path.parent}: no such folder; make it first")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise StemEdgeError(
+            "a plot needs matplotlib; install it with: pip install 'stem-edge[plot]'"
+        ) from error
+
+
+def plot(found: Measurement, path: str | Path) -> None:
+    """Draw a measurement into a file: .png, .pdf or .svg. Raises as check_plot does."""
+    path = Path(path)
+    check_plot(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: dict[str, Any] = {"figsize": (WIDTH, HEIGHT), "layout": "constrained"}
+    figure = Figure(**settings)
+    FigureCanvasAgg(figure)  # no window, whatever the user's matplotlib is set to
+    grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
+    over_time, hits, of_token = (
+        figure.add_subplot(grid[0, :]),
+        figure.add_subplot(grid[1, 0]),
+        figure.add_subplot(grid[1, 1]),
+    )
+    _memory(over_time, found)
+    _hit_rate(hits, found)
+    _token(of_token, found)
+    for axes in (over_time, hits, of_token):
+        _plain(axes)
+    try:
+        figure.savefig(path, dpi=200)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write the plot ({error.strerror})") from error
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=LETTERS)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(LETTERS)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _memory(axes: Axes, found: Measurement) -> None:
+    seconds = [sample.seconds for sample in found.samples]
+    kinds = [
+        kind for kind in COLOURS if any(getattr(sample.memory, kind) for sample in found.samples)
+    ]
+    values = [[(getattr(s.memory, kind) or 0) / MB for s in found.samples] for kind in kinds]
+    axes.stackplot(
+        seconds,
+        *values,
+        labels=[LABELS[kind] for kind in kinds],
+        colors=[COLOURS[kind] for kind in kinds],
+        linewidth=0.3,
+        edgecolor="white",
+    )
+    axes.axhline(found.peak / MB, color=COLOURS["anonymous"], linewidth=0.8, linestyle="--")
+    top = 1.22 * max(map(sum, zip(*values, strict=True)))
+    axes.set(xlabel="time, seconds", ylabel="resident memory, MB", ylim=(0, top))
+    axes.set_xlim(0, max(seconds))
+    _mark_phases(axes, found, top)
+    axes.set_title(
+        f"dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB",
+        loc="left",
+        fontsize=LETTERS,
+    )
+    axes.legend(
+        fontsize=LETTERS, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, reverse=True
+    )
+
+
+def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
+    """A line where each phase ends; names of phases too short for theirs are left out."""
+    whole = max(sample.seconds for sample in found.samples)
+    for phase in found.phases:
+        times = [sample.seconds for sample in found.samples if sample.phase == phase.name]
+        end = max(times)
+        begin = end - phase.seconds
+        axes.axvline(end, color="black", linewidth=0.4)
+        if phase.seconds > 0.08 * whole:
+            middle = (max(0.0, begin) + end) / 2
+            axes.text(middle, 0.97 * top, phase.name, ha="center", va="top", fontsize=LETTERS)
+
+
+def _hit_rate(axes: Axes, found: Measurement) -> None:
+    if not found.hit_curve:
+        axes.text(0.5, 0.5, "a dense model has no rows", ha="center", fontsize=LETTERS)
+        axes.set_axis_off()
+        return
+    slots = sorted(found.hit_curve)
+    rates = [100 * found.hit_curve[one] for one in slots]
+    axes.semilogx(slots, rates, color=COLOURS["tables"], marker="o", markersize=3, linewidth=1)
+    mine = found.counters.get("slots", 0)
+    if slots[0] <= mine <= 3 * slots[-1]:
+        axes.axvline(mine, color="black", linewidth=0.6, linestyle=":")
+        words = f"dotted: the {mine:,.0f} slots of this run"
+        axes.set_title(words, loc="left", fontsize=LETTERS)
+    axes.set(xlabel="slots of the row cache", ylabel="hit rate while decoding, %")
+    axes.set_ylim(0, 102)
+
+
+def _token(axes: Axes, found: Measurement) -> None:
+    expected = found.prediction
+    rows = found.decode_counters.get("bytes_read", 0) / len(found.workload.following)
+    parts = {
+        "weights": expected.weights_per_token,
+        "KV cache": expected.kv_per_token,
+        "rows, from flash": rows,
+    }
+    names = list(parts)[::-1]
+    values = [max(parts[name], 1.0) for name in names]
+    axes.barh(names, values, color=[COLOURS["tables"], COLOURS["anonymous"], COLOURS["backbone"]])
+    axes.set_xscale("log")
+    axes.set_xlim(1, 100 * max(values))
+    for at, name in enumerate(names):
+        words = format_size(parts[name])
+        axes.text(1.5 * values[at], at, words, va="center", fontsize=LETTERS)
+    axes.set(xlabel="bytes that a decoded token reads")

@@ -1,0 +1,112 @@
+"""The prediction for one run that is about to be measured, from what is known before it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.bundle import TOKEN_COUNTS, Bundle
+from stem_edge.footprint import footprint_of
+from stem_edge.measuring.devices import Device
+from stem_edge.measuring.fit import tokenizer_nbytes
+from stem_edge.measuring.hit_rates import simulate
+from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, predict
+from stem_edge.measuring.rates import measure_rates
+from stem_edge.measuring.workload import Workload
+from stem_edge.runtime.flash import PROFILES
+from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.machine import available_memory
+from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
+from stem_edge.runtime.prepared import find
+from stem_edge.runtime.user_cache import cache_folder, counts_file
+from stem_edge.token_counts import Counts, read_counts
+
+# Cache sizes of a curve, as shares of the vocabulary.
+CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+def predict_run(
+    bundle: Bundle,
+    workload: Workload,
+    options: LoadOptions,
+    device: Device | None,
+    context: int,
+    threads: int,
+) -> Prediction:
+    """What is expected of it on this machine; it takes a second or two to time its kernels.
+
+    On a device's limits, too: they slow down neither cores nor memory. Raises MemoryPlanError.
+    """
+    footprint, config = footprint_of(bundle.manifest), bundle.manifest.model
+    record = find(bundle, options.get("cache_dir")) if options.get("prepare", True) else None
+    wanted = options.get("prefill_graph")
+    prefill = bundle.manifest.backbone.prefill and wanted is not False
+    if prefill and wanted is None and record is not None:
+        prefill = record[1].prefill is not False
+    tokenizer = tokenizer_nbytes(bundle.path)
+    slots = config.vocab_size if options.get("resident") else options.get("slots")
+    loading = Loading(
+        context,
+        IMPORTED_NBYTES + tokenizer,
+        prepared=record is not None,
+        prefill=prefill,
+        slots=slots,
+    )
+    plan = plan_memory(bundle, loading, options.get("memory"), available_memory())
+    flash = options.get("emulate_flash")
+    return predict(
+        footprint,
+        plan,
+        _usage(bundle, workload, plan, options),
+        measure_rates(bundle.manifest.backbone, threads),
+        PROFILES[flash] if flash else None,
+        prepared=record is not None,
+        prefill=prefill,
+        tokenizer_nbytes=tokenizer,
+        memory=device.memory if device else None,
+    )
+
+
+def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOptions) -> Usage:
+    ids = np.asarray(workload.prompt + workload.following, np.int64)
+    prompt, new = len(workload.prompt), len(workload.following)
+    distinct = len(np.unique(ids))
+    if bundle.manifest.tables is None:
+        return Usage(prompt, new, distinct, 0, 1.0)
+    if options.get("resident"):
+        return Usage(prompt, new, distinct, plan.slots, 1.0)
+    hits, filled = simulate(
+        ids,
+        bundle.manifest.model.vocab_size,
+        plan.slots,
+        known_counts(bundle, options),
+        prompt=prompt,
+        chunk=plan.chunk_tokens,
+    )
+    return Usage(prompt, new, distinct, filled, hits)
+
+
+def hit_curve(
+    bundle: Bundle, workload: Workload, options: LoadOptions, chunk: int
+) -> dict[int, float]:
+    """Slots -> hit rate while decoding, begun as this run began; empty for a dense model."""
+    if bundle.manifest.tables is None:
+        return {}
+    vocab_size, counts = bundle.manifest.model.vocab_size, known_counts(bundle, options)
+    ids = np.asarray(workload.prompt + workload.following, np.int64)
+    prompt, sizes = len(workload.prompt), {max(4, int(s * vocab_size)) for s in CURVE_SHARES}
+    return {
+        size: simulate(ids, vocab_size, size, counts, prompt=prompt, chunk=chunk)[0]
+        for size in sorted(sizes)
+    }
+
+
+def known_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
+    """Counts that a warm start will use: of earlier runs, else the exporter's."""
+    if not options.get("warm_start", True):
+        return None
+    vocab_size = bundle.manifest.model.vocab_size
+    folder = cache_folder(options.get("cache_dir"))
+    counts = read_counts(counts_file(folder, bundle), vocab_size)
+    if counts is None and TOKEN_COUNTS in bundle.manifest.files:
+        counts = read_counts(bundle.file(TOKEN_COUNTS), vocab_size)
+    return counts

@@ -1,0 +1,236 @@
+"""What a bundle has kept of its model: perplexity on a text, divergence from a reference.
+
+Divergence says more than perplexity, which can fall by chance when a model is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.measuring.documents import Documents, Task, make_task
+from stem_edge.measuring.logit_source import BundleLogits, open_reference
+from stem_edge.measuring.scores import Measured, Scores, measure
+from stem_edge.progress import Progress
+from stem_edge.runtime import load
+from stem_edge.runtime.text import TextCodec
+
+# Tokens shown beside one that was predicted badly.
+BEFORE, AFTER = 8, 4
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a model thought the most probable token."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class WorstToken:
+    """One of the tokens at which the two distributions differ most."""
+
+    document: int  # from 0
+    position: int  # in the document's tokens, from 0
+    before: str
+    token: str
+    after: str
+    divergence: float  # nats
+    reference: Guess
+    bundle: Guess
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A bundle's next-token distributions against a reference's: KL(reference || bundle), nats."""
+
+    reference: str
+    reference_perplexity: float
+    mean: float
+    median: float
+    percentile_99: float
+    greatest: float
+    agreement: float  # share of tokens where both think the same token the most probable
+    # Mean of log P(bundle) - log P(reference) of the tokens that came, in nats, and its standard
+    # error as if tokens were independent (of a single token: None).
+    log_likelihood_difference: float
+    standard_error: float | None
+    worst: tuple[WorstToken, ...]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures of one bundle on one text."""
+
+    bundle: str
+    documents: int
+    tokens: int  # predicted and scored, each once
+    nbytes: int  # of the documents, in UTF-8
+    characters: int
+    window: int  # tokens seen at once
+    window_asked: int  # greater if no document has that many
+    stride: int  # tokens between the starts of windows
+    prefill_graph: bool  # whether the graph for prompts computed this
+    log_likelihood: float  # mean over tokens, nats
+    perplexity: float  # exp(-log_likelihood)
+    bits_per_byte: float
+    bits_per_character: float
+    divergence: Divergence | None
+
+
+def evaluate(
+    bundle: str | Path,
+    text: str,
+    *,
+    lines: bool = False,
+    window: int | None = None,
+    stride: int | None = None,
+    against: str | Path | None = None,
+    worst: int = 10,
+    prefill_graph: bool = False,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> Quality:
+    """Score every token of a text but the first with a bundle.
+
+    lines: every line that is not blank is a document of its own, from an empty context and closed
+        by the end-of-text token. Default: the text is one document. Documents begin with the
+        begin-of-text token if the model was trained with it.
+    window: tokens seen at once. Default: the model's context, up to 2048.
+    stride: tokens between the starts of windows; each token is scored once, from at least
+        window - stride + 1 tokens before it, or all. Default: half the window.
+    against: a bundle, or a checkpoint that export_bundle takes, to compare distributions with. A
+        checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
+    worst: how many of the tokens to name that diverge most.
+    prefill_graph: measure the graph for prompts instead of those that decode.
+    memory: what loading may take, a reference included (see load). Logits of some tokens and, of a
+        checkpoint, the arrays of a window come on top.
+
+    Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
+    vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
+    """
+    opened = open_bundle(bundle)
+    if prefill_graph and not opened.manifest.backbone.prefill:
+        raise InputError(f"{bundle}: no prefill graph in it; measure without, or export with one")
+    if worst < 0:
+        raise InputError(f"worst is {worst}; expected 0 tokens or more")
+    task = make_task(opened, text, lines=lines, window=window, stride=stride)
+    with ExitStack() as stack:
+        expected = None
+        if against is not None:
+            expected, memory = open_reference(
+                stack, Path(against), opened, task, memory, threads, progress
+            )
+        model = load(
+            bundle,
+            memory,
+            threads,
+            context_length=task.window,
+            prefill_graph=prefill_graph,
+            warm_start=False,
+            progress=progress,
+        )
+        found = BundleLogits(stack.enter_context(model))
+        bar = stack.enter_context(Progress(task.documents.nbytes, f"scoring {bundle}", progress))
+        measured = measure(task, found, expected, _in_bytes(bar, task.documents))
+    divergence = None
+    if measured.expected is not None:
+        named = _worst(opened, task.documents, measured, measured.expected, worst)
+        divergence = _divergence(str(against), measured, measured.expected, named)
+    return _quality(str(bundle), task, measured.found, divergence, prefill_graph=prefill_graph)
+
+
+def _in_bytes(bar: Progress, documents: Documents) -> Callable[[int], None]:
+    """Shows a number of tokens done as their share of the text's bytes."""
+    done = 0
+
+    def advance(tokens: int) -> None:
+        nonlocal done
+        before = documents.nbytes * done // documents.predicted
+        done += tokens
+        bar.advance(documents.nbytes * done // documents.predicted - before)
+
+    return advance
+
+
+def _quality(
+    bundle: str, task: Task, found: Scores, divergence: Divergence | None, *, prefill_graph: bool
+) -> Quality:
+    documents, likelihood = task.documents, float(found.likelihood.mean())
+    bits = -likelihood * documents.predicted / math.log(2)
+    return Quality(
+        bundle=bundle,
+        documents=len(documents.token_ids),
+        tokens=documents.predicted,
+        nbytes=documents.nbytes,
+        characters=documents.characters,
+        window=task.window,
+        window_asked=task.window_asked,
+        stride=task.stride,
+        prefill_graph=prefill_graph,
+        log_likelihood=likelihood,
+        perplexity=math.exp(-likelihood),
+        bits_per_byte=bits / documents.nbytes,
+        bits_per_character=bits / documents.characters,
+        divergence=divergence,
+    )
+
+
+def _divergence(
+    reference: str, measured: Measured, expected: Scores, worst: tuple[WorstToken, ...]
+) -> Divergence:
+    nats, found = measured.divergence, measured.found
+    gain = found.likelihood - expected.likelihood
+    error = float(gain.std(ddof=1) / math.sqrt(len(gain))) if len(gain) > 1 else None
+    return Divergence(
+        reference=reference,
+        reference_perplexity=math.exp(-expected.likelihood.mean()),
+        mean=float(nats.mean()),
+        median=float(np.median(nats)),
+        percentile_99=float(np.percentile(nats, 99)),
+        greatest=float(nats.max()),
+        agreement=float((found.top == expected.top).mean()),
+        log_likelihood_difference=float(gain.mean()),
+        standard_error=error,
+        worst=worst,
+    )
+
+
+def _worst(
+    bundle: Bundle, documents: Documents, measured: Measured, expected: Scores, count: int
+) -> tuple[WorstToken, ...]:
+    """The tokens of greatest divergence, the worst first."""
+    codec, found = TextCodec(bundle.file(TOKENIZER)), measured.found
+    starts = np.cumsum([0, *(len(ids) - 1 for ids in documents.token_ids)])
+
+    def text(ids: list[int]) -> str:
+        return codec.decode(ids, skip_special_tokens=False)
+
+    def guess(scores: Scores, at: int) -> Guess:
+        return Guess(text([int(scores.top[at])]), float(scores.top_probability[at]))
+
+    def describe(at: int) -> WorstToken:
+        document = int(np.searchsorted(starts, at, side="right")) - 1
+        ids, position = documents.token_ids[document], at - int(starts[document]) + 1
+        return WorstToken(
+            document=document,
+            position=position,
+            before=text(ids[max(0, position - BEFORE) : position]),
+            token=text(ids[position : position + 1]),
+            after=text(ids[position + 1 : position + 1 + AFTER]),
+            divergence=float(measured.divergence[at]),
+            reference=guess(expected, at),
+            bundle=guess(found, at),
+        )
+
+    order = np.argsort(-measured.divergence, kind="stable")[:count]
+    return tuple(describe(int(at)) for at in order if measured.divergence[at] > 0)

@@ -1,0 +1,101 @@
+"""Samples the memory of another process while it works, in phases."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stem_edge.measuring.memory import Memory, MemoryReader, Totals
+
+# By kind, the system walks every mapping: milliseconds, which the measured process would feel.
+TOTALS_SECONDS, KINDS_SECONDS = 0.01, 0.25
+# With gigabytes mapped a walk takes tens of milliseconds: then they come more rarely.
+MOST_OF_TIME = 0.02
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Memory by kind at a moment."""
+
+    seconds: float  # since the sampler began
+    phase: str
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """Memory in one phase, in bytes."""
+
+    at_end: Memory
+    resident_at_end: int  # as the system sums it up, to compare the kinds with
+    peak_unevictable: int  # anonymous memory and swap
+    peak_resident: int  # as sampled
+    kernel_peak_resident: int | None  # the system's own high-water mark of this phase
+
+
+class Sampler:
+    """Watches through a reader; `phase` says what goes on. One phase at a time."""
+
+    def __init__(
+        self,
+        reader: MemoryReader,
+        interval: float = TOTALS_SECONDS,
+        kinds_interval: float = KINDS_SECONDS,
+    ) -> None:
+        self.reader, self.interval, self.kinds_interval = reader, interval, kinds_interval
+        self.samples: list[Sample] = []
+        self.phases: dict[str, PhaseMemory] = {}
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Sample while the body runs. A phase of the same name again keeps the higher peaks."""
+        done, seen = threading.Event(), [self.reader.totals()]
+        self.reader.begin_peak()
+        thread = threading.Thread(
+            target=self._watch, args=(name, done, seen), name="stem-edge-sampler"
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        seen.append(self.reader.totals())
+        self._keep(name, seen)
+
+    def _keep(self, name: str, seen: list[Totals]) -> None:
+        kernel = self.reader.peak_resident()
+        memory = self._sample(name)
+        unevictable = max([memory.unevictable, *(one.unevictable for one in seen)])
+        resident = max([memory.resident, *(one.resident for one in seen)])
+        before = self.phases.get(name)
+        if before is not None:
+            unevictable = max(unevictable, before.peak_unevictable)
+            resident = max(resident, before.peak_resident)
+            if kernel is not None and before.kernel_peak_resident is not None:
+                kernel = max(kernel, before.kernel_peak_resident)
+        self.phases[name] = PhaseMemory(
+            memory, self.reader.totals().resident, unevictable, resident, kernel
+        )
+
+    def _watch(self, name: str, done: threading.Event, seen: list[Totals]) -> None:
+        next_kinds = time.perf_counter()
+        try:
+            while not done.wait(self.interval):
+                seen.append(self.reader.totals())
+                if (now := time.perf_counter()) >= next_kinds:
+                    memory = self._sample(name)
+                    seen.append(Totals(memory.unevictable, memory.resident))
+                    took = time.perf_counter() - now
+                    next_kinds = now + max(self.kinds_interval, took / MOST_OF_TIME)
+        except OSError:  # it has ended; whoever waits for its answer says so
+            return
+
+    def _sample(self, name: str) -> Memory:
+        memory = self.reader.memory()
+        self.samples.append(Sample(time.perf_counter() - self._started, name, memory))
+        return memory

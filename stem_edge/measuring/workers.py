@@ -1,0 +1,195 @@
+"""This end of a worker process: start it, ask it, watch its memory meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import stem_edge
+from stem_edge import errors
+from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.errors import StemEdgeError
+from stem_edge.measuring.memory import FileKinds, open_reader
+from stem_edge.measuring.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
+
+# Ctrl-C goes to every process of a terminal; a worker has nothing to say to it.
+COMMAND = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from stem_edge.measuring.worker import main; main()"
+)
+END_SECONDS = 10.0
+KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: an engine, what it loads, and how."""
+
+    name: str
+    kind: str  # of stem_edge.measuring.worker.ENGINES
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says of one thing that it did."""
+
+    seconds: float
+    steps: list[float]  # seconds of each decode step
+    counters: dict[str, float]
+
+
+class WorkerProcess:
+    """A worker and a sampler on it. Raises what the engine raised, StemEdgeError if it died."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        mapped: tuple[Path, ...] = (),
+        interval: float | None = None,
+        confine: Callable[[int], None] = lambda pid: None,
+        kinds_interval: float = KINDS_SECONDS,
+    ) -> None:
+        """`mapped`: folders with files of the backbone. `confine` gets the pid before any work."""
+        self.subject, self._began = subject, time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            tables = Path(subject.path) / TABLES
+            files = FileKinds(tables, (Path(subject.path), *mapped))
+            reader = open_reader(self._process.pid, files)
+            self.sampler = Sampler(reader, interval or TOTALS_SECONDS, kinds_interval)
+            confine(self._process.pid)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the worker."""
+        return self._process.pid
+
+    def start(self) -> Answer:
+        """Wait until the interpreter runs and has imported nothing of an engine."""
+        answer = self._ask("start", {"do": "start"})
+        return replace(answer, seconds=time.perf_counter() - self._began)
+
+    def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
+        """Import the engine, then load; what each took."""
+        subject = self.subject
+        imported = self._ask("import", {"do": "import", "kind": subject.kind})
+        request = {
+            "do": "load",
+            "kind": subject.kind,
+            "path": subject.path,
+            "options": subject.options,
+            "context": context,
+            "threads": threads,
+        }
+        return imported, self._ask("load", request)
+
+    def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
+        """Process a prompt."""
+        return self._ask(phase, {"do": "prefill", "ids": ids})
+
+    def decode(self, ids: list[int]) -> Answer:
+        """Process tokens one by one after it."""
+        return self._ask("decode", {"do": "decode", "ids": ids})
+
+    def _ask(self, phase: str, request: dict[str, Any]) -> Answer:
+        try:
+            with self.sampler.phase(phase):
+                line = self._say(json.dumps(request))
+        except OSError:  # it ended while it was watched, or before
+            line = ""
+        if not line.endswith("\n"):  # nothing, or the half of an answer
+            raise StemEdgeError(self._died(phase))
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._error(answer["type"], answer["error"], phase)
+        return Answer(**answer)
+
+    def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, StemEdgeError):
+            return known(words)
+        # What an engine itself raises may have many lines, or none: MemoryError says nothing.
+        return StemEdgeError(
+            f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
+            "if it needs more memory than there is, give it a shorter context"
+        )
+
+    def _say(self, line: str) -> str:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            return ""
+        stdin.write(line + "\n")
+        stdin.flush()
+        return stdout.readline()
+
+    def _died(self, phase: str) -> str:
+        begin = f"{self.subject.name} ended while it was measured, in phase {phase}: "
+        try:
+            status = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return f"{begin}its memory cannot be read, or it stopped answering; see what it printed"
+        if status == -KILLED:
+            return (
+                f"{begin}the system killed it, most likely because it ran out of memory; "
+                "allow more memory or a shorter context"
+            )
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"{begin}{how}; see what it printed"
+
+    def close(self) -> None:
+        """End it: it stops when nobody asks any more."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # it may be busy for long, with something that nobody wants any more
+            self._process.kill()
+        self.close()
+
+
+def prepared_folders(path: str | Path, cache_dir: str | Path | None) -> tuple[Path, ...]:
+    """Where files of the backbone of a bundle are mapped from, beside its own folder."""
+    from stem_edge.runtime.prepared import find
+
+    found = find(open_bundle(path), cache_dir)
+    return () if found is None else (found[0],)
+
+
+def prepare_now(path: str | Path, threads: int, cache_dir: str | Path | None) -> float:
+    """Let the backbone be prepared before anything is measured; seconds it took, 0 if it was."""
+    from stem_edge.runtime.prepared import find_or_make
+
+    started = time.perf_counter()
+    find_or_make(stem_edge.open_bundle(path), cache_dir, threads, progress=None)
+    return time.perf_counter() - started

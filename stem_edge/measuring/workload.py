@@ -1,0 +1,107 @@
+"""What is run while something is measured: token ids of a real text.
+
+Which rows are read, and how often, is decided by the tokens: constants or noise would say nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.errors import InputError
+
+DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
+PROMPT_TOKENS, NEW_TOKENS = 512, 128
+ID_FILES = (".npy", ".int32")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A prompt, and the tokens that follow it in the same text, fed one by one as in decoding."""
+
+    prompt: list[int]
+    following: list[int]
+    source: str  # where the tokens come from, in words
+
+    @property
+    def tokens(self) -> int:
+        """All of them: the context that the run needs."""
+        return len(self.prompt) + len(self.following)
+
+
+def make_workload(
+    bundle: Bundle,
+    text: str | Path | None = None,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    context_length: int | None = None,
+) -> Workload:
+    """The workload of a file (see read_ids), or of the text inside this package.
+
+    Without numbers, 512 and 128 tokens, or as many in these parts as context and text hold; with
+    one number, the other gives way. Raises InputError if numbers that were given do not fit.
+    """
+    path = DEFAULT_TEXT if text is None else Path(text)
+    ids = read_ids(path, bundle)
+    context = bundle.manifest.model.max_context if context_length is None else context_length
+    prompt, new = _split(min(context, len(ids)), prompt_tokens, new_tokens)
+    if prompt < 1 or new < 1 or prompt + new > min(context, len(ids)):
+        raise InputError(
+            f"{prompt} prompt tokens and {new} new ones are wanted; expected at least 1 of each, "
+            f"and no more together than the {len(ids)} tokens of {path} and the {context} of the "
+            "context: ask for fewer, or give a longer text"
+        )
+    name = "the text inside this package" if text is None else str(path)
+    return Workload(ids[:prompt], ids[prompt : prompt + new], name)
+
+
+def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
+    """Tokens of prompt and answer; what was given stays as it is, and at least one of the other."""
+    if prompt is None and new is None:
+        total = min(room, PROMPT_TOKENS + NEW_TOKENS)
+        new = max(1, total * NEW_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
+    if prompt is None:
+        prompt = max(1, min(PROMPT_TOKENS, room - (new or 0)))
+    if new is None:
+        new = max(1, min(NEW_TOKENS, room - prompt))
+    return prompt, new
+
+
+def read_ids(path: Path, bundle: Bundle) -> list[int]:
+    """Token ids of a text in UTF-8, or of a file of ids: .npy, or .int32 (little-endian).
+
+    Raises InputError.
+    """
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:  # np.load would also open archives and pickles
+                ids = np.lib.format.read_array(file, allow_pickle=False)
+        elif path.suffix == ".int32":
+            ids = np.frombuffer(path.read_bytes(), "<i4")
+        else:
+            ids = np.array(_encode(path.read_text("utf-8"), bundle), np.int64)
+    except OSError as error:
+        raise InputError(f"{path}: cannot read ({error.strerror}); give a text or ids") from error
+    except ValueError as error:
+        raise InputError(
+            f"{path}: neither a text in UTF-8 nor token ids in {' or '.join(ID_FILES)} ({error})"
+        ) from error
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        raise InputError(f"{path}: no token ids found; expected a flat list of integers, or a text")
+    vocab_size = bundle.manifest.model.vocab_size
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise InputError(
+            f"{path}: ids from {ids.min()} to {ids.max()}, the bundle has 0 to {vocab_size - 1}; "
+            "they belong to another tokenizer"
+        )
+    found: list[int] = ids.tolist()
+    return found
+
+
+def _encode(text: str, bundle: Bundle) -> list[int]:
+    from stem_edge.runtime.text import TextCodec
+
+    return TextCodec(bundle.file(TOKENIZER)).encode(text)

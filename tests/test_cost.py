@@ -1,0 +1,210 @@
+"""The cost model, held to the figures that the STEM paper prints (arXiv 2601.10639)."""
+
+import math
+from typing import Any
+
+import pytest
+from test_config import config
+
+from stem_edge.config import ModelConfig
+from stem_edge.measuring.cost import (
+    Counting,
+    CurvePoint,
+    HeapsFit,
+    LayerShape,
+    Pair,
+    ffn_loads,
+    ffn_multiply_adds,
+    ffn_row_values,
+    fit_heaps,
+    layer_loads,
+    layer_multiply_adds,
+    model_cost,
+    saving_fraction,
+    usage_curve,
+)
+
+# d, d_ff of the public configurations, and the saving that section 3.2.3 prints, in percent.
+QWEN25 = {
+    "1.5B": (1536, 8960, 21.7),
+    "7B": (3584, 18944, 23.9),
+    "14B": (5120, 13824, 19.7),
+    "32B": (5120, 27648, 24.8),
+}
+PAPER_CONTEXT = 4096
+
+
+@pytest.mark.parametrize("name", QWEN25)
+def test_saving_fractions_of_the_paper(name: str) -> None:
+    dim, d_ff, percent = QWEN25[name]
+    assert round(100 * saving_fraction(dim, d_ff, PAPER_CONTEXT), 1) == percent
+
+
+def test_the_paper_prints_another_saving_for_3b_than_its_formula_gives() -> None:
+    printed = 22.8
+    computed = round(100 * saving_fraction(2048, 11008, PAPER_CONTEXT), 1)
+    assert computed == 22.3 != printed
+
+
+PAPER_LAYER = LayerShape.as_paper(5, 7)
+
+
+def test_table_1() -> None:
+    d, d_ff, length, batch = 5, 7, 11, 3
+    assert ffn_multiply_adds(PAPER_LAYER, length, batch) == Pair(
+        batch * (3 * d_ff * d * length + d_ff * length),
+        batch * (2 * d_ff * d * length + d_ff * length),
+    )
+    assert ffn_multiply_adds(PAPER_LAYER, length, batch).saved == batch * d * d_ff * length
+    assert ffn_loads(PAPER_LAYER) == Pair(3 * d * d_ff, 2 * d * d_ff)
+    assert ffn_loads(PAPER_LAYER).saved == d * d_ff
+    assert ffn_row_values(PAPER_LAYER, distinct=9) == Pair(0, 9 * d_ff)
+
+
+def test_a_whole_layer_of_the_paper() -> None:
+    d, d_ff, length, batch = 5, 7, 11, 3
+    attention = 4 * length * d**2 + 2 * length**2 * d
+    assert layer_multiply_adds(PAPER_LAYER, length, batch) == Pair(
+        batch * (attention + 3 * length * d * d_ff), batch * (attention + 2 * length * d * d_ff)
+    )
+    assert layer_loads(PAPER_LAYER, length) == Pair(
+        4 * d**2 + 2 * length * d + 3 * d * d_ff, 4 * d**2 + 2 * length * d + 2 * d * d_ff
+    )
+    for pair in (layer_multiply_adds(PAPER_LAYER, length, batch), layer_loads(PAPER_LAYER, length)):
+        assert math.isclose(pair.saving_fraction, saving_fraction(d, d_ff, length))
+
+
+def test_a_batch_loads_parameters_once_and_a_kv_cache_each() -> None:
+    one, two = layer_loads(PAPER_LAYER, 11), layer_loads(PAPER_LAYER, 11, batch=2)
+    assert two.dense - one.dense == 2 * 11 * 5
+    assert two.saved == one.saved == 5 * 7
+
+
+def test_grouped_query_attention_has_narrow_keys_and_values() -> None:
+    shape = LayerShape.of(config(dim=6, d_ff=8, n_heads=4, n_kv_heads=2, head_dim=2))
+    assert shape == LayerShape(dim=6, d_ff=8, queries=8, keys=4)
+    parameters = 2 * 6 * 8 + 2 * 6 * 4  # query and output, key and value
+    assert layer_multiply_adds(shape, 3).dense == 3 * (parameters + 2 * 3 * 8 + 3 * 6 * 8)
+    assert layer_loads(shape, 3).dense == parameters + 2 * 3 * 4 + 3 * 6 * 8
+
+
+def llama_1b(stem_layers: tuple[int, ...], **changes: Any) -> ModelConfig:
+    """Llama-3.2-1B with a head of its own, as section 4.1 says."""
+    shape = {"vocab_size": 128256, "dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8}
+    shape |= {"head_dim": 64, "d_ff": 8192}
+    return config(**shape, stem_layers=stem_layers, **changes)
+
+
+def billions(parameters: int) -> float:
+    return round(parameters / 1e9, 2)
+
+
+def test_table_3_at_1b() -> None:
+    cost = model_cost(llama_1b((1, 4, 7, 10, 13)))
+    paper, stored = cost.paper, cost.stored
+    assert billions(paper.dense_total) == billions(paper.dense_active) == 1.50
+    assert (billions(paper.total), billions(paper.active)) == (6.75, 1.41)
+    assert (round(paper.dense_gflop, 2), round(paper.gflop, 2)) == (3.00, 2.83)
+    assert billions(stored.total) == 6.67
+    assert paper.total - stored.total == 5 * 2048 * 8192  # the replaced up projections
+    assert paper.active - stored.active == (128256 - 1) * 2048  # the rest of the embedding
+
+
+# Table 3 at 350M: STEM layers -> active parameters in billions, GFLOP. A third is 10 or 11 of 32.
+TABLE_3_350M = {10: (0.35, 0.70), 11: (0.35, 0.70), 16: (0.34, 0.67), 31: (0.30, 0.60)}
+
+
+def mobilellm_350m(stem_layers: int) -> ModelConfig:
+    """MobileLLM-350M (arXiv 2402.14905) with a head of its own; layer 0 stays dense."""
+    shape = {"vocab_size": 32000, "dim": 960, "n_layers": 32, "n_heads": 15, "n_kv_heads": 5}
+    layers = tuple(range(1, stem_layers + 1))
+    return config(**shape, head_dim=64, d_ff=2560, stem_layers=layers)
+
+
+@pytest.mark.parametrize("stem_layers", TABLE_3_350M)
+def test_table_3_at_350m(stem_layers: int) -> None:
+    paper = model_cost(mobilellm_350m(stem_layers)).paper
+    assert (billions(paper.active), round(paper.gflop, 2)) == TABLE_3_350M[stem_layers]
+
+
+def test_table_3_at_350m_rounds_its_dense_model_down() -> None:
+    """0.376 is printed as 0.37, and 0.74 GFLOP are twice that."""
+    dense = model_cost(mobilellm_350m(0)).paper
+    assert math.floor(100 * dense.total / 1e9) / 100 == 0.37
+    assert (billions(dense.total), round(dense.gflop, 2)) == (0.38, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("stem_layers", "printed", "computed"), [(10, 1.14, 1.20), (16, 1.85, 1.69), (31, 3.25, 2.92)]
+)
+def test_totals_of_table_3_at_350m_do_not_come_out(
+    stem_layers: int, printed: float, computed: float
+) -> None:
+    """They do not follow from the public shape, and no one vocabulary size gives all three."""
+    assert billions(model_cost(mobilellm_350m(stem_layers)).paper.total) == computed != printed
+
+
+def test_a_dense_model_is_counted_once() -> None:
+    cost = model_cost(llama_1b(()))
+    total, used = cost.paper.total, cost.stored.active
+    assert cost.paper == Counting(total, total, total, total)
+    assert cost.stored == Counting(total, used, total, used)
+
+
+def test_a_tied_embedding_is_used_whole() -> None:
+    cost = model_cost(llama_1b((1,), tied_head=True))
+    assert cost.paper.active == cost.stored.active
+    assert cost.paper.dense_gflop == cost.stored.dense_gflop
+
+
+IDS = [3, 3, 5, 3, 7, 5, 8, 3, 9]
+TWO_STEM_LAYERS = config(stem_layers=(0, 1))  # d_ff 6
+
+
+def test_curve_of_a_sequence() -> None:
+    distinct = {1: 1, 2: 1, 4: 2, 8: 4, 9: 5}
+    assert usage_curve(IDS, TWO_STEM_LAYERS, record_nbytes=20) == [
+        CurvePoint(length, n, row_parameters=2 * 6 * n, flash_nbytes=20 * n)
+        for length, n in distinct.items()
+    ]
+
+
+def test_curve_of_one_token() -> None:
+    points = usage_curve([4], TWO_STEM_LAYERS, 20)
+    assert points == [CurvePoint(1, 1, 12, 20)]
+    assert fit_heaps(points) is None
+
+
+def test_curve_without_tokens_is_empty() -> None:
+    assert usage_curve([], TWO_STEM_LAYERS, 20) == []
+    assert fit_heaps([]) is None
+
+
+def test_curve_of_a_dense_model_moves_nothing() -> None:
+    points = usage_curve(IDS, config(stem_layers=()), 0)
+    assert [point.distinct for point in points] == [1, 1, 2, 4, 5]
+    assert {(point.row_parameters, point.flash_nbytes) for point in points} == {(0, 0)}
+
+
+def fitted(distinct: dict[int, int]) -> HeapsFit:
+    fit = fit_heaps([CurvePoint(length, n, 0, 0) for length, n in distinct.items()])
+    assert fit is not None
+    return fit
+
+
+def test_heaps_law_is_found_again() -> None:
+    fit = fitted({4**k: 3 * 2**k for k in range(6)})
+    assert math.isclose(fit.scale, 3)
+    assert math.isclose(fit.exponent, 0.5)
+
+
+def test_heaps_exponent_at_its_ends() -> None:
+    assert math.isclose(fitted({2**k: 2**k for k in range(5)}).exponent, 1)
+    assert fitted({2**k: 1 for k in range(5)}) == HeapsFit(1.0, 0.0)
+
+
+def test_heaps_law_takes_the_least_squares() -> None:
+    # log2: x 0 1 2, y 0 0 3; slope 3/2, line through the means (1, 1).
+    fit = fitted({1: 1, 2: 1, 4: 8})
+    assert math.isclose(fit.exponent, 1.5)
+    assert math.isclose(fit.scale, 2**-0.5)

@@ -1,0 +1,56 @@
+"""Bytes of a bundle before it exists, against those of bundles that do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import DEMO
+
+from stem_edge.bundle import TABLES, BackboneFormat, Manifest, open_bundle
+from stem_edge.footprint import expected_footprint, footprint_of, matrix_nbytes
+
+
+@pytest.fixture(params=["demo", "tiny"])
+def manifest(request: pytest.FixtureRequest, tiny_bundle: Path) -> Manifest:
+    return open_bundle(DEMO if request.param == "demo" else tiny_bundle).manifest
+
+
+def test_what_an_export_will_take_is_known_before(manifest: Manifest) -> None:
+    found = footprint_of(manifest)
+    expected = expected_footprint(manifest.model, manifest.backbone, manifest.tables)
+    # The files align their tensors, which counts in small ones.
+    slack = 64 * 20 * manifest.model.n_layers
+    assert abs(expected.backbone_nbytes - found.backbone_nbytes) <= slack
+    assert abs(expected.prefill_nbytes - found.prefill_nbytes) <= slack
+
+
+def test_the_table_store_is_records_checksums_and_an_index(manifest: Manifest) -> None:
+    files = manifest.files.items()
+    nbytes = sum(e.nbytes for name, e in files if name.startswith(TABLES))
+    assert abs(footprint_of(manifest).tables_nbytes - nbytes) < 4096
+
+
+def test_a_step_reads_all_weights_but_the_embedding(manifest: Manifest) -> None:
+    found = footprint_of(manifest)
+    assert found.step_nbytes == found.backbone_nbytes - found.embedding_nbytes
+    assert found.flash_nbytes > found.step_nbytes
+
+
+def test_matrices() -> None:
+    assert matrix_nbytes(10, 256, "fp32", 128) == 10 * 256 * 4
+    assert matrix_nbytes(10, 256, "int8", 128) == 10 * 256 + 10 * 2 * 4
+    assert matrix_nbytes(10, 256, "int4", 64) == 10 * 128 + 10 * 4 * 4
+    assert matrix_nbytes(10, 256, "int4", 64, gathered=True) == 10 * 128 + 10 * 4 * 4 + 10 * 2
+
+
+def test_a_dense_model_and_one_without_a_prefill_graph(manifest: Manifest) -> None:
+    config = manifest.model
+    plain = BackboneFormat(weights="fp32", head="fp32", block_size=128)
+    found = expected_footprint(config, plain, None)
+    assert (found.tables_nbytes, found.prefill_nbytes) == (0, 0)
+    # Narrow heads are stored padded.
+    assert found.backbone_nbytes >= 4 * config.backbone_parameters
+    if config.head_dim % 16 == 0:
+        assert found.backbone_nbytes == 4 * config.backbone_parameters
+    assert found.kv_nbytes(10) == 2 * config.n_layers * config.n_kv_heads * config.head_dim * 4 * 10

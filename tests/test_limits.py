@@ -1,0 +1,220 @@
+"""Limits of a device: files of cgroups of both versions, and words that say what is real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.measuring import limits, workers
+from stem_edge.measuring.devices import DEVICES, Device, find_device
+from stem_edge.measuring.limits import Limit, Limits
+from stem_edge.measuring.workers import Subject, WorkerProcess
+from stem_edge.runtime.flash import PROFILES
+
+DEVICE = Device("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")
+REMOVE = Path.rmdir
+HUNGRY = """
+import sys
+for line in sys.stdin:
+    held = b"x" * (256 << 20)
+    print("{}", flush=True)
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield process.pid
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders that vanish with their files, as those of cgroups do."""
+
+    def remove(folder: Path) -> None:
+        if folder.name.startswith("stem-edge-"):
+            shutil.rmtree(folder)
+        else:
+            REMOVE(folder)
+
+    monkeypatch.setattr(Path, "rmdir", remove)
+    return tmp_path
+
+
+def use_group(monkeypatch: pytest.MonkeyPatch, found: tuple[Path, int] | None) -> None:
+    monkeypatch.setattr(limits, "memory_cgroup", lambda: found)
+
+
+def memory_limit(found: Limits) -> Limit:
+    return next(limit for limit in found.limits if limit.what == "memory")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_version_1(child: int, groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_group(monkeypatch, (groups, 1))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        assert contents(groups / f"stem-edge-{os.getpid()}-{child}") == {
+            "memory.limit_in_bytes": str(64 << 20),
+            "memory.memsw.limit_in_bytes": str(64 << 20),
+            "cgroup.procs": str(child),
+        }
+        assert memory_limit(found).how == "real"
+        assert "version 1" in memory_limit(found).words
+    assert not list(groups.iterdir())
+
+
+def test_version_2_makes_a_neighbour_where_memory_is_handed_down(
+    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (groups / "app/own.scope").mkdir(parents=True)
+    (groups / "cgroup.subtree_control").write_text("memory")
+    (groups / "app/cgroup.subtree_control").write_text("cpu memory pids\n")
+    (groups / "app/own.scope/cgroup.subtree_control").write_text("\n")
+    use_group(monkeypatch, (groups / "app/own.scope", 2))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        assert contents(groups / f"app/stem-edge-{os.getpid()}-{child}") == {
+            "memory.max": str(64 << 20),
+            "memory.swap.max": "0",
+            "cgroup.procs": str(child),
+        }
+        assert memory_limit(found).how == "real"
+    assert not list(groups.rglob("stem-edge-*"))
+
+
+def test_several_processes_have_a_group_each(
+    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_group(monkeypatch, (groups, 1))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        found.confine(os.getpid() if not hasattr(os, "sched_setaffinity") else child)
+        (groups / "stem-edge-0-0").mkdir()  # of somebody else
+    assert [path.name for path in groups.iterdir()] == ["stem-edge-0-0"]
+
+
+@pytest.mark.parametrize("last", ["memory.limit_in_bytes", "cgroup.procs"])
+def test_a_group_that_may_not_be_used_leaves_nothing(
+    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    def refuse(path: Path, value: int) -> None:
+        if path.name == last:
+            raise PermissionError(13, "Permission denied", str(path))
+        path.write_text(str(value))
+
+    monkeypatch.setattr(limits, "_write", refuse)
+    use_group(monkeypatch, (groups, 1))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        assert memory_limit(found).how == "emulated"
+        assert "Permission denied" in memory_limit(found).words
+        assert not list(groups.iterdir())
+
+
+def test_swap_that_is_not_accounted_is_no_obstacle(
+    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_swap(path: Path, value: int) -> None:
+        if "memsw" in path.name:
+            raise PermissionError(13, "Permission denied", str(path))
+        path.write_text(str(value))
+
+    monkeypatch.setattr(limits, "_write", no_swap)
+    use_group(monkeypatch, (groups, 1))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        assert memory_limit(found).how == "real"
+
+
+def test_a_folder_that_cannot_be_made(
+    child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_group(monkeypatch, (tmp_path / "gone", 1))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        assert memory_limit(found).how == "emulated"
+        assert "No such file" in memory_limit(found).words
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("lists", [None, "cpu pids"])
+def test_no_group_that_enforces(
+    child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: str | None
+) -> None:
+    if lists is not None:
+        (tmp_path / "cgroup.subtree_control").write_text(lists)
+    use_group(monkeypatch, None if lists is None else (tmp_path, 2))
+    with Limits(DEVICE) as found:
+        found.confine(child)
+        assert memory_limit(found).how == "emulated"
+        assert "no cgroup enforces it" in memory_limit(found).words
+    assert not list(tmp_path.glob("stem-edge-*"))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process")
+def test_cpus_are_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_group(monkeypatch, None)
+    found = Limits(DEVICE)
+    found.confine(child)
+    assert os.sched_getaffinity(child) == {min(os.sched_getaffinity(0))}
+    assert [(limit.what, limit.how) for limit in found.limits] == [
+        ("memory", "emulated"),
+        ("cpus", "real"),
+        ("flash", "emulated"),
+        ("speed", "not applied"),
+    ]
+
+
+def test_cpus_where_nothing_can_be_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, cpus: list[int]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    use_group(monkeypatch, None)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    found = Limits(DEVICE)
+    found.confine(child)
+    assert found.limits[1].how == "emulated" and "not permitted" in found.limits[1].words
+    monkeypatch.delattr(os, "sched_setaffinity")
+    found.confine(child)
+    assert found.limits[1].how == "emulated"
+
+
+def test_without_a_device_nothing_is_limited(child: int) -> None:
+    with Limits(None) as found:
+        found.confine(child)
+        assert found.limits == [] and found.cpus is None
+
+
+def test_a_worker_that_takes_too_much_is_killed_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "COMMAND", HUNGRY)
+    with Limits(DEVICE) as found:
+        with WorkerProcess(Subject("hungry", "stem-edge", "x"), confine=found.confine) as worker:
+            if memory_limit(found).how != "real":
+                pytest.skip(memory_limit(found).words)
+            with pytest.raises(StemEdgeError, match=r"hungry .* in phase start: .*out of memory"):
+                worker.start()
+        made = list(found._made)
+        assert len(made) == 1 and made[0].is_dir()
+    assert not made[0].exists()
+
+
+def test_devices_are_complete_and_found_by_name() -> None:
+    for name, device in DEVICES.items():
+        assert find_device(name) is device
+        assert device.flash in PROFILES and min(device.memory, device.cpus, device.bandwidth) > 0
+    with pytest.raises(InputError, match=r"'pi9' is not known; expected one of .*pi5"):
+        find_device("pi9")
