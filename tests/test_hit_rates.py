@@ -20,8 +20,7 @@ def text() -> I64:
     return np.array(read_ids(DEFAULT_TEXT, open_bundle(DEMO)), np.int64)
 
 
-@pytest.mark.parametrize("prompt", [101, 129, 1])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("prompt", "overlap"), [(101, True), (129, False), (1, True)])
 def test_it_equals_what_the_runtime_counts(text: I64, prompt: int, overlap: bool) -> None:
     ids = text[: prompt + 100]
     options = {"slots": SLOTS, "warm_start": False, "overlap": overlap, "context_length": 240}

@@ -94,14 +94,14 @@ def test_version_2_makes_a_neighbour_where_memory_is_handed_down(
     assert not list(groups.rglob("stem-edge-*"))
 
 
-def test_several_processes_have_a_group_each(
-    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_have_a_group_each(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: None, raising=False)
     use_group(monkeypatch, (groups, 1))
+    (groups / "stem-edge-0-0").mkdir()  # of somebody else
     with Limits(DEVICE) as found:
-        found.confine(child)
-        found.confine(os.getpid() if not hasattr(os, "sched_setaffinity") else child)
-        (groups / "stem-edge-0-0").mkdir()  # of somebody else
+        for pid in (1001, 1002):
+            found.confine(pid)
+        assert len(list(groups.iterdir())) == 3
     assert [path.name for path in groups.iterdir()] == ["stem-edge-0-0"]
 
 

@@ -71,8 +71,10 @@ def test_what_was_not_given_gives_way(
 
 @pytest.mark.parametrize(
     ("prompt", "new", "context"),
-    [(90, 11, 100), (100, None, 100), (None, 100, 100), (800, 101, 2000), (None, None, 1)]
-    + [(0, 5, 100), (5, 0, 100), (-1, None, 100), (None, -1, 100), (None, None, 0)],
+    [
+        *[(90, 11, 100), (100, None, 100), (None, 100, 100), (800, 101, 2000), (None, None, 1)],
+        *[(0, 5, 100), (5, 0, 100), (-1, None, 100), (None, -1, 100), (None, None, 0)],
+    ],
 )
 def test_numbers_that_do_not_fit(
     bundle: Bundle, ids_file: Path, prompt: int | None, new: int | None, context: int

@@ -26,7 +26,7 @@ from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import DEFAULT_CONTEXT
 from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
-from stem_edge.runtime.prepared import LEAST_NBYTES
+from stem_edge.runtime.prepared import LEAST_NBYTES, find
 from stem_edge.runtime.text import TextCodec
 from stem_edge.token_counts import Counts, read_counts
 from stem_edge.units import format_size, parse_size
@@ -106,7 +106,11 @@ def fit(
     target = _target(memory, flash, context_length, device, bandwidth, models[0], threads)
     tokens = _tokens(root, models[0].model, text)
     tokenizer = tokenizer_nbytes(root)
-    found = [_fit(model, target, tokens, tokenizer) for model in models]
+    bundle = open_bundle(root) if is_bundle(root) else None
+    found = [
+        _fit(model, target, tokens, tokenizer, prepared=will_be_prepared(model, bundle, None))
+        for model in models
+    ]
     fits = [one for one in found if isinstance(one, Fit)]
     if not fits:
         least = min(one for one in found if isinstance(one, int))
@@ -200,10 +204,19 @@ def tokenizer_nbytes(root: Path) -> int:
     return max(0, taken)
 
 
-def _fit(footprint: Footprint, target: Target, tokens: Tokens, tokenizer: int) -> Fit | int:
+def will_be_prepared(
+    footprint: Footprint, bundle: Bundle | None, cache_dir: str | Path | None
+) -> bool:
+    """Whether load will find or make a prepared backbone."""
+    large = footprint.step_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
+    return large or (bundle is not None and find(bundle, cache_dir) is not None)
+
+
+def _fit(
+    footprint: Footprint, target: Target, tokens: Tokens, tokenizer: int, *, prepared: bool
+) -> Fit | int:
     """The plan for one footprint, or the least memory that it needs."""
     contexts = [target.context_length] if target.context_length else _contexts(footprint)
-    prepared = footprint.step_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
     mapped = footprint.step_nbytes if prepared else 0
     least = 0
     for context in contexts:
@@ -271,7 +284,7 @@ def _described(
     )
 
 
-def fit_on_device(bundle: Bundle, memory: int, context_length: int | None) -> int:
+def fit_on_device(bundle: Bundle, memory: int, context_length: int, *, prepared: bool) -> int:
     """What to give to load as `memory` on a device that has so much for one program, in bytes.
 
     Raises MemoryPlanError as fit does.
@@ -279,7 +292,8 @@ def fit_on_device(bundle: Bundle, memory: int, context_length: int | None) -> in
     footprint = footprint_of(bundle.manifest)
     target = Target(memory, None, context_length, Rates(1.0, 1.0, 1.0, 0.0, ""))
     tokens = Tokens(None, zipf_counts(footprint.model.vocab_size), "")
-    found = _fit(footprint, target, tokens, tokenizer_nbytes(bundle.path))
+    tokenizer = tokenizer_nbytes(bundle.path)
+    found = _fit(footprint, target, tokens, tokenizer, prepared=prepared)
     if isinstance(found, int):
         raise MemoryPlanError(
             f"{bundle.path}: {format_size(memory)} for one program are too little: at least "

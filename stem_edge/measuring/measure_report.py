@@ -32,7 +32,7 @@ EXPLAINED = {
     "drop it. Rows read from flash pass through it",
     "GPU memory": "of this process, as the driver says",
     "predicted": "from sizes, the memory plan, and the speed of this machine's kernels, timed "
-    "before the run without the model",
+    "before and after the run, without the model",
     "hit rate": "share of tokens whose row was in the row cache when it was needed",
     "stall": "time that decoding waited for rows",
     "by median step": "1 / median time of a decode step: without what else the machine did",

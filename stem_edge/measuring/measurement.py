@@ -11,13 +11,15 @@ from typing import Any, Unpack
 
 from stem_edge.bundle import TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
+from stem_edge.footprint import footprint_of
 from stem_edge.measuring.devices import Device, find_device
-from stem_edge.measuring.fit import fit_on_device
+from stem_edge.measuring.expected_run import expect_run, hit_curve
+from stem_edge.measuring.fit import fit_on_device, will_be_prepared
 from stem_edge.measuring.gpu import device_nbytes
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
 from stem_edge.measuring.predict import Prediction
-from stem_edge.measuring.predicted import hit_curve, predict_run
+from stem_edge.measuring.rates import between, measure_rates
 from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.workers import (
     Answer,
@@ -144,12 +146,15 @@ def measure(
         prepared = 0.0
         if chosen.get("prepare", True):
             prepared = prepare_now(bundle, usable_cpus(), chosen.get("cache_dir"))
-        prediction = predict_run(opened, workload, chosen, known, context, threads)
+        room = known.memory if known is not None else None
+        expected = expect_run(opened, workload, chosen, context, room)
+        before = measure_rates(opened.manifest.backbone, threads)
         run = _Run(opened, chosen, cold or known is not None)
         worker = run.open(limits, interval)
         with worker:
             run.all(worker, workload, context, threads)
             sampler = worker.sampler
+        after = measure_rates(opened.manifest.backbone, threads)
         return Measurement(
             bundle=str(bundle),
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -168,7 +173,7 @@ def measure(
             counters=run.counters,
             decode_counters=run.decode_counters,
             hit_curve=hit_curve(opened, workload, chosen, int(run.counters["chunk_tokens"])),
-            prediction=prediction,
+            prediction=expected.at(between(before, after)),
         )
 
 
@@ -236,7 +241,10 @@ def _on_device(
         return options
     chosen = LoadOptions(**options)
     if chosen.get("memory") is None and chosen.get("slots") is None:
-        chosen["memory"] = fit_on_device(bundle, device.memory, context)
+        prepared = options.get("prepare", True) and will_be_prepared(
+            footprint_of(bundle.manifest), bundle, options.get("cache_dir")
+        )
+        chosen["memory"] = fit_on_device(bundle, device.memory, context, prepared=prepared)
     if chosen.get("emulate_flash") is None:
         chosen["emulate_flash"] = device.flash
     return chosen

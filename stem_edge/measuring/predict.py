@@ -27,7 +27,9 @@ PACKED_OVER_DATA, PREPARED_OVER_DATA = 1.05, 1.07
 # While sessions over mapped weights are made, so much of the data is in memory for a moment.
 LOADING_SHARE = 0.07
 # Arrays of d_ff values alive at once for each token of a prompt chunk, in a STEM model and a dense one.
-WIDE_ARRAYS_OF_STEM, WIDE_ARRAYS_OF_DENSE = 6.5, 3.0
+WIDE_ARRAYS_OF_STEM, WIDE_ARRAYS_OF_DENSE = 7.5, 2.7
+# Of the scores of a chunk's tokens with all before them, what is in memory at once.
+ATTENTION_SHARE = 0.4
 # Of the embedding, its scales are read whole; of its codes, what the system maps around a row.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW = 0.26, 40_000
 # Around the small tensors of each graph, wherever they are read, the system maps so much.
@@ -133,7 +135,7 @@ def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:
     wide = WIDE_ARRAYS_OF_STEM if stem else WIDE_ARRAYS_OF_DENSE
     per_token = 8 * model.dim + wide * model.d_ff
     per_token += 2 * (model.n_heads + 2 * model.n_kv_heads) * head_width(model)
-    attention = model.n_heads * usage.prompt_tokens
+    attention = ATTENTION_SHARE * model.n_heads * usage.prompt_tokens
     values = chunk * (per_token + attention) + 2 * model.vocab_size
     records = 2 * chunk * footprint.tables.record_nbytes if footprint.tables else 0
     return int(FLOAT * values + records)

@@ -102,6 +102,8 @@ def read_ids(path: Path, bundle: Bundle) -> list[int]:
 
 
 def _encode(text: str, bundle: Bundle) -> list[int]:
+    if not text:  # a tokenizer may begin even this with a token
+        return []
     from stem_edge.runtime.text import TextCodec
 
     return TextCodec(bundle.file(TOKENIZER)).encode(text)

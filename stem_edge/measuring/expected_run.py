@@ -1,18 +1,19 @@
-"""The prediction for one run that is about to be measured, from what is known before it."""
+"""What is expected of one run that is about to be measured, from what is known before it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from stem_edge.bundle import TOKEN_COUNTS, Bundle
 from stem_edge.footprint import footprint_of
-from stem_edge.measuring.devices import Device
 from stem_edge.measuring.fit import tokenizer_nbytes
 from stem_edge.measuring.hit_rates import simulate
 from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, predict
-from stem_edge.measuring.rates import measure_rates
+from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.workload import Workload
-from stem_edge.runtime.flash import PROFILES
+from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
@@ -24,46 +25,56 @@ from stem_edge.token_counts import Counts, read_counts
 CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
-def predict_run(
-    bundle: Bundle,
-    workload: Workload,
-    options: LoadOptions,
-    device: Device | None,
-    context: int,
-    threads: int,
-) -> Prediction:
-    """What is expected of it on this machine; it takes a second or two to time its kernels.
+@dataclass(frozen=True)
+class ExpectedRun:
+    """All that is known of a run before it, but for the speed of the machine."""
 
-    On a device's limits, too: they slow down neither cores nor memory. Raises MemoryPlanError.
-    """
-    footprint, config = footprint_of(bundle.manifest), bundle.manifest.model
+    bundle: Bundle
+    plan: MemoryPlan
+    usage: Usage
+    flash: FlashName | None
+    prepared: bool
+    prefill: bool
+    tokenizer_nbytes: int
+    room: int | None  # what process and mapped files may take together
+
+    def at(self, rates: Rates) -> Prediction:
+        """The prediction."""
+        return predict(
+            footprint_of(self.bundle.manifest),
+            self.plan,
+            self.usage,
+            rates,
+            PROFILES[self.flash] if self.flash else None,
+            prepared=self.prepared,
+            prefill=self.prefill,
+            tokenizer_nbytes=self.tokenizer_nbytes,
+            memory=self.room,
+        )
+
+
+def expect_run(
+    bundle: Bundle, workload: Workload, options: LoadOptions, context: int, room: int | None
+) -> ExpectedRun:
+    """What follows from sizes, options and what is in the cache folder. Raises MemoryPlanError."""
+    config = bundle.manifest.model
     record = find(bundle, options.get("cache_dir")) if options.get("prepare", True) else None
     wanted = options.get("prefill_graph")
     prefill = bundle.manifest.backbone.prefill and wanted is not False
     if prefill and wanted is None and record is not None:
         prefill = record[1].prefill is not False
     tokenizer = tokenizer_nbytes(bundle.path)
-    slots = config.vocab_size if options.get("resident") else options.get("slots")
     loading = Loading(
         context,
         IMPORTED_NBYTES + tokenizer,
         prepared=record is not None,
         prefill=prefill,
-        slots=slots,
+        slots=config.vocab_size if options.get("resident") else options.get("slots"),
     )
     plan = plan_memory(bundle, loading, options.get("memory"), available_memory())
+    usage = _usage(bundle, workload, plan, options)
     flash = options.get("emulate_flash")
-    return predict(
-        footprint,
-        plan,
-        _usage(bundle, workload, plan, options),
-        measure_rates(bundle.manifest.backbone, threads),
-        PROFILES[flash] if flash else None,
-        prepared=record is not None,
-        prefill=prefill,
-        tokenizer_nbytes=tokenizer,
-        memory=device.memory if device else None,
-    )
+    return ExpectedRun(bundle, plan, usage, flash, record is not None, prefill, tokenizer, room)
 
 
 def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOptions) -> Usage:
