@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,20 @@ from stem_edge.distributions import F64, log_softmax
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.measuring.documents import split
 from stem_edge.measuring.logit_source import CheckpointLogits
-from stem_edge.measuring.quality import evaluate
+from stem_edge.measuring.quality import Quality
 from stem_edge.measuring.scores import side_by_side, windows
 from stem_edge.reference import forward
 
 CHECKPOINT = DATA / "conformance" / "full" / "consolidated"
 TEXT = "The capital of France is Paris. The capital of Peru is Lima. To read news there, learn é.\n"
+
+
+def evaluate(bundle: Path, text: str, **options: Any) -> Quality:
+    """Of a text, not of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "text.txt"
+        file.write_bytes(text.encode())
+        return stem_edge.evaluate(bundle, file, **options)
 
 
 @pytest.fixture(scope="module")

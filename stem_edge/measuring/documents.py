@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from stem_edge.bundle import TOKENIZER, Bundle
 from stem_edge.errors import InputError
@@ -81,3 +82,15 @@ def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
         nbytes=sum(len(each.encode()) for each, _ in kept),
         characters=sum(len(each) for each, _ in kept),
     )
+
+
+def read_text(path: Path) -> str:
+    """A file as it is, line ends included. Raises InputError."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot read ({error.strerror}); give a file in UTF-8") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 (byte {error.start}: {error.reason}); convert it first"
+        ) from error

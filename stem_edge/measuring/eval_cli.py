@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.errors import InputError
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
 
 DESCRIPTION = """\
@@ -83,11 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    text = read_text(args.text)
     found = [
         evaluate(
             bundle,
-            text,
+            args.text,
             lines=args.lines,
             window=args.window,
             stride=args.stride,
@@ -101,20 +99,6 @@ def run(args: argparse.Namespace) -> int:
     ]
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
-
-
-def read_text(path: Path) -> str:
-    """A file as it is, line ends included. Raises InputError."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot read ({error.strerror}); give --text a file in UTF-8"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: not UTF-8 (byte {error.start}: {error.reason}); convert it first"
-        ) from error
 
 
 def report(found: Sequence[Quality]) -> str:

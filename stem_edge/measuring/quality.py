@@ -15,7 +15,7 @@ import numpy as np
 
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.documents import Documents, Task, make_task
+from stem_edge.measuring.documents import Documents, Task, make_task, read_text
 from stem_edge.measuring.logit_source import BundleLogits, open_reference
 from stem_edge.measuring.scores import Measured, Scores, measure
 from stem_edge.progress import Progress
@@ -88,7 +88,7 @@ class Quality:
 
 def evaluate(
     bundle: str | Path,
-    text: str,
+    text: str | Path,
     *,
     lines: bool = False,
     window: int | None = None,
@@ -102,6 +102,7 @@ def evaluate(
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
 
+    text: a file in UTF-8.
     lines: every line that is not blank is a document of its own, from an empty context and closed
         by the end-of-text token. Default: the text is one document. Documents begin with the
         begin-of-text token if the model was trained with it.
@@ -123,7 +124,7 @@ def evaluate(
         raise InputError(f"{bundle}: no prefill graph in it; measure without, or export with one")
     if worst < 0:
         raise InputError(f"worst is {worst}; expected 0 tokens or more")
-    task = make_task(opened, text, lines=lines, window=window, stride=stride)
+    task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     with ExitStack() as stack:
         expected = None
         if against is not None:
