@@ -39,3 +39,9 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def show_status(what: str) -> None:
+    """One line on stderr that the next one overwrites, if that is a terminal; "" removes it."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from stem_edge.errors import InputError
@@ -12,6 +11,7 @@ from stem_edge.measuring.bench import LOADS, ROUNDS, bench
 from stem_edge.measuring.bench_report import table
 from stem_edge.measuring.bench_subjects import AGAINST
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
+from stem_edge.progress import show_status
 from stem_edge.runtime.flash import FLASH_NAMES
 
 DESCRIPTION = """\
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         emulate_flash=args.emulate_flash,
         cold=args.cold,
         work=args.work,
-        notify=_notify,
+        notify=show_status,
     )
     found = json.dumps(report.to_dict(), indent=1)
     print(found if args.json else table(report), flush=True)
@@ -133,8 +133,3 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.output}: cannot write ({error.strerror}); give --output another file"
             ) from error
     return 0
-
-
-def _notify(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)

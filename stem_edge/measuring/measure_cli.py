@@ -11,6 +11,7 @@ from stem_edge.measuring.measure_report import explanation, table, to_csv, to_di
 from stem_edge.measuring.measurement import measure
 from stem_edge.measuring.sampler import TOTALS_SECONDS
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
+from stem_edge.progress import show_status
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 
 DESCRIPTION = """\
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         cold=args.cold,
         interval=args.interval,
+        notify=show_status,
         **loading_options(args),
     )
     if args.json:

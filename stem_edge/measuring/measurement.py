@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from stem_edge.measuring.gpu import device_nbytes
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
 from stem_edge.measuring.predict import Prediction
-from stem_edge.measuring.rates import between, measure_rates
+from stem_edge.measuring.rates import Rates, between, measure_rates
 from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.workers import (
     Answer,
@@ -121,6 +121,7 @@ def measure(
     device: str | None = None,
     cold: bool = False,
     interval: float = TOTALS_SECONDS,
+    notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadOptions],
 ) -> Measurement:
     """Load a bundle, process a prompt, decode: all in a process of its own, watched from here.
@@ -130,6 +131,7 @@ def measure(
     device: run inside the limits of a device (stem_edge.measuring.devices), as far as can be.
     cold: take the bundle's files out of the page cache first. Always, on a device.
     interval: seconds between two samples of the process's totals.
+    notify: gets what is going on, in words; an empty text at the end.
     options: of stem_edge.load.
 
     Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
@@ -139,83 +141,109 @@ def measure(
         raise InputError(f"interval is {interval}; expected more than 0 seconds")
     known = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
-    with Limits(known) as limits:
-        threads = options.get("threads") or limits.cpus or usable_cpus()
-        context = options.get("context_length") or workload.tokens
-        chosen = _on_device(opened, options, known, context)
-        prepared = 0.0
-        if chosen.get("prepare", True):
-            prepared = prepare_now(bundle, usable_cpus(), chosen.get("cache_dir"))
-        room = known.memory if known is not None else None
-        expected = expect_run(opened, workload, chosen, context, room)
-        before = measure_rates(opened.manifest.backbone, threads)
-        run = _Run(opened, chosen, cold or known is not None)
-        worker = run.open(limits, interval)
-        with worker:
-            run.all(worker, workload, context, threads)
+    context = options.get("context_length") or workload.tokens
+    chosen = _on_device(opened, options, known, context)
+    try:
+        with Limits(known) as limits:
+            threads = options.get("threads") or limits.cpus or usable_cpus()
+            run = _Run(opened, workload, chosen, context, threads, notify)
+            return run.measure(limits, interval, cold=cold or known is not None)
+    finally:
+        notify("")
+
+
+class _Run:
+    """A run of one worker through all phases."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        workload: Workload,
+        options: LoadOptions,
+        context: int,
+        threads: int,
+        notify: Callable[[str], None],
+    ) -> None:
+        self.bundle, self.workload, self.options = bundle, workload, options
+        self.context, self.threads, self.notify = context, threads, notify
+        self.phases: list[Phase] = []
+        self._mapped: tuple[Path, ...] = ()
+        self._tables = files_in(bundle.file(TABLES)) if bundle.manifest.tables else []
+        self._backbone = [file for file in files_in(bundle.path) if file not in self._tables]
+
+    def measure(self, limits: Limits, interval: float, *, cold: bool) -> Measurement:
+        """Prepare what is not measured, run, and put everything together."""
+        prepared = self._prepare()
+        room = limits.device.memory if limits.device is not None else None
+        expected = expect_run(self.bundle, self.workload, self.options, self.context, room)
+        before = self._rates()
+        with self._open(limits, interval, cold=cold) as worker:
+            prompt, decoded = self._phases(worker)
             sampler = worker.sampler
-        after = measure_rates(opened.manifest.backbone, threads)
+        rates = between(before, self._rates())
+        decode_counters = {
+            name: value - prompt.counters.get(name, 0) for name, value in decoded.counters.items()
+        }
+        chunk = int(decoded.counters["chunk_tokens"])
         return Measurement(
-            bundle=str(bundle),
+            bundle=str(self.bundle.path),
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-            threads=threads,
-            context_length=context,
-            options=chosen,
-            workload=workload,
-            device=known,
+            threads=self.threads,
+            context_length=self.context,
+            options=self.options,
+            workload=self.workload,
+            device=limits.device,
             limits=limits.limits,
-            phases=run.phases,
+            phases=self.phases,
             samples=sampler.samples,
             definitions=sampler.reader.definitions,
             interval=interval,
             prepared_seconds=prepared,
-            steps=run.steps,
-            counters=run.counters,
-            decode_counters=run.decode_counters,
-            hit_curve=hit_curve(opened, workload, chosen, int(run.counters["chunk_tokens"])),
-            prediction=expected.at(between(before, after)),
+            steps=decoded.steps,
+            counters=decoded.counters,
+            decode_counters=decode_counters,
+            hit_curve=hit_curve(self.bundle, self.workload, self.options, chunk),
+            prediction=expected.at(rates),
         )
 
+    def _prepare(self) -> float:
+        """Prepare the backbone if load would; seconds that took."""
+        if not self.options.get("prepare", True):
+            return 0.0
+        self.notify("preparing")
+        cache_dir = self.options.get("cache_dir")
+        seconds = prepare_now(self.bundle.path, usable_cpus(), cache_dir)
+        self._mapped = prepared_folders(self.bundle.path, cache_dir)
+        self._backbone += [file for folder in self._mapped for file in files_in(folder)]
+        return seconds
 
-class _Run:
-    """The phases of one worker."""
+    def _rates(self) -> Rates:
+        self.notify("timing this machine's kernels")
+        return measure_rates(self.bundle.manifest.backbone, self.threads)
 
-    def __init__(self, bundle: Bundle, options: LoadOptions, cold: bool) -> None:
-        self.bundle, self.options, self.cold = bundle, options, cold
-        self.phases: list[Phase] = []
-        self.steps: list[float] = []
-        self.counters: dict[str, float] = {}
-        self.decode_counters: dict[str, float] = {}
-        self._mapped = prepared_folders(bundle.path, options.get("cache_dir"))
-        if not options.get("prepare", True):
-            self._mapped = ()
-        self._tables = files_in(bundle.file(TABLES)) if bundle.manifest.tables else []
-        own = [file for file in files_in(bundle.path) if file not in self._tables]
-        self._backbone = [*own, *(file for folder in self._mapped for file in files_in(folder))]
-
-    def open(self, limits: Limits, interval: float) -> WorkerProcess:
+    def _open(self, limits: Limits, interval: float, *, cold: bool) -> WorkerProcess:
         """A worker inside the limits, files cold if they are to be."""
-        if self.cold and not drop_pages([*self._tables, *self._backbone]):
+        if cold and not drop_pages([*self._tables, *self._backbone]):
             raise InputError("this system cannot take files out of the page cache; leave out cold")
         skipped = ("threads", "context_length")
         chosen: dict[str, Any] = {k: v for k, v in self.options.items() if k not in skipped}
         subject = Subject("bundle", "stem-edge", str(self.bundle.path.resolve()), chosen)
         return WorkerProcess(subject, self._mapped, interval, limits.confine)
 
-    def all(self, worker: WorkerProcess, workload: Workload, context: int, threads: int) -> None:
-        """Every phase, in order."""
+    def _phases(self, worker: WorkerProcess) -> tuple[Answer, Answer]:
+        """All phases in order; what the worker says of prefill and decode."""
+        self.notify("loading")
         self._add("start", worker, worker.start(), 0)
-        imported, loaded = worker.load(context, threads)
+        imported, loaded = worker.load(self.context, self.threads)
         self._add("import", worker, imported, 0)
         self._add("load", worker, loaded, 0)
-        before = worker.prefill(workload.prompt)
-        self._add("prefill", worker, before, len(workload.prompt))
-        after = worker.decode(workload.following)
-        self._add("decode", worker, after, len(workload.following))
-        self.steps, self.counters = after.steps, after.counters
-        self.decode_counters = {
-            name: value - before.counters.get(name, 0) for name, value in after.counters.items()
-        }
+        self.notify(f"prefill of {len(self.workload.prompt)} tokens")
+        prompt = worker.prefill(self.workload.prompt)
+        self._add("prefill", worker, prompt, len(self.workload.prompt))
+        self.notify(f"decoding {len(self.workload.following)} tokens")
+        decoded = worker.decode(self.workload.following)
+        self._add("decode", worker, decoded, len(self.workload.following))
+        return prompt, decoded
 
     def _add(self, name: str, worker: WorkerProcess, answer: Answer, tokens: int) -> None:
         self.phases.append(
