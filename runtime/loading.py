@@ -92,9 +92,8 @@ def load(
     threads = _threads(threads)
     context = _context(bundle, context_length)
     flash = open_flash(emulate_flash)
-    on_cpu = not providers or list(providers) == [CPU]
     prepared = None
-    if prepare and on_cpu:
+    if prepare and on_cpu(providers):
         prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
     text = TextCodec(bundle.file(TOKENIZER))
     loading = Loading(
@@ -132,6 +131,11 @@ def load(
     except BaseException:
         rows.close()
         raise
+
+
+def on_cpu(providers: Sequence[str] | None) -> bool:
+    """Whether the backbone runs on the CPU alone, for which it can be prepared."""
+    return not providers or list(providers) == [CPU]
 
 
 def memory_plan(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -71,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     known, rest = _parse_name(arguments)
     warnings.showwarning = _show_warning
+    _prepare_process()
     try:
         command = _import(known)
         parser = argparse.ArgumentParser(
@@ -80,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         command.add_arguments(parser)
         status = command.run(parser.parse_args(rest))
-        sys.stdout.flush()  # here, where a reader that has left is not a traceback
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a reader that has left is not a traceback
         return status
     except StemEdgeError as error:
         print(f"stem-edge: {' '.join(str(error).split())}", file=sys.stderr)
@@ -88,11 +93,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stem-edge: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has left. Python would complain once more while it shuts down.
+    except BrokenPipeError:  # whoever read our output has left
+        return _without_output()
+    except OSError as error:  # of a full disk under our output, for example
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"stem-edge: {where}{error.strerror or error}", file=sys.stderr)
+        return _without_output()
+    except ImportError as error:
+        if not _was_interrupted(error):
+            raise
+        print("stem-edge: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _without_output() -> int:
+    """An end at which Python does not complain once more that it cannot write."""
+    if sys.stdout is not None:
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        return EXIT_ERROR
+    return EXIT_ERROR
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Native modules that are interrupted while they are imported say that they cannot be."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _prepare_process() -> None:
+    """Output that any terminal takes, and an end that cleans up when the system asks for one."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, _end)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -64,7 +64,7 @@ class Footprint:
     def kv_nbytes(self, tokens: int) -> int:
         """Keys and values of so many tokens, in float32."""
         model = self.model
-        return 2 * model.n_layers * model.n_kv_heads * model.head_dim * FLOAT * tokens
+        return 2 * model.n_layers * model.n_kv_heads * head_width(model) * FLOAT * tokens
 
 
 def footprint_of(manifest: Manifest) -> Footprint:

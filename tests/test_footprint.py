@@ -53,4 +53,5 @@ def test_a_dense_model_and_one_without_a_prefill_graph(manifest: Manifest) -> No
     assert found.backbone_nbytes >= 4 * config.backbone_parameters
     if config.head_dim % 16 == 0:
         assert found.backbone_nbytes == 4 * config.backbone_parameters
-    assert found.kv_nbytes(10) == 2 * config.n_layers * config.n_kv_heads * config.head_dim * 4 * 10
+    width = -(-config.head_dim // 16) * 16
+    assert found.kv_nbytes(10) == 2 * config.n_layers * config.n_kv_heads * width * 4 * 10

@@ -97,12 +97,14 @@ def test_version_2_makes_a_neighbour_where_memory_is_handed_down(
 def test_several_processes_have_a_group_each(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: None, raising=False)
     use_group(monkeypatch, (groups, 1))
-    (groups / "stem-edge-0-0").mkdir()  # of somebody else
+    others = f"stem-edge-{os.getppid()}-0"
+    (groups / others).mkdir()
+    (groups / "stem-edge-999999999-0").mkdir()  # of a run that was killed
     with Limits(DEVICE) as found:
         for pid in (1001, 1002):
             found.confine(pid)
         assert len(list(groups.iterdir())) == 3
-    assert [path.name for path in groups.iterdir()] == ["stem-edge-0-0"]
+    assert [path.name for path in groups.iterdir()] == [others]
 
 
 @pytest.mark.parametrize("last", ["memory.limit_in_bytes", "cgroup.procs"])
@@ -166,7 +168,7 @@ def test_no_group_that_enforces(
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process")
 def test_cpus_are_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_group(monkeypatch, None)
-    found = Limits(DEVICE)
+    found = Limits(DEVICE, "ufs2")
     found.confine(child)
     assert os.sched_getaffinity(child) == {min(os.sched_getaffinity(0))}
     assert [(limit.what, limit.how) for limit in found.limits] == [

@@ -106,6 +106,7 @@ def _add_loading(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    _check_output(args.output)
     report = bench(
         args.bundle,
         args.text,
@@ -133,3 +134,9 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.output}: cannot write ({error.strerror}); give --output another file"
             ) from error
     return 0
+
+
+def _check_output(path: Path | None) -> None:
+    """Before minutes are spent. Raises InputError."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"{path.parent}: no such folder; make it first")

@@ -14,7 +14,7 @@ from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, pred
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.workload import Workload
 from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.loading import LoadOptions, on_cpu
 from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
 from stem_edge.runtime.prepared import find
@@ -58,7 +58,8 @@ def expect_run(
 ) -> ExpectedRun:
     """What follows from sizes, options and what is in the cache folder. Raises MemoryPlanError."""
     config = bundle.manifest.model
-    record = find(bundle, options.get("cache_dir")) if options.get("prepare", True) else None
+    prepare = options.get("prepare", True) and on_cpu(options.get("providers"))
+    record = find(bundle, options.get("cache_dir")) if prepare else None
     wanted = options.get("prefill_graph")
     prefill = bundle.manifest.backbone.prefill and wanted is not False
     if prefill and wanted is None and record is not None:

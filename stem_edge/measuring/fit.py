@@ -18,16 +18,15 @@ from stem_edge.footprint import Footprint, expected_footprint, footprint_of
 from stem_edge.measuring.devices import find_device
 from stem_edge.measuring.hit_rates import from_counts, simulate, zipf_counts
 from stem_edge.measuring.models import is_bundle, open_checkpoint
-from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, predict
+from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, Usage, predict
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
 from stem_edge.measuring.workload import read_ids
 from stem_edge.rows import RowType, make_layout
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import DEFAULT_CONTEXT
-from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
+from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
 from stem_edge.runtime.prepared import LEAST_NBYTES, find
-from stem_edge.runtime.text import TextCodec
 from stem_edge.token_counts import Counts, read_counts
 from stem_edge.units import format_size, parse_size
 
@@ -41,6 +40,9 @@ CHOICES: tuple[tuple[str, str, int], ...] = (
 # Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
 WANTED_SLOTS = 1024
+LEAST_BANDWIDTH = 10**8  # less is a slip of the keyboard
+# A tokenizer in memory over its tokenizer.json, of vocabularies from 2,000 to 128,000 tokens.
+MEMORY_OVER_TOKENIZER = 12
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Tokens:
     ids: np.ndarray | None
     counts: Counts
     source: str
+    warm: Counts | None = None  # what load fills the row cache with
 
 
 def fit(
@@ -129,7 +132,8 @@ def _of_bundle(path: Path) -> list[Footprint]:
 
 def _of_checkpoint(path: Path) -> list[Footprint]:
     config = open_checkpoint(path).config
-    return [_candidate(config, *choice) for choice in CHOICES]
+    choices = CHOICES if config.stem_layers else CHOICES[:-1]  # the last differs in its tables
+    return [_candidate(config, *choice) for choice in choices]
 
 
 def _candidate(config: ModelConfig, weights: str, rows: str, block_size: int) -> Footprint:
@@ -157,11 +161,15 @@ def _target(
     threads: int | None,
 ) -> Target:
     known = find_device(device) if device is not None else None
+    if threads is not None and threads < 1:
+        raise InputError(f"threads is {threads}; expected at least 1")
     if flash is not None and flash not in PROFILES:
         raise InputError(f"flash is {flash!r}; expected one of {', '.join(PROFILES)}")
     most = footprint.model.max_context
     if context_length is not None and not 1 <= context_length <= most:
         raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
+    if bandwidth is not None and parse_size(bandwidth) < LEAST_BANDWIDTH:
+        raise InputError(f"bandwidth is {bandwidth} bytes a second; write for example 17GB")
     if bandwidth is not None:
         rates = derived_rates(parse_size(bandwidth), "as given")
     elif known is not None:
@@ -180,35 +188,32 @@ def _target(
 def _tokens(root: Path, config: ModelConfig, text: str | Path | None) -> Tokens:
     """The best that is known: a text, the counts in a bundle, else an assumption."""
     bundle = open_bundle(root) if is_bundle(root) else None
+    warm = None
+    if bundle is not None and TOKEN_COUNTS in bundle.manifest.files:
+        warm = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
     if text is not None:
         if bundle is None:
             raise InputError("a text needs a bundle's tokenizer; export the checkpoint first")
         ids = np.asarray(read_ids(Path(text), bundle), np.int64)
         counts = np.bincount(ids, minlength=config.vocab_size).astype(np.uint32)
-        return Tokens(ids, counts, f"the row cache simulated on {text}")
-    if bundle is not None and TOKEN_COUNTS in bundle.manifest.files:
-        known = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
-        if known is not None:
-            return Tokens(None, known, "the bundle's token counts")
+        return Tokens(ids, counts, f"the row cache simulated on {text}", warm)
+    if warm is not None:
+        return Tokens(None, warm, "the bundle's token counts")
     return Tokens(None, zipf_counts(config.vocab_size), "assumed: token frequencies by Zipf's law")
 
 
 def tokenizer_nbytes(root: Path) -> int:
-    """What a bundle's tokenizer takes in memory, by loading it."""
+    """What a bundle's tokenizer will take in memory; of a checkpoint nobody knows."""
     if not is_bundle(root):
         return 0
-    before = own_memory()
-    codec = TextCodec(root / TOKENIZER)
-    taken = own_memory() - before
-    del codec
-    return max(0, taken)
+    return int(MEMORY_OVER_TOKENIZER * (root / TOKENIZER).stat().st_size)
 
 
 def will_be_prepared(
     footprint: Footprint, bundle: Bundle | None, cache_dir: str | Path | None
 ) -> bool:
     """Whether load will find or make a prepared backbone."""
-    large = footprint.step_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
+    large = footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
     return large or (bundle is not None and find(bundle, cache_dir) is not None)
 
 
@@ -222,7 +227,7 @@ def _fit(
     for context in contexts:
         loading = Loading(
             context,
-            IMPORTED_NBYTES + tokenizer,
+            GENERATING_NBYTES + tokenizer,
             prepared=prepared,
             prefill=footprint.prefill_nbytes > 0,
         )
@@ -253,7 +258,7 @@ def _described(
     plan_slots = min(plan.slots, config.vocab_size)
     hits = 1.0
     if tables is not None and tokens.ids is not None:
-        hits, _ = simulate(tokens.ids, config.vocab_size, plan_slots, chunk=plan.chunk_tokens)
+        hits, _ = simulate(tokens.ids, config.vocab_size, plan_slots, tokens.warm)
     elif tables is not None:
         hits = from_counts(tokens.counts, plan_slots)
     context = plan.context_length

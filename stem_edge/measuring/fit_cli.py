@@ -127,7 +127,7 @@ def _figures(one: Fit) -> list[str]:
         ),
         ("    KV cache", f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens"),
         ("    row cache", f"{format_size(found.row_cache)}, {plan.slots:,} slots"),
-        ("  weights, mapped", f"{format_size(mapped)}, read by every token"),
+        ("  weights, mapped", f"{format_size(mapped)}, if they are to be read fast"),
         ("a decoded token reads", f"{format_size(found.weights_per_token)} of weights"),
         ("  of the KV cache", f"{format_size(found.kv_per_token)}, the context half full"),
         ("  from flash", f"{format_size(found.rows_per_token)} on average"),
@@ -136,6 +136,8 @@ def _figures(one: Fit) -> list[str]:
         ("  waiting for flash", f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"),
         ("  speed of memory", one.rates_source),
     ]
+    if not one.prepared:
+        rows = [row for row in rows if row[0] != "  weights, mapped"]
     if not one.tables:
         of_rows = ("    row cache", "  from flash", "row cache hit rate", "  waiting for flash")
         rows = [row for row in rows if row[0] not in of_rows]

@@ -19,6 +19,7 @@ from stem_edge.runtime.machine import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 
 How = Literal["real", "emulated", "not applied"]
+PREFIX = "stem-edge-"
 REMOVE_TRIES = 50  # a cgroup is busy for a moment after its last process has ended
 
 
@@ -34,8 +35,9 @@ class Limit:
 class Limits:
     """A context manager around a process that `confine` is called with, before it works."""
 
-    def __init__(self, device: Device | None) -> None:
-        self.device = device
+    def __init__(self, device: Device | None, flash: str | None = None) -> None:
+        """`flash`: what reads are delayed as; None: nothing is read, or not delayed."""
+        self.device, self.flash = device, flash
         self.limits: list[Limit] = []
         self._made: list[Path] = []
 
@@ -50,9 +52,7 @@ class Limits:
             self.limits = [
                 self._limit_memory(pid, self.device),
                 self._limit_cpus(pid, self.device),
-                Limit(
-                    "flash", "emulated", f"reads delayed as {self.device.flash} would delay them"
-                ),
+                self._limit_flash(),
                 Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
             ]
 
@@ -61,8 +61,10 @@ class Limits:
         found = memory_cgroup()
         parent = None if found is None else _parent(*found)
         if found is None or parent is None:
-            return Limit("memory", "emulated", f"planned for {size}, no cgroup enforces it here")
-        folder, version = parent / f"stem-edge-{os.getpid()}-{pid}", found[1]
+            return Limit("memory", "emulated", f"{size}, but no cgroup enforces it here")
+        folder, version = parent / f"{PREFIX}{os.getpid()}-{pid}", found[1]
+        _sweep(parent)
+        self._made.append(folder)  # first, so that an interrupt leaves nothing behind
         try:
             folder.mkdir(exist_ok=True)  # one of a process that was killed and had the same number
             if version == 1:
@@ -76,11 +78,15 @@ class Limits:
             _write(folder / "cgroup.procs", pid)
         except OSError as error:
             _remove(folder)
-            why = f"planned for {size}, not enforced: no cgroup in {parent} ({error.strerror})"
+            why = f"{size}, not enforced: no cgroup in {parent} ({error.strerror})"
             return Limit("memory", "emulated", why)
-        self._made.append(folder)
         words = f"{size} for the process and the files it reads, by a cgroup of version {version}"
         return Limit("memory", "real", words)
+
+    def _limit_flash(self) -> Limit:
+        if self.flash is None:
+            return Limit("flash", "not applied", "this run reads no rows from flash")
+        return Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
 
     def _limit_cpus(self, pid: int, device: Device) -> Limit:
         count, wanted = self.cpus or 1, device.cpus
@@ -99,6 +105,17 @@ class Limits:
     def __exit__(self, *_: object) -> None:
         while self._made:
             _remove(self._made.pop())
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what runs that were killed have left."""
+    import psutil
+
+    for folder in parent.glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _remove(folder: Path) -> None:

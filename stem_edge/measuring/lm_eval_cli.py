@@ -7,6 +7,7 @@ import sys
 
 from lm_eval.__main__ import cli_evaluate
 
+from stem_edge.errors import InputError
 from stem_edge.measuring import lm_eval  # noqa: F401  enters the model into the harness' list
 
 DESCRIPTION = """\
@@ -49,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     sys.argv = ["stem-edge lm-eval", args.command, *model, *args.arguments]
     try:
         cli_evaluate()
+    except ValueError as error:  # with which it refuses tasks that there are not
+        if "not found" not in str(error):
+            raise
+        raise InputError(f"{error}; list them with: stem-edge lm-eval ls tasks") from error
     finally:
         sys.argv = before
     return 0

@@ -76,9 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     form = group.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="all figures and samples as JSON")
-    form.add_argument("--csv", action="store_true", help="a line for each phase")
-    group.add_argument("--explain", action="store_true", help="say what every word means")
+    form.add_argument("--json", action="store_true", help="figures, samples, definitions as JSON")
+    form.add_argument(
+        "--csv", action="store_true", help="a line for each phase, in bytes and seconds"
+    )
+    form.add_argument("--explain", action="store_true", help="say what every word means")
     group.add_argument(
         "--plot",
         type=Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,11 @@ from stem_edge.measuring.workers import (
     prepared_folders,
 )
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.loading import LoadOptions, on_cpu
 from stem_edge.runtime.machine import usable_cpus
+
+LONGEST_INTERVAL = 10.0
+MOST_LEFT = 0.05  # of the files in the page cache, in a run that is called cold
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Measurement:
     interval: float  # between two samples of the totals
     prepared_seconds: float  # spent before on preparing the backbone; 0 if that was done already
     steps: list[float]  # seconds of each decode step
+    warm_slots: int  # of the row cache, filled while loading
     counters: dict[str, float]  # of the engine, at the end
     decode_counters: dict[str, float]  # of the decode steps alone
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
@@ -137,14 +142,17 @@ def measure(
     Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
     """
     opened = open_bundle(bundle)
-    if interval <= 0:
-        raise InputError(f"interval is {interval}; expected more than 0 seconds")
+    if not 0 < interval <= LONGEST_INTERVAL:
+        raise InputError(f"interval is {interval}; expected up to {LONGEST_INTERVAL:g} seconds")
+    if (options.get("threads") or 1) < 1 or options.get("threads") == 0:
+        raise InputError(f"threads is {options.get('threads')}; expected at least 1")
     known = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
     context = options.get("context_length") or workload.tokens
     chosen = _on_device(opened, options, known, context)
     try:
-        with Limits(known) as limits:
+        reads = opened.manifest.tables is not None and not options.get("resident")
+        with Limits(known, chosen.get("emulate_flash") if reads else None) as limits:
             threads = options.get("threads") or limits.cpus or usable_cpus()
             run = _Run(opened, workload, chosen, context, threads, notify)
             return run.measure(limits, interval, cold=cold or known is not None)
@@ -168,8 +176,9 @@ class _Run:
         self.context, self.threads, self.notify = context, threads, notify
         self.phases: list[Phase] = []
         self._mapped: tuple[Path, ...] = ()
+        self._warm_slots = 0
         self._tables = files_in(bundle.file(TABLES)) if bundle.manifest.tables else []
-        self._backbone = [file for file in files_in(bundle.path) if file not in self._tables]
+        self._backbone = [bundle.file(name) for name in bundle.manifest.files if ".onnx" in name]
 
     def measure(self, limits: Limits, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
@@ -200,6 +209,7 @@ class _Run:
             interval=interval,
             prepared_seconds=prepared,
             steps=decoded.steps,
+            warm_slots=self._warm_slots,
             counters=decoded.counters,
             decode_counters=decode_counters,
             hit_curve=hit_curve(self.bundle, self.workload, self.options, chunk),
@@ -208,7 +218,7 @@ class _Run:
 
     def _prepare(self) -> float:
         """Prepare the backbone if load would; seconds that took."""
-        if not self.options.get("prepare", True):
+        if not self.options.get("prepare", True) or not on_cpu(self.options.get("providers")):
             return 0.0
         self.notify("preparing")
         cache_dir = self.options.get("cache_dir")
@@ -223,12 +233,27 @@ class _Run:
 
     def _open(self, limits: Limits, interval: float, *, cold: bool) -> WorkerProcess:
         """A worker inside the limits, files cold if they are to be."""
-        if cold and not drop_pages([*self._tables, *self._backbone]):
-            raise InputError("this system cannot take files out of the page cache; leave out cold")
+        if cold:
+            self._drop_pages()
         skipped = ("threads", "context_length")
         chosen: dict[str, Any] = {k: v for k, v in self.options.items() if k not in skipped}
         subject = Subject("bundle", "stem-edge", str(self.bundle.path.resolve()), chosen)
         return WorkerProcess(subject, self._mapped, interval, limits.confine)
+
+    def _drop_pages(self) -> None:
+        files = [*self._tables, *self._backbone]
+        if not drop_pages(files):
+            raise InputError(
+                "this system cannot take files out of the page cache, as --cold and --device need"
+            )
+        left, whole = cached_nbytes(files), sum(file.stat().st_size for file in files)
+        if left is not None and left > MOST_LEFT * whole:
+            warnings.warn(
+                f"{left / whole:.0%} of the bundle stay in the page cache, so this run is not cold: "
+                "another process uses them, or their file system lies in memory",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _phases(self, worker: WorkerProcess) -> tuple[Answer, Answer]:
         """All phases in order; what the worker says of prefill and decode."""
@@ -237,6 +262,7 @@ class _Run:
         imported, loaded = worker.load(self.context, self.threads)
         self._add("import", worker, imported, 0)
         self._add("load", worker, loaded, 0)
+        self._warm_slots = int(loaded.counters.get("filled_slots", 0))
         self.notify(f"prefill of {len(self.workload.prompt)} tokens")
         prompt = worker.prefill(self.workload.prompt)
         self._add("prefill", worker, prompt, len(self.workload.prompt))

@@ -19,7 +19,6 @@ WIDTH, HEIGHT, LETTERS = 7.0, 4.6, 8
 # Told apart without colours, too, and by the colour-blind (Okabe and Ito).
 COLOURS = {
     "anonymous": "#D55E00",
-    "swap": "#000000",
     "shared": "#CC79A7",
     "libraries": "#999999",
     "other_files": "#CCCCCC",
@@ -27,6 +26,8 @@ COLOURS = {
     "backbone": "#56B4E9",
 }
 MB = 1e6
+# Shares of the whole time from which on a phase has room for its name, upright and as it is.
+NARROWEST, WIDE_ENOUGH = 0.02, 0.09
 
 
 def check_plot(path: Path) -> None:
@@ -93,18 +94,23 @@ def _memory(axes: Axes, found: Measurement) -> None:
         edgecolor="white",
     )
     axes.axhline(found.peak / MB, color=COLOURS["anonymous"], linewidth=0.8, linestyle="--")
-    top = 1.22 * max(map(sum, zip(*values, strict=True)))
+    top = 1.35 * max(map(sum, zip(*values, strict=True)))
     axes.set(xlabel="time, seconds", ylabel="resident memory, MB", ylim=(0, top))
     axes.set_xlim(0, max(seconds))
     _mark_phases(axes, found, top)
     axes.set_title(
-        f"dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB",
+        f"{_subject(found)}; dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB",
         loc="left",
         fontsize=LETTERS,
     )
     axes.legend(
         fontsize=LETTERS, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, reverse=True
     )
+
+
+def _subject(found: Measurement) -> str:
+    device = f" on {found.device.name}" if found.device else ""
+    return f"{Path(found.bundle).resolve().name}{device}"
 
 
 def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
@@ -115,9 +121,18 @@ def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
         end = max(times)
         begin = end - phase.seconds
         axes.axvline(end, color="black", linewidth=0.4)
-        if phase.seconds > 0.08 * whole:
-            middle = (max(0.0, begin) + end) / 2
-            axes.text(middle, 0.97 * top, phase.name, ha="center", va="top", fontsize=LETTERS)
+        share, middle = phase.seconds / whole, (max(0.0, begin) + end) / 2
+        if share > NARROWEST:
+            turned = 0 if share > WIDE_ENOUGH else 90
+            axes.text(
+                middle,
+                0.97 * top,
+                phase.name,
+                ha="center",
+                va="top",
+                fontsize=LETTERS,
+                rotation=turned,
+            )
 
 
 def _hit_rate(axes: Axes, found: Measurement) -> None:
@@ -153,4 +168,4 @@ def _token(axes: Axes, found: Measurement) -> None:
     for at, name in enumerate(names):
         words = format_size(parts[name])
         axes.text(1.5 * values[at], at, words, va="center", fontsize=LETTERS)
-    axes.set(xlabel="bytes that a decoded token reads")
+    axes.set(xlabel="bytes that a decoded token reads (logarithmic)")

@@ -178,12 +178,15 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = Worker()
-    for line in sys.stdin:
-        try:
-            answer = worker.answer(json.loads(line))
-        except Exception as error:  # whatever it is, the other end must hear of it
-            answer = {"error": str(error), "type": type(error).__name__}
-        print(json.dumps(answer), file=out, flush=True)
+    try:
+        for line in sys.stdin:
+            try:
+                answer = worker.answer(json.loads(line))
+            except Exception as error:  # whatever it is, the other end must hear of it
+                answer = {"error": str(error), "type": type(error).__name__}
+            print(json.dumps(answer), file=out, flush=True)
+    except BrokenPipeError:  # the other end was killed
+        os._exit(1)
     os._exit(0)  # an engine that is measured keeps nothing, least of all counts of its text
 
 
