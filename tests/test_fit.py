@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from conftest import DEMO
 import stem_edge
 from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.measuring import fit_cli
 from stem_edge.measuring.devices import DEVICES, find_device
 from stem_edge.measuring.fit import CHOICES, fit_on_device
 from stem_edge.units import parse_size
@@ -36,6 +39,18 @@ def least_memory() -> int:
     match = re.search(r"at least ([\d.]+ MB) must", str(caught.value))
     assert match
     return parse_size(match[1]) + 100_000
+
+
+def test_the_command_that_it_prints_runs_with_the_least_memory() -> None:
+    found = stem_edge.fit(DEMO, least_memory(), bandwidth="10GB", context_length=64)
+    command = fit_cli.table(found, str(DEMO), bundle=True).splitlines()[-1].split()
+    done = subprocess.run(
+        [sys.executable, "-m", "stem_edge", *command[1:], "-p", "The", "-n", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_more_memory_gives_more_slots_and_hits() -> None:
