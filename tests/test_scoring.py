@@ -19,8 +19,9 @@ from stem_edge.runtime.cache import I64
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.scoring import Pair, Score, Scorer
 
-# Of a sum of log probabilities, per token. Where it was measured 1e-5 would do; kernels of other processors may round lone tokens in another way,
-# and int8 activations make steps of that. A wrong position or prefix is off by far more.
+# Of a sum of log probabilities, per token. Where it was measured 1e-5 would do; kernels of other
+# processors may round lone tokens in another way, and int8 activations make steps of that. A wrong
+# position or prefix is off by far more.
 TOLERANCE = 0.05
 
 
