@@ -144,8 +144,9 @@ def measure(
     opened = open_bundle(bundle)
     if not 0 < interval <= LONGEST_INTERVAL:
         raise InputError(f"interval is {interval}; expected up to {LONGEST_INTERVAL:g} seconds")
-    if (options.get("threads") or 1) < 1 or options.get("threads") == 0:
-        raise InputError(f"threads is {options.get('threads')}; expected at least 1")
+    threads = options.get("threads")
+    if threads is not None and threads < 1:
+        raise InputError(f"threads is {threads}; expected at least 1")
     known = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
     context = options.get("context_length") or workload.tokens
@@ -153,8 +154,9 @@ def measure(
     try:
         reads = opened.manifest.tables is not None and not options.get("resident")
         with Limits(known, chosen.get("emulate_flash") if reads else None) as limits:
-            threads = options.get("threads") or limits.cpus or usable_cpus()
-            run = _Run(opened, workload, chosen, context, threads, notify)
+            run = _Run(
+                opened, workload, chosen, context, threads or limits.cpus or usable_cpus(), notify
+            )
             return run.measure(limits, interval, cold=cold or known is not None)
     finally:
         notify("")
