@@ -20,6 +20,7 @@ The quick brown fox jumps over the lazy dog. In 1969, Ada Lovelace's notes were 
 old: "for n in range(10): print(n * n)" would have made sense to her, I think. Wouldn't it?"""
 PROBE_TOKENS = 48
 READ_CHARS = 1 << 20
+SEQUENCE_TOKENS = 512  # as long as a typical use, short enough that a layer's attention is small
 
 
 def read_token_ids(
@@ -69,6 +70,14 @@ def probe_ids(
     return ids
 
 
+def sequences(text_ids: npt.NDArray[np.int64], tokens: int, max_context: int) -> list[list[int]]:
+    """About so many tokens of a text in sequences from all over it, none overlapping; or all."""
+    length = min(SEQUENCE_TOKENS, max_context, tokens, len(text_ids))
+    count = min(-(-tokens // length), len(text_ids) // length)
+    starts = np.linspace(0, len(text_ids) - length, count).astype(int)
+    return [text_ids[start : start + length].tolist() for start in starts]
+
+
 def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str, F32]]:
     """The checkpoint's own logits [T, V], and of each group of matrices the greatest magnitude of
     every input channel [K] (names as stem_edge.reference.Observer has them)."""
@@ -78,6 +87,6 @@ def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str
         peaks[name] = np.abs(x).max(axis=0)
 
     logits = forward(
-        checkpoint.config, checkpoint.backbone, checkpoint.tables, token_ids, observe=see
+        checkpoint.config, checkpoint.backbone, checkpoint.rows, token_ids, observe=see
     )
     return logits, peaks

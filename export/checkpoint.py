@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.quantize import F32
-from stem_edge.reference import Matrix
+from stem_edge.reference import IndexedMatrix, Matrix
 
 
 class SourceMatrix(Matrix, Protocol):
@@ -27,7 +28,7 @@ class TokenizerSource:
 
     kind: str
     path: Path | None
-    add_bos: bool
+    add_bos: bool | None  # None: as its file says
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Checkpoint:
     """A checkpoint by canonical names, its tensors not read yet.
 
     backbone has the names and shapes of ModelConfig.backbone_shapes(); tables maps each STEM layer
-    to its [vocab_size, d_ff] table.
+    to its [records, row width] table (ModelConfig.records, row_parts).
     """
 
     path: Path
@@ -44,6 +45,16 @@ class Checkpoint:
     tables: Mapping[int, SourceMatrix]
     tokenizer: TokenizerSource
     notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    index: npt.NDArray[np.int32] | None = None  # token -> record [V], where tokens share records
+    # The trainer's name of a module -> this project's name of its matrix; LoRA adapters use the first.
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Mapping[int, Matrix]:
+        """STEM layer -> a row a token [vocab_size, row width], as stem_edge.reference takes them."""
+        if self.index is None:
+            return self.tables
+        return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}
 
     @property
     def nbytes(self) -> int:
@@ -56,9 +67,8 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, if every tensor is there with the shape that its config asks for."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
-    expected |= {
-        f"table of layer {l}": (config.vocab_size, config.d_ff) for l in config.stem_layers
-    }
+    table = (config.records, config.record_values // max(1, len(config.stem_layers)))
+    expected |= {f"table of layer {l}": table for l in config.stem_layers}
     found = {name: matrix.shape for name, matrix in checkpoint.backbone.items()}
     found |= {f"table of layer {l}": table.shape for l, table in checkpoint.tables.items()}
     wrong = [
@@ -70,10 +80,29 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise CheckpointError(
-            f"{checkpoint.path}: tensors and params.json disagree: {'; '.join(wrong[:3])}{more}; "
+            f"{checkpoint.path}: tensors and configuration disagree: {'; '.join(wrong[:3])}{more}; "
             "check that all files are of the same run and step"
         )
+    _check_index(checkpoint)
     return checkpoint
+
+
+def _check_index(checkpoint: Checkpoint) -> None:
+    config, index = checkpoint.config, checkpoint.index
+    shared = config.records != config.vocab_size or config.stem_ffn == "hash-moe"
+    if (index is not None) != shared:
+        raise CheckpointError(
+            f"{checkpoint.path}: {'no' if index is None else 'a'} map from tokens to experts in a "
+            f"{config.stem_ffn} model"
+        )
+    if index is None:
+        return
+    if index.shape != (config.vocab_size,) or index.min() < 0 or index.max() >= config.records:
+        raise CheckpointError(
+            f"{checkpoint.path}: the map from tokens to experts is {list(index.shape)} with values "
+            f"{index.min()} to {index.max()}; expected [{config.vocab_size}], 0 to "
+            f"{config.records - 1}"
+        )
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:

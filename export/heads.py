@@ -11,29 +11,35 @@ from stem_edge.graph_io import head_width
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, Matrix, whole
 
-HEAD_MATRICES = ("wq", "wk", "wv", "wo")
 
-
-def pad_heads(config: ModelConfig, matrices: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
-    """wq, wk, wv [heads * head_dim, dim] and wo [dim, heads * head_dim], head_dim padded."""
+def pad_heads(config: ModelConfig, tensors: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
+    """A layer's tensors, those with a head in their shape padded from head_dim to head_width."""
     extra = head_width(config) - config.head_dim
     if not extra:
-        return matrices
+        return tensors
     # RoPE turns pairs; where a pair is one value of each half, both halves must grow.
     halves = 1 if config.rope_interleaved else 2
-    return {
-        "wq": _pad_rows(matrices["wq"], config.n_heads * halves, extra // halves),
-        "wk": _pad_rows(matrices["wk"], config.n_kv_heads * halves, extra // halves),
-        "wv": _pad_rows(matrices["wv"], config.n_kv_heads, extra),
-        "wo": ArrayMatrix(_pad(whole(matrices["wo"]).T, config.n_heads, extra).T),
+    parts = {
+        "wq": config.n_heads * halves,
+        "wk": config.n_kv_heads * halves,
+        "wv": config.n_kv_heads,
+        "q_norm": halves,
+        "k_norm": halves,
     }
-
-
-def _pad_rows(matrix: Matrix, parts: int, extra: int) -> ArrayMatrix:
-    return ArrayMatrix(_pad(whole(matrix), parts, extra))
+    parts |= {f"{name}.bias": parts[name] for name in ("wq", "wk", "wv")}
+    padded = dict(tensors)
+    for name in parts.keys() & tensors.keys():
+        heads = config.n_kv_heads if name.startswith("wv") else parts[name] // halves
+        grown = _pad(whole(tensors[name]), parts[name], extra * heads // parts[name])
+        if name.endswith("_norm"):  # the mean of squares is taken over the padded width
+            grown *= np.sqrt(np.float32(config.head_dim / head_width(config)))
+        padded[name] = ArrayMatrix(grown)
+    padded["wo"] = ArrayMatrix(_pad(whole(tensors["wo"]).T, config.n_heads, extra).T)
+    return padded
 
 
 def _pad(array: F32, parts: int, extra: int) -> F32:
-    """[parts * n, K] -> [parts * (n + extra), K], zeros at the end of each part."""
-    cut = array.reshape(parts, -1, array.shape[1])
-    return np.pad(cut, ((0, 0), (0, extra), (0, 0))).reshape(-1, array.shape[1])
+    """[parts * n, ...] -> [parts * (n + extra), ...], zeros at the end of each part."""
+    cut = array.reshape(parts, -1, *array.shape[1:])
+    grown = np.pad(cut, ((0, 0), (0, extra), *((0, 0) for _ in array.shape[1:])))
+    return grown.reshape(-1, *array.shape[1:])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -101,7 +101,7 @@ class Journal:
             except (msgspec.DecodeError, msgspec.ValidationError):
                 return  # the line that the kill cut; nothing can come after it
             if not all(self._is_whole(name, entry) for name, entry in step.files.items()):
-                return
+                continue  # it was taken back; the steps after it stand by themselves
             self.steps[step.name] = step
 
     def _is_whole(self, name: str, entry: FileEntry) -> bool:
@@ -115,9 +115,14 @@ class Journal:
                 path.unlink()
 
 
-def subject(options: object, sources: Path) -> str:
-    """A digest of what is exported and how: files are told by name, size and time of change."""
-    files = sorted(path for path in sources.rglob("*") if path.is_file())
+def subject(options: object, sources: Sequence[Path], written: Sequence[Path]) -> str:
+    """A digest of what is exported and how: files are told by name, size and time of change.
+
+    What the export itself writes does not count, even inside of a source.
+    """
+    own = {path.resolve() for path in written}
+    inside = {path.resolve() for source in sources for path in (source, *source.rglob("*"))}
+    files = sorted(path for path in inside if path.is_file() and not own & {path, *path.parents})
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     described = repr((stem_edge.__version__, options, stats))
     return hashlib.sha256(described.encode()).hexdigest()

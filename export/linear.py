@@ -1,35 +1,36 @@
-"""Matrices as onnxruntime multiplies with them: three ways to store one, behind one interface.
+"""Matrices as onnxruntime multiplies with them when it decodes: float32, or codes in blocks.
 
-Every way reads a matrix in pieces, on several threads, and keeps account of what it lost.
+They are read in pieces, on several threads, which keep account of what was lost.
+stem_edge.export.token_linear has another way, for prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from stem_edge.bundle import BackboneFormat, MatrixKind
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.graph import CONTRIB, Graph
 from stem_edge.export.parallel import in_order
+from stem_edge.export.quantizers import Quantizer, Work
 from stem_edge.export.report import ErrorMeter
 from stem_edge.quantize import (
     F32,
     MIN_BLOCK,
     U8,
+    Blocks,
     dequantize_blocks,
     fitting_block,
-    quantize_blocks,
+    zero_points,
 )
-from stem_edge.reference import Matrix, whole
+from stem_edge.reference import Matrix
 
 PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
-INT8_MAX = 127
-# Below this, a channel's greatest value over the median channel's is no outlier worth a pass.
-OUTLIER = 8.0
 # onnxruntime packs a matrix into memory of its own while it loads: a head of 128,256 rows is cut
 # into pieces of this many values, so that this never takes more than a layer's matrix does.
 SPLIT_VALUES = 1 << 24
@@ -68,61 +69,79 @@ class Linear(Protocol):
     def norm(self, name: str, weight: F32, consumer: str, matrices: Sequence[Matrix]) -> F32:
         """Weight of an RMS norm whose result goes into `consumer`, the product of `matrices`."""
 
-    def product(self, name: str, kind: str, x: str, matrices: Sequence[Matrix]) -> str:
-        """Emit the product; returns the name of its result. `kind` is for the error report."""
+    def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[Matrix]) -> str:
+        """Emit the product; returns the name of its result."""
 
 
-class FloatLinear:
-    """float32 matrices."""
+class DecodeLinear:
+    """Each kind of matrix in the type that a BackboneFormat gives it; int8 activations in blocks."""
 
-    def __init__(self, graph: Graph, weights: Weights) -> None:
+    def __init__(
+        self, graph: Graph, weights: Weights, format: BackboneFormat, quantizer: Quantizer
+    ) -> None:
         self._graph, self._weights = graph, weights
+        self._format, self._quantizer = format, quantizer
 
     def norm(self, name: str, weight: F32, consumer: str, matrices: Sequence[Matrix]) -> F32:
         """The weight as it is."""
         return weight
 
-    def product(self, name: str, kind: str, x: str, matrices: Sequence[Matrix]) -> str:
-        """FusedMatMul with a transposed matrix."""
-        shape = [sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]]
-        pieces = self._weights.stream(name, matrices, lambda values: values)
-        weight = self._graph.stream(name + ".weight", np.float32, shape, pieces)
-        return self._graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-
-
-class BlockLinear:
-    """int4 or int8 codes, a scale for each block of inputs: MatMulNBits, int8 activations."""
-
-    def __init__(self, graph: Graph, weights: Weights, bits: int, block_size: int) -> None:
-        self._graph, self._weights = graph, weights
-        self._bits, self._block_size = bits, block_size
-
-    def norm(self, name: str, weight: F32, consumer: str, matrices: Sequence[Matrix]) -> F32:
-        """The weight as it is."""
-        return weight
-
-    def product(self, name: str, kind: str, x: str, matrices: Sequence[Matrix]) -> str:
-        """MatMulNBits; a matrix of very many rows becomes several of them."""
-        rows, width = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+    def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[Matrix]) -> str:
+        """FusedMatMul or MatMulNBits; a matrix of very many rows becomes several of these."""
+        if self._format.bits(kind) == 32:
+            weight = self._floats(name + ".weight", matrices)
+            return self._graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
+        coder = self._coder(name, kind, matrices)
+        rows, width = _shape(matrices)
         step = max(1, SPLIT_VALUES // width)
         if len(matrices) > 1 or rows <= 2 * step:
-            return self._one(name, kind, x, matrices)
-        starts = range(0, rows, step)
-        parts = [_RowRange(matrices[0], at, min(at + step, rows)) for at in starts]
-        names = [self._one(f"{name}.{n}", kind, x, [part]) for n, part in enumerate(parts)]
+            return self._product(name, coder, x, matrices)
+        parts = [_RowRange(matrices[0], at, min(at + step, rows)) for at in range(0, rows, step)]
+        names = [self._product(f"{name}.{n}", coder, x, [part]) for n, part in enumerate(parts)]
         return self._graph.node("Concat", names, [name], axis=-1)
 
-    def _one(self, name: str, kind: str, x: str, matrices: Sequence[Matrix]) -> str:
-        rows, width = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
-        codes, scales, block = quantized(
-            self._weights, name, kind, matrices, self._bits, self._block_size
+    def rows(self, name: str, kind: MatrixKind, ids: str, result: str, matrix: Matrix) -> str:
+        """Emit `result`, rows of a matrix by their ids."""
+        if self._format.bits(kind) == 32:
+            data = self._floats(name, [matrix])
+            return self._graph.node("Gather", [data, ids], [result])
+        coder, (count, width) = self._coder(name, kind, [matrix]), _shape([matrix])
+        codes = self._graph.stream(
+            name + ".codes", np.uint8, [count, width * coder.bits // 8], coder.stream([matrix])
         )
-        shape = [rows, width // block, block * self._bits // 8]
-        weight = name + ".weight"
-        names = [
-            self._graph.stream(weight + ".codes", np.uint8, shape, codes),
-            self._graph.constant(weight + ".scales", np.concatenate(scales).reshape(-1)),
-        ]
+        scales, points = coder.scales_and_zero_points()
+        if points is None:
+            points = zero_points(count, width // coder.block, coder.bits)
+        tensors = (
+            codes,
+            self._graph.constant(name + ".scales", scales),
+            self._graph.constant(name + ".zero_points", points),
+        )
+        return gather_blocks(self._graph, tensors, ids, result, coder.bits, coder.block)
+
+    def _floats(self, name: str, matrices: Sequence[Matrix]) -> str:
+        pieces = self._weights.stream(name, matrices, lambda values: values)
+        return self._graph.stream(name, np.float32, _shape(matrices), pieces)
+
+    def _coder(self, name: str, kind: MatrixKind, matrices: Sequence[Matrix]) -> _Coder:
+        bits, width = self._format.bits(kind), matrices[0].shape[1]
+        block = fitting_block(width, self._format.block_size)
+        if not block:
+            raise ExportError(
+                f"{name}: its width {width} is not a multiple of {MIN_BLOCK}, so it cannot be "
+                f"quantized in blocks; use --bits {kind}=32, or --backbone fp32 --head fp32"
+            )
+        work = self._quantizer.worker(name, kind, bits, block)
+        return _Coder(self._weights, self._quantizer, name, kind, bits, block, work)
+
+    def _product(self, name: str, coder: _Coder, x: str, matrices: Sequence[Matrix]) -> str:
+        (rows, width), bits, block = _shape(matrices), coder.bits, coder.block
+        weight, shape = name + ".weight", [rows, width // block, block * bits // 8]
+        names = [self._graph.stream(weight + ".codes", np.uint8, shape, coder.stream(matrices))]
+        scales, points = coder.scales_and_zero_points()
+        names.append(self._graph.constant(weight + ".scales", scales.reshape(-1)))
+        if points is not None:
+            names.append(self._graph.constant(weight + ".zero_points", points.reshape(-1)))
         return self._graph.node(
             "MatMulNBits",
             [x, *names],
@@ -130,106 +149,70 @@ class BlockLinear:
             CONTRIB,
             K=width,
             N=rows,
-            bits=self._bits,
+            bits=bits,
             block_size=block,
             accuracy_level=4,
         )
 
 
-class TokenLinear:
-    """int8 matrices with a scale for each output, and activations scaled for each token.
+def gather_blocks(
+    graph: Graph, tensors: tuple[str, str, str], ids: str, name: str, bits: int, block: int
+) -> str:
+    """Dequantized rows of codes, scales and zero points."""
+    codes, scales, points = tensors
+    return graph.node(
+        "GatherBlockQuantized",
+        # Zero points are explicit because kernels of different providers default differently.
+        [codes, ids, scales, points],
+        [name],
+        CONTRIB,
+        bits=bits,
+        block_size=block,
+        gather_axis=0,
+        quantize_axis=1,
+    )
 
-    Integer products this coarse are the fastest for many tokens, and the least exact where some
-    input channels are far greater than the others. So channels are balanced against the columns of
-    the matrix first (SmoothQuant, arXiv 2211.10438): x / s times W * s, folded into the norm before
-    it, or a multiplication of its own where there is no norm and outliers were seen.
-    """
 
-    def __init__(self, graph: Graph, weights: Weights, peaks: Mapping[str, F32]) -> None:
-        self._graph, self._weights, self._peaks = graph, weights, peaks
-        self._balance: dict[str, F32] = {}  # consumer -> s, of those whose norm is divided already
-        self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
-        self._declared = False
+class _Coder:
+    """Codes of a product's matrices in a stream; scales and zero points once it has ended."""
 
-    def norm(self, name: str, weight: F32, consumer: str, matrices: Sequence[Matrix]) -> F32:
-        """The weight over the consumer's balance."""
-        self._balance[consumer] = self._balance_of(consumer, matrices)
-        return np.asarray(weight / self._balance[consumer], np.float32)
+    def __init__(
+        self,
+        weights: Weights,
+        quantizer: Quantizer,
+        name: str,
+        kind: MatrixKind,
+        bits: int,
+        block: int,
+        work: Work,
+    ) -> None:
+        self._weights, self._quantizer, self._work = weights, quantizer, work
+        self._name, self._kind = name, kind
+        self.bits, self.block = bits, block
+        self._scales: list[F32] = []
+        self._zero_points: list[U8] = []
 
-    def product(self, name: str, kind: str, x: str, matrices: Sequence[Matrix]) -> str:
-        """Quantize x once for all its consumers, multiply integers, scale the result."""
-        consumer = name.replace(".up", ".gate")  # both have the same input
-        if consumer in self._balance:
-            balance = self._balance[consumer]
-        else:
-            x, balance = self._divide(name, x, matrices)
-        codes, scale = self._quantize(x)
+    def stream(self, matrices: Sequence[Matrix]) -> Iterator[U8]:
+        """Codes [n, K*bits/8], piece by piece."""
+        self._scales, self._zero_points = [], []
 
-        def quantize(values: F32) -> tuple[U8, F32]:
-            values = values * balance
-            scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(INT8_MAX)
-            whole_codes = np.rint(values / np.where(scales > 0, scales, 1))
-            self._weights.meter.add("prefill", values, whole_codes * scales)
-            return whole_codes.astype(np.int8).view(np.uint8), scales[:, 0]
+        def work(values: F32) -> tuple[Blocks, F32]:
+            blocks = self._work(values)
+            stored = dequantize_blocks(blocks.codes, blocks.scales, self.bits, blocks.zero_points)
+            self._weights.meter.add(self._kind, values, stored)
+            return blocks, stored
 
-        pieces = list(self._weights.stream(name, matrices, quantize))
-        matrix = np.ascontiguousarray(np.concatenate([piece for piece, _ in pieces]).T)
-        names = [
-            self._graph.constant(name + ".codes", matrix.view(np.int8)),
-            self._graph.constant(name + ".scales", np.concatenate([each for _, each in pieces])),
-        ]
-        raw = self._graph.node(
-            "MatMulIntegerToFloat",
-            [codes, names[0], "one", names[1], "middle"],
-            [name + ".raw"],
-            CONTRIB,
-        )
-        return self._graph.node("Mul", [raw, scale], [name])
+        for blocks, stored in self._weights.stream(self._name, matrices, work):
+            self._quantizer.keep(self._name, stored)
+            self._scales.append(blocks.scales)
+            if blocks.zero_points is not None:
+                self._zero_points.append(blocks.zero_points)
+            yield blocks.codes
 
-    def _divide(self, name: str, x: str, matrices: Sequence[Matrix]) -> tuple[str, F32]:
-        width = matrices[0].shape[1]
-        peaks = self._peaks.get(name)
-        if peaks is None or len(peaks) != width or peaks.max() <= OUTLIER * np.median(peaks):
-            return x, np.ones(width, np.float32)
-        balance = self._balance_of(name, matrices)
-        inverse = self._graph.constant(name + ".balance", 1 / balance)
-        return self._graph.node("Mul", [x, inverse], [name + ".balanced"]), balance
-
-    def _balance_of(self, consumer: str, matrices: Sequence[Matrix]) -> F32:
-        width = matrices[0].shape[1]
-        peaks = self._peaks.get(consumer)
-        if peaks is None or len(peaks) != width:
-            return np.ones(width, np.float32)
-        columns = np.maximum.reduce([np.abs(whole(matrix)).max(axis=0) for matrix in matrices])
-        known = (peaks > 0) & (columns > 0)
-        balance = np.sqrt(np.where(known, peaks, 1) / np.where(known, columns, 1))
-        balance = np.where(known, balance, np.median(balance[known]) if known.any() else 1)
-        return np.asarray(balance, np.float32)
-
-    def _quantize(self, x: str) -> tuple[str, str]:
-        """Codes uint8 [1, T, K] of x and its scales [1, T, 1]."""
-        if x in self._quantized:
-            return self._quantized[x]
-        graph = self._graph
-        if not self._declared:
-            self._declared = True
-            graph.constant("last", np.array([2], np.int64))
-            graph.constant("flat", np.array([-1], np.int64))
-            graph.constant("step", np.array(1 / INT8_MAX, np.float32))
-            graph.constant("least", np.array(np.finfo(np.float32).tiny, np.float32))
-            graph.constant("one", np.array(1, np.float32))
-            graph.constant("middle", np.array(128, np.uint8))
-        size = graph.node("Abs", [x], [x + ".abs"])
-        peak = graph.node("ReduceMax", [size, "last"], [x + ".peak"], keepdims=1)
-        step = graph.node("Mul", [peak, "step"], [x + ".step"])
-        scale = graph.node("Max", [step, "least"], [x + ".scale"])
-        flat = graph.node("Reshape", [scale, "flat"], [x + ".scales"])
-        count = graph.node("Shape", [flat], [x + ".count"])
-        # uint8 around 128: the int8 x int8 form takes a path that is 30 times slower.
-        zeros = graph.fill(count, x + ".middle", np.array([128], np.uint8))
-        codes = graph.node("QuantizeLinear", [x, flat, zeros], [x + ".codes"], axis=1)
-        self._quantized[x] = codes, scale
-        return codes, scale
+    def scales_and_zero_points(self) -> tuple[F32, U8 | None]:
+        """Of the last stream: [N, K/block], and [N, ceil(K/block*bits/8)] of asymmetric blocks."""
+        points = np.concatenate(self._zero_points) if self._zero_points else None
+        return np.concatenate(self._scales), points
 
 
 class _RowRange:
@@ -244,31 +227,8 @@ class _RowRange:
         return self._matrix.rows(self._start + start, self._start + stop)
 
 
-def quantized(
-    weights: Weights, name: str, kind: str, matrices: Sequence[Matrix], bits: int, wanted: int
-) -> tuple[Iterator[U8], list[F32], int]:
-    """A stream of codes, the scales [n, K/block] as the stream runs, and the block size."""
-    width = matrices[0].shape[1]
-    block = fitting_block(width, wanted)
-    if not block:
-        raise ExportError(
-            f"{name}: its width {width} is not a multiple of {MIN_BLOCK}, so it cannot be "
-            "quantized in blocks; use --backbone fp32 --head fp32"
-        )
-
-    def work(values: F32) -> tuple[U8, F32]:
-        codes, scales = quantize_blocks(values, bits, block)
-        weights.meter.add(kind, values, dequantize_blocks(codes, scales, bits))
-        return codes, scales
-
-    scales: list[F32] = []
-
-    def codes() -> Iterator[U8]:
-        for piece, piece_scales in weights.stream(name, matrices, work):
-            scales.append(piece_scales)
-            yield piece
-
-    return codes(), scales, block
+def _shape(matrices: Sequence[Matrix]) -> tuple[int, int]:
+    return sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
 
 
 def _spans(matrices: Sequence[Matrix]) -> Iterator[tuple[Matrix, int, int]]:

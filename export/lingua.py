@@ -128,6 +128,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         tables=tables,
         tokenizer=_tokenizer(folder, params.data),
         notes=notes,
+        names=_names(params.model.n_layers),
     )
     return check_shapes(checkpoint)
 
@@ -172,6 +173,12 @@ def _read_backbone(folder: Path) -> dict[str, SourceMatrix]:
         for name, matrix in found.items()
         if (canonical := _canonical(WRAPPERS.sub("", name)))
     }
+
+
+def _names(layers: int) -> dict[str, str]:
+    """The trainer's name of each module -> this project's name of its weight."""
+    inner = [(f"layers.{n}.", pair) for n in range(layers) for pair in LAYER_NAMES.items()]
+    return TOP_NAMES | {at + theirs: at + ours for at, (theirs, ours) in inner}
 
 
 def _tensors(path: Path, state: Any) -> dict[str, SourceMatrix]:

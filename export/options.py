@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
 
-from stem_edge.bundle import WEIGHT_BITS, BackboneFormat, WeightType
+from stem_edge.bundle import (
+    MATRIX_KINDS,
+    VOCABULARY_KINDS,
+    WEIGHT_BITS,
+    BackboneFormat,
+    MatrixKind,
+    QuantizerName,
+    WeightType,
+)
 from stem_edge.errors import ExportError
-from stem_edge.rows import ROW_BITS, RowType
+from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT, ExportTables
+
+SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
+TYPES = {bits: name for name, bits in WEIGHT_BITS.items()}
+QUANTIZERS: tuple[QuantizerName, ...] = get_args(QuantizerName)
+CALIBRATION_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -16,8 +31,10 @@ class ExportOptions:
     """What is to be written, and with how many threads."""
 
     backbone: BackboneFormat
-    tables: RowType
+    tables: ExportTables
     group_size: int
+    frequent: float  # share of the records that mixed tables keep at 8 bits
+    calibration_tokens: int  # of the text, at most, that the backbone is quantized with
     prefill: bool
     prefill_asked: bool  # so that it stays even if it is less exact than the other graphs
     threads: int
@@ -25,44 +42,107 @@ class ExportOptions:
 
     def described(self) -> str:
         """All that changes the bytes of the bundle."""
-        return repr((self.backbone, self.tables, self.group_size, self.prefill, self.prefill_asked))
+        tables = (self.tables, self.group_size, self.frequent)
+        backbone = (self.backbone, self.calibration_tokens)
+        return repr((backbone, tables, self.prefill, self.prefill_asked))
+
+
+@dataclass(frozen=True)
+class BackboneOptions:
+    """What is asked of the backbone; None where a default depends on other options."""
+
+    weights: WeightType = "int4"
+    head: WeightType | None = None
+    bits: Mapping[MatrixKind, int] = field(default_factory=dict)
+    block_size: int = 128
+    asymmetric: bool = False
+    quantizer: QuantizerName | None = None
+
+    def format(self, *, calibrated: bool) -> BackboneFormat:
+        """How the backbone will be stored. Raises ExportError for values that do not exist."""
+        head = self.head or self.weights
+        _check("backbone", self.weights, WEIGHT_BITS)
+        _check("head", head, WEIGHT_BITS)
+        _check("block_size", self.block_size, SIZES)
+        for kind, bits in self.bits.items():
+            _check("a kind of matrix in bits", kind, MATRIX_KINDS)
+            _check(f"bits of {kind}", bits, TYPES)
+        if self.quantizer is not None:
+            _check("quantizer", self.quantizer, QUANTIZERS)
+        if self.quantizer == "gptq" and not calibrated:
+            raise ExportError(
+                "quantizer 'gptq' needs to see what matrices are multiplied with; give a text of "
+                "the kind that the model will see: --calibration FILE, or take --quantizer search"
+            )
+        usual = {k: head if k in VOCABULARY_KINDS else self.weights for k in MATRIX_KINDS}
+        kinds = {k: TYPES[bits] for k, bits in self.bits.items() if TYPES[bits] != usual[k]}
+        format = BackboneFormat(
+            weights=self.weights, head=head, block_size=self.block_size, kinds=kinds
+        )
+        if not format.quantized:
+            return format
+        return BackboneFormat(
+            weights=self.weights,
+            head=head,
+            block_size=self.block_size,
+            kinds=kinds,
+            asymmetric=self.asymmetric,
+            quantizer=self.quantizer or ("gptq" if calibrated else "search"),
+        )
 
 
 def make_options(
-    backbone: WeightType,
-    tables: RowType,
-    head: WeightType | None,
-    block_size: int,
+    backbone: BackboneOptions,
+    *,
+    tables: ExportTables,
     group_size: int | None,
+    frequent: float | None,
+    calibrated: bool,
+    calibration_tokens: int | None,
     prefill_graph: bool | None,
     threads: int | None,
-    max_kl: float | None = None,
+    max_kl: float | None,
 ) -> ExportOptions:
-    """Fill in defaults; raises ExportError for values that do not exist."""
-    head = head or backbone
-    known = (
-        ("backbone", backbone, WEIGHT_BITS),
-        ("head", head, WEIGHT_BITS),
-        ("tables", tables, ROW_BITS),
-    )
-    for name, value, choices in known:
-        if value not in choices:
-            raise ExportError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+    """Fill in defaults; raises ExportError for values that do not exist.
+
+    calibrated: whether there is a calibration text.
+    """
+    format = backbone.format(calibrated=calibrated)
+    _check("tables", tables, EXPORT_TABLES)
     if group_size is None:
         group_size = 32 if tables == "int4" else 128
-    for name, size in (("block_size", block_size), ("group_size", group_size)):
-        if size not in (16, 32, 64, 128, 256):
-            raise ExportError(f"{name} is {size}; expected 16, 32, 64, 128 or 256")
-    if threads is not None and threads < 1:
-        raise ExportError(f"threads is {threads}; expected at least 1")
+    _check("group_size", group_size, SIZES)
+    if frequent is not None and (tables != "mixed" or not 0 < frequent < 1):
+        raise ExportError(
+            f"frequent is {frequent} with {tables} tables; expected more than 0 and less than 1, "
+            "with mixed tables"
+        )
+    if calibration_tokens is None:
+        calibration_tokens = CALIBRATION_TOKENS
+    for name, count in (("threads", threads), ("calibration_tokens", calibration_tokens)):
+        if count is not None and count < 1:
+            raise ExportError(f"{name} is {count}; expected at least 1")
     if max_kl is not None and not 0 <= max_kl < math.inf:
         raise ExportError(f"max_kl is {max_kl}; expected 0 nats or more, 0.1 for example")
     return ExportOptions(
-        backbone=BackboneFormat(weights=backbone, head=head, block_size=block_size),
+        backbone=format,
         tables=tables,
         group_size=group_size,
-        prefill=backbone != "fp32" if prefill_graph is None else prefill_graph,
+        frequent=FREQUENT if frequent is None else frequent,
+        calibration_tokens=calibration_tokens,
+        prefill=backbone.weights != "fp32" if prefill_graph is None else prefill_graph,
         prefill_asked=prefill_graph is True,
         threads=threads or os.cpu_count() or 1,
         max_kl=max_kl,
     )
+
+
+def _check(name: str, value: object, choices: Collection[object]) -> None:
+    if value not in choices:
+        *most, last = map(str, choices)
+        among = (
+            f"one of {', '.join([*most, last])}"
+            if isinstance(value, str)
+            else (f"{', '.join(most)} or {last}")
+        )
+        raise ExportError(f"{name} is {value!r}; expected {among}")

@@ -8,74 +8,117 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from stem_edge.bundle import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile, write_file
 from stem_edge.export.parallel import in_order
 from stem_edge.export.report import ErrorMeter
+from stem_edge.export.table_plan import I64, TablePlan
+from stem_edge.quantize import F32
 from stem_edge.reference import Matrix
 from stem_edge.rows import RecordLayout
-from stem_edge.shards import ARRAY, ShardGrid, array_metadata, encode_metadata, group_metadata
+from stem_edge.shards import ShardGrid, array_metadata
+from stem_edge.table_store import group_metadata
+from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
+from stem_edge.zarr_json import encode_metadata
 
 # A reader of the format holds a shard at a time, so shards must not grow with the tables.
 SHARD_NBYTES = 128 << 20
 # float32 values of one piece of work; packing takes some four times that, in each thread.
 PIECE_NBYTES = 16 << 20
 
+Progress = Callable[[int], object]
+Work = Callable[[ErrorMeter, Progress], dict[Path, FileEntry]]
 
-def make_grid(root: Path, layout: RecordLayout) -> ShardGrid:
+
+class TableWriter:
+    """Writes one table store into the folder `root`, file by file."""
+
+    def __init__(
+        self, root: Path, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
+    ) -> None:
+        self._root, self._plan, self._tables, self._threads = root, plan, tables, threads
+        self._grids = [_make_grid(root / n, l) for n, l in plan.format.arrays().items()]
+
+    def steps(self) -> list[tuple[str, Work]]:
+        """Name and work of each step: work(meter, progress) writes and returns files.
+
+        `progress` gets source bytes as float32.
+        """
+        steps: list[tuple[str, Work]] = [("tables", lambda meter, progress: self._describe())]
+        first = 0
+        for grid in self._grids:
+            for shard in range(grid.shards):
+                work = partial(self._write_shard, grid, shard, first)
+                steps.append((f"{grid.root.name} {shard}", work))
+            first += grid.layout.records
+        return steps
+
+    def _describe(self) -> dict[Path, FileEntry]:
+        """Every zarr.json, and the index."""
+        metadata = {self._root: group_metadata(self._plan.format)}
+        metadata |= {g.root: array_metadata(g.layout, g.records_per_shard) for g in self._grids}
+        files = {}
+        if self._plan.index is not None:
+            metadata[self._root / INDEX] = index_metadata(len(self._plan.index))
+            files[index_chunk(self._root / INDEX)] = encode_index(self._plan.index)
+        files |= {root / "zarr.json": encode_metadata(data) for root, data in metadata.items()}
+        return {path: write_file(path, data) for path, data in files.items()}
+
+    def _write_shard(
+        self, grid: ShardGrid, shard: int, first: int, meter: ErrorMeter, progress: Progress
+    ) -> dict[Path, FileEntry]:
+        """One shard of an array whose records are numbered from `first` on."""
+
+        def seal(span: tuple[int, int]) -> bytes:
+            layout, numbers = grid.layout, (first + span[0], first + span[1])
+            rows = [self._rows(layer, *numbers) for layer in layout.layers]
+            records = layout.pack(rows, search=layout.row_type == "int4")
+            for index, values in enumerate(rows):
+                meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
+            progress(sum(values.nbytes for values in rows))
+            return grid.seal(records)
+
+        path = grid.shard_path(shard)
+        with (
+            ThreadPoolExecutor(self._threads, thread_name_prefix="stem-edge-export") as pool,
+            BundleFile(path) as file,
+        ):
+            for piece in in_order(pool, seal, _spans(grid, shard), self._threads + 1):
+                file.write(piece)
+            file.write(grid.index_bytes(shard))
+        return {path: file.entry}
+
+    def _rows(self, layer: int, start: int, stop: int) -> F32:
+        """Rows of records start..stop, wherever in the checkpoint's table they are."""
+        runs = [(start, stop)]
+        if self._plan.order is not None:
+            runs = _runs(self._plan.order[start:stop])
+        name, table = f"table of layer {layer}", self._tables[layer]
+        pieces = [check_finite(name, run[0], table.rows(*run)) for run in runs]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _make_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     """A grid of shards of about SHARD_NBYTES."""
-    per_shard = max(1, min(layout.vocab_size, SHARD_NBYTES // layout.record_nbytes))
+    per_shard = max(1, min(layout.records, SHARD_NBYTES // layout.record_nbytes))
     return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
 
 
-def write_metadata(grid: ShardGrid) -> dict[Path, FileEntry]:
-    """Write both zarr.json files; returns them."""
-    metadata = {
-        grid.root / "zarr.json": group_metadata(grid.layout),
-        grid.root / ARRAY / "zarr.json": array_metadata(grid.layout, grid.records_per_shard),
-    }
-    return {path: write_file(path, encode_metadata(data)) for path, data in metadata.items()}
-
-
-def write_shard(
-    grid: ShardGrid,
-    shard: int,
-    tables: Mapping[int, Matrix],
-    meter: ErrorMeter,
-    threads: int,
-    progress: Callable[[int], object],
-) -> dict[Path, FileEntry]:
-    """Write one shard; returns its file. `progress` gets source bytes as float32."""
-    layout = grid.layout
-
-    def seal(span: tuple[int, int]) -> bytes:
-        rows = []
-        for layer in layout.layers:
-            values = tables[layer].rows(*span)
-            rows.append(check_finite(f"table of layer {layer}", span[0], values))
-        records = layout.pack(rows)
-        for index, values in enumerate(rows):
-            meter.add("tables", values, layout.unpack(records, index))
-        progress(sum(values.nbytes for values in rows))
-        return grid.seal(records)
-
-    path = grid.shard_path(shard)
-    with (
-        ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export") as pool,
-        BundleFile(path) as file,
-    ):
-        for piece in in_order(pool, seal, _spans(grid, shard), threads + 1):
-            file.write(piece)
-        file.write(grid.index_bytes(shard))
-    return {path: file.entry}
+def _runs(numbers: I64) -> list[tuple[int, int]]:
+    """Ascending numbers as (start, stop) of those without gaps."""
+    pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return [(int(piece[0]), int(piece[-1]) + 1) for piece in pieces]
 
 
 def _spans(grid: ShardGrid, shard: int) -> Iterator[tuple[int, int]]:
     layout = grid.layout
-    step = max(1, PIECE_NBYTES // (4 * layout.d_ff * len(layout.layers)))
+    step = max(1, PIECE_NBYTES // (4 * layout.row_width * len(layout.layers)))
     start = shard * grid.records_per_shard
     stop = start + grid.shard_records(shard)
     for at in range(start, stop, step):

@@ -15,7 +15,8 @@ import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,30 @@ class ExportedTokenizer:
     eos_ids: tuple[int, ...]
 
 
-def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool) -> ExportedTokenizer:
-    """Convert the trainer's tokenizer `kind` kept at `path` (unused for "bytes")."""
+def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
+    """Convert the trainer's tokenizer `kind` kept at `path` (unused for "bytes").
+
+    add_bos: put the first token before a text. None: as a tokenizer.json says itself.
+    """
+    if kind == "json":
+        return _convert_json(_file(kind, path), add_bos)
     if kind == "bytes":
-        return _finish(Path("bytes"), _bytes().to_str(), _BOS, _EOS, add_bos)
-    converters = {"tiktoken": _convert_tiktoken, "sp": _convert_sp, "json": _convert_json}
+        return _finish(Path("bytes"), _bytes().to_str(), _BOS, _EOS, bool(add_bos))
+    converters = {"tiktoken": _convert_tiktoken, "sp": _convert_sp}
     if kind not in converters:
         raise CheckpointError(
-            f"tokenizer kind {kind!r} is unknown; expected one of bytes, {', '.join(converters)}; "
+            f"tokenizer kind {kind!r} is unknown; expected one of bytes, {', '.join(converters)}, json; "
             "correct the name, or pass --tokenizer tokenizer.json"
         )
+    return converters[kind](_file(kind, path), bool(add_bos))
+
+
+def _file(kind: str, path: Path | None) -> Path:
     if path is None:
         raise CheckpointError(f"tokenizer {kind!r} needs the path of its file, got none; {_HINT}")
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; expected a {kind!r} tokenizer; {_HINT}")
-    return converters[kind](path, add_bos)
+    return path
 
 
 @contextmanager
@@ -172,20 +182,59 @@ def _convert_sp(path: Path, add_bos: bool) -> ExportedTokenizer:
     return _finish(path, text, bos, eos, add_bos)
 
 
-def _convert_json(path: Path, add_bos: bool) -> ExportedTokenizer:
+def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     with _reading(path, "a tokenizer.json of the tokenizers library"):
         text = path.read_text("utf-8")
-    config: dict[str, Any] = {}
     beside = path.with_name("tokenizer_config.json")
-    if beside.is_file():
-        with _reading(beside, "a JSON object"):
-            config = dict(json.loads(beside.read_text("utf-8")))
+    config = _read_object(beside)
     template, jinja = config.get("chat_template"), path.with_name("chat_template.jinja")
     if jinja.is_file():
         with _reading(jinja, "a chat template in UTF-8"):
             template = jinja.read_text("utf-8")
     bos, eos = (_token_name(beside, config, key) for key in ("bos_token", "eos_token"))
-    return _finish(path, text, bos, eos, add_bos, template)
+    # Not as add_bos_token says: transformers goes by the tokenizer.json alone, too.
+    adds = _adds(path, text, bos) if add_bos is None else add_bos
+    exported = _finish(path, text, bos, eos, adds, template)
+    stops = [*exported.eos_ids, *_stops(path, exported.vocab_size)]
+    return replace(exported, eos_ids=tuple(dict.fromkeys(stops)))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none."""
+    if not path.is_file():
+        return {}
+    with _reading(path, "a JSON object"):
+        return dict(json.loads(path.read_text("utf-8")))
+
+
+def _adds(path: Path, text: str, bos: str | None) -> bool:
+    """Whether the tokenizer itself puts its first token before a text."""
+    with _reading(path, "a tokenizer that puts nothing or its bos_token before a text"):
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        added = tokenizer.encode("a")
+        pairs = zip(added.tokens, added.special_tokens_mask, strict=True)
+        own = [token for token, _ in takewhile(lambda pair: pair[1], pairs)]
+        if own not in ([], [bos]):
+            raise ValueError(f"it puts {own} before a text, the bos_token is {bos!r}")
+        return bool(own)
+
+
+def _stops(path: Path, vocab_size: int) -> list[int]:
+    """Tokens that end a text, as the model's own files beside its tokenizer.json say."""
+    for beside in (path.with_name("generation_config.json"), path.with_name("config.json")):
+        found = _read_object(beside).get("eos_token_id")
+        if found is None:
+            continue
+        stops = found if isinstance(found, list) else [found]
+        if not all(type(stop) is int and 0 <= stop < vocab_size for stop in stops):
+            raise CheckpointError(
+                f"{beside}: eos_token_id is {found!r}; expected ids below {vocab_size}, as in the "
+                f"tokenizer; {_HINT}"
+            )
+        return stops
+    return []
 
 
 def _token_name(path: Path, config: dict[str, Any], key: str) -> str | None:

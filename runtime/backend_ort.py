@@ -196,13 +196,16 @@ class _Bound:
 
 
 def _row_inputs(cache: RowCache) -> Arrays:
-    """The slots of the row cache as graph inputs."""
+    """The slots of the row cache as graph inputs, in the shapes of the rows' parts."""
     layout = cache.layout
     arrays: dict[str, npt.NDArray[Any]] = {}
     for index, layer in enumerate(layout.layers):
-        arrays[f"{io.ROW_CODES}{layer}"] = cache.codes[index]
-        if layout.quantized:
-            arrays[f"{io.ROW_SCALES}{layer}"] = cache.scales[index]
+        for part in range(len(layout.parts)):
+            codes, shape = cache.codes[index][part], layout.codes_shape(part)
+            arrays[io.row_codes(layer, part)] = codes.reshape(cache.slots, *shape)
+            if layout.quantized:
+                scales, shape = cache.scales[index][part], layout.scales_shape(part)
+                arrays[io.row_scales(layer, part)] = scales.reshape(cache.slots, *shape)
     if layout.quantized:
         arrays[io.ROW_ZERO_POINTS] = layout.zero_points(cache.slots)
     return arrays

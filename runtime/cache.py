@@ -1,8 +1,9 @@
 """The row cache: slots in memory that hold recent rows, evicted by aged LFU.
 
 The slots are the backbone graph's inputs: an engine binds these arrays once, and a step passes only
-slot numbers. All bookkeeping is numpy arrays over token ids and slots, so a prompt chunk is one
-vectorised operation and the memory is exact: `slot_nbytes` for each slot.
+slot numbers. All bookkeeping is numpy arrays over record numbers and slots, so a prompt chunk is one
+vectorised operation and the memory is exact: `slot_nbytes` for each slot. A record is one token's
+unless the table store has an index: the prefetcher knows which.
 
 Not thread-safe: only the thread that runs the engine may call it.
 """
@@ -21,38 +22,39 @@ I64 = npt.NDArray[np.int64]
 # Counts are halved after this many uses per slot: short enough to follow a change of topic, long
 # enough to know the frequent words. Chosen on real text with 512 to 8192 slots (tools/simulate_cache.py).
 AGEING_USES_PER_SLOT = 8
-NO_TOKEN = -1
+EMPTY = -1
 
 
 class RowCache:
-    """Slots for the rows of `slots` tokens, all STEM layers each."""
+    """Slots for `slots` records, all STEM layers each."""
 
     def __init__(self, layout: RecordLayout, slots: int) -> None:
         self.layout, self.slots = layout, slots
-        layers = len(layout.layers)
-        # One array a layer, because each is an input of the graph: [slots, codes_width].
-        self.codes: list[Codes] = [
-            np.zeros((slots, layout.codes_width), layout.codes_dtype) for _ in range(layers)
+        layers, parts = range(len(layout.layers)), range(len(layout.parts))
+        # [layer][part], an array each, because each is an input of the graph: [slots, columns].
+        self.codes: list[list[Codes]] = [
+            [np.zeros((slots, layout.codes_width(part)), layout.codes_dtype) for part in parts]
+            for _ in layers
         ]
-        self.scales: list[F32] = [
-            np.zeros((slots, layout.groups), np.float32)
-            for _ in range(layers if layout.quantized else 0)
+        self.scales: list[list[F32]] = [
+            [np.zeros((slots, layout.part_groups(part)), np.float32) for part in parts]
+            for _ in (layers if layout.quantized else ())
         ]
-        self._slot_of = np.full(layout.vocab_size, NO_TOKEN, np.int32)  # token -> slot
-        self._token_of = np.full(slots, NO_TOKEN, np.int64)  # slot -> token
-        self._count = np.zeros(layout.vocab_size, np.uint32)  # uses, halved now and then
+        self._slot_of = np.full(layout.records, EMPTY, np.int32)  # record -> slot
+        self._record_of = np.full(slots, EMPTY, np.int64)  # slot -> record
+        self._count = np.zeros(layout.records, np.uint32)  # uses, halved now and then
         self._last_use = np.zeros(slots, np.int64)  # slot -> clock: breaks ties between counts
         self._clock = 0
         self._filled = 0  # slots that were ever used; they are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * slots
-        self.hits = 0  # tokens whose rows were in a slot when a step asked for them
+        self.hits = 0  # uses of records that were in a slot when a step asked for them
         self.misses = 0
 
     @staticmethod
     def slot_nbytes(layout: RecordLayout) -> int:
         """Bytes of one slot: its rows, its zero points and its bookkeeping."""
-        zero_points = -(-layout.groups * layout.bits // 8) if layout.quantized else 0
-        return layout.record_nbytes + zero_points + 16
+        zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
+        return layout.slot_nbytes + zero_points + 16
 
     @property
     def filled(self) -> int:
@@ -61,11 +63,11 @@ class RowCache:
 
     @property
     def counts(self) -> Counts:
-        """How often each token was used [V], halved now and then."""
+        """How often each record was used, halved now and then."""
         return self._count
 
     def expect_counts(self, counts: Counts) -> I64:
-        """Begin as if text of these counts had been seen; the ids that it uses most, best first.
+        """Begin as if these uses of records had been seen; the most used ones, best first.
 
         They weigh as much as all uses between two halvings, so that new text soon outweighs them.
         """
@@ -78,41 +80,42 @@ class RowCache:
         best = used[np.argsort(counts[used], kind="stable")[::-1]]
         return np.asarray(best[: self.slots], np.int64)
 
-    def missing(self, token_ids: I64) -> I64:
-        """The distinct ids, ascending, whose rows are in no slot."""
-        distinct: I64 = np.unique(token_ids)
-        return np.asarray(distinct[self._slot_of[distinct] == NO_TOKEN], np.int64)
+    def missing(self, wanted: I64) -> I64:
+        """The distinct records, ascending, that are in no slot."""
+        distinct: I64 = np.unique(wanted)
+        return np.asarray(distinct[self._slot_of[distinct] == EMPTY], np.int64)
 
-    def slots_of(self, token_ids: I64) -> npt.NDArray[np.int32]:
-        """Slot of each id [T]; every id must be resident."""
-        return self._slot_of[token_ids]
+    def slots_of(self, wanted: I64) -> npt.NDArray[np.int32]:
+        """Slot of each record [T]; every one must be resident."""
+        return self._slot_of[wanted]
 
-    def use(self, token_ids: I64) -> None:
-        """Count one use of each id [T], before its rows are fetched."""
-        resident = self._slot_of[token_ids]
-        hits = int((resident != NO_TOKEN).sum())
+    def use(self, wanted: I64) -> None:
+        """Count one use of each record [T], before it is fetched."""
+        resident = self._slot_of[wanted]
+        hits = int((resident != EMPTY).sum())
         self.hits += hits
-        self.misses += len(token_ids) - hits
-        np.add.at(self._count, token_ids, 1)
+        self.misses += len(wanted) - hits
+        np.add.at(self._count, wanted, 1)
         self._clock += 1
-        self._last_use[resident[resident != NO_TOKEN]] = self._clock
-        self._age(len(token_ids))
+        self._last_use[resident[resident != EMPTY]] = self._clock
+        self._age(len(wanted))
 
-    def install(self, token_ids: I64, records: U8, keep: I64) -> None:
-        """Put the records [n, record_nbytes] of absent ids into slots; those of `keep` stay."""
-        slots = self._victims(len(token_ids), keep)
-        evicted = self._token_of[slots]
-        # An interrupt anywhere in here must leave no token that finds its rows in a slot without
-        # them; what it may leave is a slot whose token has moved, hence the second condition.
-        stale = (evicted == NO_TOKEN) | (self._slot_of[evicted] != slots)
-        self._slot_of[evicted[~stale]] = NO_TOKEN
-        self._token_of[slots] = NO_TOKEN
-        for index, codes in enumerate(self.codes):
-            codes[slots] = self.layout.codes(records, index)
-            if self.scales:
-                self.scales[index][slots] = self.layout.scales(records, index)
-        self._token_of[slots] = token_ids
-        self._slot_of[token_ids] = slots
+    def install(self, numbers: I64, records: U8, keep: I64) -> None:
+        """Put absent records [n, record_nbytes] of these numbers into slots; those of `keep` stay."""
+        slots = self._victims(len(numbers), keep)
+        evicted = self._record_of[slots]
+        # An interrupt anywhere in here must leave no record that is looked for in a slot without
+        # it; what it may leave is a slot whose record has moved, hence the second condition.
+        stale = (evicted == EMPTY) | (self._slot_of[evicted] != slots)
+        self._slot_of[evicted[~stale]] = EMPTY
+        self._record_of[slots] = EMPTY
+        for index, parts in enumerate(self.codes):
+            for part, codes in enumerate(parts):
+                codes[slots] = self.layout.codes(records, index, part)
+                if self.scales:
+                    self.scales[index][part][slots] = self.layout.scales(records, index, part)
+        self._record_of[slots] = numbers
+        self._slot_of[numbers] = slots
         self._last_use[slots] = self._clock
 
     def _victims(self, count: int, keep: I64) -> npt.NDArray[np.intp]:
@@ -121,12 +124,12 @@ class RowCache:
             self._filled += count
             return np.arange(self._filled - count, self._filled, dtype=np.intp)
         self._filled = self.slots
-        tokens = self._token_of
-        order = self._count[tokens].astype(np.int64) << 32
+        held = self._record_of
+        order = self._count[held].astype(np.int64) << 32
         order += self._last_use
-        order[tokens == NO_TOKEN] = -1
+        order[held == EMPTY] = -1
         kept = self._slot_of[keep]
-        order[kept[kept != NO_TOKEN]] = np.iinfo(np.int64).max
+        order[kept[kept != EMPTY]] = np.iinfo(np.int64).max
         if count == 1:
             return np.array([order.argmin()], np.intp)
         return np.argpartition(order, count - 1)[:count]

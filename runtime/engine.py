@@ -59,7 +59,7 @@ class Engine:
     def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, *, overlap: bool) -> None:
         self.backend, self.rows, self.overlap = backend, rows, overlap
         # A chunk's distinct rows must all be in slots at once.
-        self.chunk_tokens = min(chunk_tokens, rows.slots)
+        self.chunk_tokens = min(chunk_tokens, rows.step_tokens)
         self._lock = threading.Lock()
 
     def open_context(self, length: int) -> Context:

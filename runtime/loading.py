@@ -24,7 +24,7 @@ from stem_edge.runtime.prefetch import NoRows, Prefetcher
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
 from stem_edge.runtime.user_cache import Prepared
-from stem_edge.runtime.warm import expected_tokens, fill, keep_counts
+from stem_edge.runtime.warm import expected_records, fill, keep_counts
 
 # The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
 DEFAULT_CONTEXT = 4096
@@ -101,7 +101,8 @@ def load(
         process=own_memory(),
         prepared=prepared is not None,
         prefill=_prefill(bundle, prefill_graph, prepared),
-        slots=bundle.manifest.model.vocab_size if resident else slots,
+        slots=bundle.manifest.model.records if resident else slots,
+        threads=threads,
     )
     plan = plan_memory(bundle, loading, memory, available_memory())
     files = preparing.graph_files(bundle, prepared, prefill=loading.prefill)
@@ -109,19 +110,19 @@ def load(
     def open_backend(cache: RowCache | None) -> OrtBackend:
         return OrtBackend(bundle.manifest.model, files, cache, threads, providers or [CPU])
 
-    layout = bundle.manifest.tables
-    if layout is None:
+    format = bundle.manifest.table_format
+    if format is None:
         engine = Engine(open_backend(None), NoRows(), plan.chunk_tokens, overlap=overlap)
         return Model(bundle, engine, plan, text)
-    store = open_store(bundle.file(TABLES), layout, reads, flash)
-    cache = RowCache(layout, plan.slots)
+    store = open_store(bundle.file(TABLES), format, reads, flash)
+    cache = RowCache(format.tables, plan.slots)
     rows = Prefetcher(store, cache, overlap=overlap)
     try:
         wanted = np.zeros(0, np.int64)
         if resident:
-            rows.fill(np.arange(layout.vocab_size), plan.chunk_tokens)
+            rows.fill(np.arange(plan.slots), plan.chunk_tokens)
         elif warm_start:
-            wanted = expected_tokens(bundle, cache, cache_dir)
+            wanted = expected_records(bundle, rows, cache_dir)
         backend = _open_while_filling(
             lambda: open_backend(cache), lambda: fill(rows, wanted, plan.chunk_tokens)
         )
@@ -161,7 +162,8 @@ def memory_plan(
         process=own_memory(),
         prepared=prepare and preparing.matrices_nbytes(bundle) >= preparing.LEAST_NBYTES,
         prefill=_prefill(bundle, prefill_graph, prepared),
-        slots=bundle.manifest.model.vocab_size if resident else slots,
+        slots=bundle.manifest.model.records if resident else slots,
+        threads=usable_cpus(),
     )
     return plan_memory(bundle, loading, memory, available_memory())
 

@@ -14,10 +14,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import FLOAT, Footprint, footprint_of
 from stem_edge.graph_io import head_width
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES
+from stem_edge.table_store import TableFormat
 from stem_edge.units import parse_size
 
 # Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.
@@ -45,6 +45,7 @@ class Loading:
     prepared: bool = False  # weights stay in their files
     prefill: bool = False  # the graph for prompts is loaded, too
     slots: int | None = None  # this many slots, and not as many as fit
+    threads: int = 1  # of the backbone
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class _Planner:
 
     def __init__(self, footprint: Footprint, loading: Loading) -> None:
         self.footprint, self.loading = footprint, loading
-        self.layout, self.config = footprint.tables, footprint.model
+        self.tables, self.config = footprint.table_format, footprint.model
+        self.records = self.tables.tables.records if self.tables else 0
 
     def chunk(self, limit: int) -> int:
         """The largest chunk that leaves room for enough slots."""
@@ -132,25 +134,27 @@ class _Planner:
 
     def given_slots(self, chunk: int) -> int | None:
         slots = self.loading.slots
-        vocab_size = self.config.vocab_size
-        least = min(LEAST_CHUNK, vocab_size)
-        if slots is not None and not least <= slots <= vocab_size:
-            raise InputError(f"slots is {slots}; expected {least} to {vocab_size}")
+        if slots is None or self.tables is None:
+            return None
+        least = min(LEAST_CHUNK, self.records)
+        if not least <= slots <= self.records:
+            raise InputError(f"slots is {slots}; expected {least} to {self.records}")
         return slots
 
     def most_slots(self, least: MemoryPlan, limit: int, *, capped: bool) -> int:
         """Slots that fit into what the least plan leaves."""
-        if self.layout is None:
+        if self.tables is None:
             return 0
         spare = limit - least.total
         if capped:
             spare = min(spare, DEFAULT_CACHE_NBYTES - least.row_cache)
-        return least.slots + max(0, spare) // RowCache.slot_nbytes(self.layout)
+        return least.slots + max(0, spare) // RowCache.slot_nbytes(self.tables.tables)
 
     def plan(self, chunk: int, slots: int) -> MemoryPlan:
         config, context = self.config, self.loading.context_length
-        slots = min(slots, config.vocab_size) if self.layout else 0
-        chunk = min(chunk, slots) if self.layout else chunk
+        slots = min(slots, self.records)
+        # The rows of a chunk are resident at once: of any chunk, if all are.
+        chunk = min(chunk, slots) if slots < self.records else chunk
         width = head_width(config)
         return MemoryPlan(
             context_length=context,
@@ -159,9 +163,10 @@ class _Planner:
             process=self.loading.process,
             weights=_weights_nbytes(self.footprint, self.loading),
             kv_cache=2 * config.n_layers * config.n_kv_heads * context * width * FLOAT,
-            activations=_activations_nbytes(config, chunk, context, prefill=self.loading.prefill),
-            reads=_reads_nbytes(self.layout, chunk),
-            row_cache=_row_cache_nbytes(self.layout, slots),
+            activations=_activations_nbytes(config, chunk, context, prefill=self.loading.prefill)
+            + _experts_nbytes(config, self.tables, min(chunk, self.loading.threads)),
+            reads=_reads_nbytes(self.tables, chunk),
+            row_cache=_row_cache_nbytes(self.tables, slots),
         )
 
 
@@ -176,12 +181,26 @@ def _activations_nbytes(config: ModelConfig, chunk: int, context: int, *, prefil
     return FLOAT * (chunk * (per_token + heads * context) + fixed)
 
 
-def _reads_nbytes(layout: RecordLayout | None, chunk: int) -> int:
-    return 2 * chunk * (layout.record_nbytes + CRC_NBYTES) if layout else 0
+def _experts_nbytes(config: ModelConfig, tables: TableFormat | None, threads: int) -> int:
+    """Quantized experts are dequantized while they run, one in each thread."""
+    if tables is None or not config.n_experts or not tables.tables.quantized:
+        return 0
+    return threads * FLOAT * tables.tables.row_width
 
 
-def _row_cache_nbytes(layout: RecordLayout | None, slots: int) -> int:
-    return slots * RowCache.slot_nbytes(layout) + 8 * layout.vocab_size if layout else 0
+def _reads_nbytes(tables: TableFormat | None, chunk: int) -> int:
+    if tables is None:
+        return 0
+    layout = tables.tables
+    return 2 * min(chunk, layout.records) * (layout.record_nbytes + CRC_NBYTES)
+
+
+def _row_cache_nbytes(tables: TableFormat | None, slots: int) -> int:
+    """With what is known of every record, and of every token where there is an index."""
+    if tables is None:
+        return 0
+    layout = tables.tables
+    return slots * RowCache.slot_nbytes(layout) + 8 * layout.records + tables.index_nbytes
 
 
 def _weights_nbytes(footprint: Footprint, loading: Loading) -> int:

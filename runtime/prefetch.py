@@ -4,6 +4,9 @@
 ids, waiting for that read and reading itself what nobody submitted. Only `fetch` changes the cache,
 in the caller's thread, between two steps of the engine: the graph never reads a slot that is being
 written. At most one read is under way, and a record is never read twice for the same step.
+
+Ids become numbers of records here: engine and backend know tokens and slots, cache and store know
+records and slots.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from stem_edge.quantize import U8
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.store import RowStore
 
+ANY_NUMBER = 1 << 30
+
 
 @dataclass(frozen=True)
 class RowCounters:
@@ -37,8 +42,8 @@ class Rows(Protocol):
     """Where an engine gets slots from."""
 
     @property
-    def slots(self) -> int:
-        """Tokens whose rows can be resident at once."""
+    def step_tokens(self) -> int:
+        """Tokens that one step may have, whichever they are."""
 
     def submit(self, token_ids: I64) -> None:
         """Start reading the records of these ids that are in no slot."""
@@ -56,7 +61,7 @@ class Rows(Protocol):
 class NoRows:
     """Rows of a dense model: there are none."""
 
-    slots = 1 << 30
+    step_tokens = ANY_NUMBER
 
     def submit(self, token_ids: I64) -> None:
         """Nothing to read."""
@@ -79,15 +84,17 @@ class Prefetcher:
     def __init__(self, store: RowStore, cache: RowCache, *, overlap: bool = True) -> None:
         self.store, self.cache = store, cache
         self.stall_seconds = 0.0
+        self._index = store.index
         self._thread = (
             ThreadPoolExecutor(1, thread_name_prefix="stem-edge-prefetch") if overlap else None
         )
         self._pending: tuple[I64, Future[U8]] | None = None
 
     @property
-    def slots(self) -> int:
-        """Slots of the row cache."""
-        return self.cache.slots
+    def step_tokens(self) -> int:
+        """See Rows.step_tokens: with a slot for every record, there is no limit."""
+        cache = self.cache
+        return cache.slots if cache.slots < cache.layout.records else ANY_NUMBER
 
     def counters(self) -> RowCounters:
         """Of cache, store and stalls."""
@@ -95,16 +102,16 @@ class Prefetcher:
             self.cache.hits, self.cache.misses, self.store.bytes_read, self.stall_seconds
         )
 
-    def fill(self, token_ids: I64, batch_tokens: int, deadline: float = float("inf")) -> None:
-        """Read the rows of ids into empty slots, in their order, until `deadline` (perf_counter).
+    def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
+        """Read records into empty slots, in their order, until `deadline` (perf_counter).
 
-        `batch_tokens` at a time: the memory plan counts the records of so many. Raises RowReadError.
+        `batch_size` at a time: the memory plan counts so many. Raises RowReadError.
         """
-        wanted = token_ids[: self.cache.slots]
-        for start in range(0, len(wanted), batch_tokens):
+        records = records[: self.cache.slots]
+        for start in range(0, len(records), batch_size):
             if time.perf_counter() > deadline:
                 return
-            batch = self.cache.missing(wanted[start : start + batch_tokens])
+            batch = self.cache.missing(records[start : start + batch_size])
             if len(batch):
                 self.cache.install(batch, self.store.read(batch), batch)
 
@@ -112,23 +119,27 @@ class Prefetcher:
         """See Rows.submit."""
         if self._thread is None or self._pending is not None:
             return
-        wanted = self.cache.missing(token_ids)
+        wanted = self.cache.missing(self._records_of(token_ids))
         if len(wanted):
             self._pending = (wanted, self._thread.submit(self.store.read, wanted))
 
     def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
-        """See Rows.fetch. There must be at least as many slots as distinct ids.
+        """See Rows.fetch. There must be at least as many slots as distinct records.
 
         Raises RowReadError; what the cache holds is then still right, and a later call reads again
         what is missing.
         """
-        self.cache.use(token_ids)
-        self._install_pending(token_ids)
-        missing = self.cache.missing(token_ids)
+        wanted = self._records_of(token_ids)
+        self.cache.use(wanted)
+        self._install_pending(wanted)
+        missing = self.cache.missing(wanted)
         if len(missing):
             records = self._timed(lambda: self.store.read(missing))
-            self.cache.install(missing, records, token_ids)
-        return self.cache.slots_of(token_ids)
+            self.cache.install(missing, records, wanted)
+        return self.cache.slots_of(wanted)
+
+    def _records_of(self, token_ids: I64) -> I64:
+        return token_ids if self._index is None else self._index[token_ids].astype(np.int64)
 
     def _install_pending(self, keep: I64) -> None:
         if self._pending is None:

@@ -57,16 +57,16 @@ def _ways(path: str | Path) -> dict[str, dict[str, Any]]:
         ways["prepared"] = plain | {"prepare": True}
     if tables is None:
         return ways
-    several = min(64, tables.vocab_size)
+    several = min(64, tables.records)
     ways |= {
-        "fewest slots": plain | {"slots": min(LEAST_CHUNK, tables.vocab_size)},
+        "fewest slots": plain | {"slots": min(LEAST_CHUNK, tables.records)},
         f"{several} slots, overlapped": plain | {"slots": several, "overlap": True},
         "mmap": plain | {"reads": "mmap"},
         "mmap, overlapped": plain | {"reads": "mmap", "overlap": True},
         "warm start": plain | {"warm_start": True},
         "emulated SD card, overlapped": plain | {"emulate_flash": "sdcard", "overlap": True},
     }
-    if tables.vocab_size * tables.record_nbytes < RESIDENT_SHARE * available_memory():
+    if tables.records * tables.record_nbytes < RESIDENT_SHARE * available_memory():
         ways["resident"] = plain | {"resident": True}
     return ways
 

@@ -1,4 +1,4 @@
-"""The row store: token ids -> records, read from flash and checked. Knows offsets, not policy.
+"""The row store: numbers -> records, read from flash and checked. Knows offsets, not policy.
 
 Two ways to read behind one interface. `pread` (default) reports a bad disk as an error. `mmap` copies
 from a memory map; a file that is cut while it is mapped kills the process by SIGBUS, so it is an
@@ -18,8 +18,9 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,24 @@ from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.flash import EmulatedFlash
 from stem_edge.runtime.machine import own_pages
-from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c, open_grid
+from stem_edge.shards import CRC_NBYTES, crc32c
+from stem_edge.table_store import TableFormat, TableStore, open_table_store
+from stem_edge.token_index import I32
 
 ReadMode = Literal["pread", "mmap"]
 READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 # Enough to keep a phone's flash busy; more gained little where it was measured (design: 8 -> 32).
 POOL_THREADS = 8
+
+
+class _Place(NamedTuple):
+    """Where a record and its checksum lie."""
+
+    number: int
+    array: int
+    shard: int
+    offset: int
+    nbytes: int
 
 
 class RowStore:
@@ -44,32 +57,33 @@ class RowStore:
     """
 
     def __init__(
-        self, grid: ShardGrid, reads: ReadMode = "pread", flash: EmulatedFlash | None = None
+        self, tables: TableStore, reads: ReadMode = "pread", flash: EmulatedFlash | None = None
     ) -> None:
         if reads not in READ_MODES:
             raise InputError(f"reads is {reads!r}; expected one of {', '.join(READ_MODES)}")
-        self._grid, self._flash = grid, flash
-        self._files: list[io.FileIO] = []
-        self._maps: list[mmap.mmap] = []
+        self._tables, self._flash = tables, flash
+        self._files: list[list[io.FileIO]] = [[] for _ in tables.grids]  # of each array
+        self._maps: list[list[mmap.mmap]] = [[] for _ in tables.grids]
         self._pool: ThreadPoolExecutor | None = None
         self._seek_lock = threading.Lock()
         self.bytes_read = 0  # of records and their checksums, since opening
         try:
-            for shard in range(grid.shards):
-                grid.check_shard(shard)
-                self._open_shard(grid.shard_path(shard), mapped=reads == "mmap")
+            for array, grid in enumerate(tables.grids):
+                for shard in range(grid.shards):
+                    grid.check_shard(shard)
+                    self._open_shard(array, grid.shard_path(shard), mapped=reads == "mmap")
         except BaseException:
             self.close()
             raise
         if not hasattr(os, "posix_fadvise"):
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
 
-    def _open_shard(self, path: Path, *, mapped: bool) -> None:
+    def _open_shard(self, array: int, path: Path, *, mapped: bool) -> None:
         try:
             file = io.FileIO(path)
-            self._files.append(file)
+            self._files[array].append(file)
             if mapped:
-                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                self._maps[array].append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise BundleError(
                 f"{path}: cannot open this shard ({error.strerror}); check permissions and the "
@@ -78,80 +92,94 @@ class RowStore:
 
     @property
     def layout(self) -> RecordLayout:
-        """Byte layout of the records."""
-        return self._grid.layout
+        """Byte layout of the records that are read."""
+        return self._tables.format.tables
 
-    def advise(self, token_ids: npt.NDArray[np.int64]) -> None:
+    @property
+    def index(self) -> I32 | None:
+        """Record of each token; None: the one of its own number."""
+        return self._tables.index
+
+    def advise(self, numbers: npt.NDArray[np.int64]) -> None:
         """Ask the system to start reading these records; returns at once, promises nothing."""
         if not hasattr(os, "posix_fadvise"):
             return
-        for token in token_ids.tolist():
-            shard, offset = self._place(token)
+        for number in numbers.tolist():
+            at = self._place(number)
+            file = self._files[at.array][at.shard]
             with contextlib.suppress(OSError):  # a file system may not take advice
-                os.posix_fadvise(
-                    self._files[shard].fileno(), offset, self._grid.stride, os.POSIX_FADV_WILLNEED
-                )
+                os.posix_fadvise(file.fileno(), at.offset, at.nbytes, os.POSIX_FADV_WILLNEED)
 
-    def read(self, token_ids: npt.NDArray[np.int64]) -> U8:
-        """Records uint8 [n, record_nbytes] of the ids [n]; ascending ids read fastest.
+    def read(self, numbers: npt.NDArray[np.int64]) -> U8:
+        """Records uint8 [n, record_nbytes] of these numbers [n]; ascending ones read fastest.
 
         Raises RowReadError naming shard and offset when a record is unreadable or damaged; then no
         record of the call is returned.
         """
         started = time.perf_counter()
-        sealed = own_pages((len(token_ids), self._grid.stride), np.uint8)
-        jobs = list(zip(token_ids.tolist(), sealed, strict=True))
+        sealed = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
+        jobs = list(zip(numbers.tolist(), sealed, strict=True))
         if self._pool is not None and len(jobs) > 1:
-            list(self._pool.map(lambda job: self._read_one(*job), jobs))
+            nbytes = sum(self._pool.map(lambda job: self._read_one(*job), jobs))
         else:
             if len(jobs) > 1:
-                self.advise(token_ids)
-            for token, buffer in jobs:
-                self._read_one(token, buffer)
+                self.advise(numbers)
+            nbytes = sum(self._read_one(number, buffer) for number, buffer in jobs)
         if self._flash is not None:
-            self._flash.wait(started, len(jobs), sealed.nbytes)
-        self.bytes_read += sealed.nbytes
+            self._flash.wait(started, len(jobs), nbytes)
+        self.bytes_read += nbytes
         return sealed[:, :-CRC_NBYTES]
 
-    def _read_one(self, token: int, buffer: U8) -> None:
-        shard, offset = self._place(token)
+    def _read_one(self, number: int, buffer: U8) -> int:
+        """Fill the buffer with a record; returns the bytes read."""
+        at = self._place(number)
+        if at.array == 0:
+            self._read_sealed(at, buffer)
+        else:
+            sealed = np.empty(at.nbytes, np.uint8)
+            self._read_sealed(at, sealed)
+            self._tables.format.widen(sealed[None, :-CRC_NBYTES], buffer[None, :-CRC_NBYTES])
+        return at.nbytes
+
+    def _read_sealed(self, at: _Place, buffer: U8) -> None:
         try:
-            count = self._fill(shard, offset, buffer)
+            count = self._fill(at, buffer)
         except OSError as error:
-            raise self._error(token, f"{error.strerror}; check the storage device") from error
+            raise self._error(at, f"{error.strerror}; check the storage device") from error
         if count != len(buffer):
-            raise self._error(token, f"{count} of {len(buffer)} bytes; the file was cut while open")
+            raise self._error(at, f"{count} of {len(buffer)} bytes; the file was cut while open")
         expected = int.from_bytes(buffer[-CRC_NBYTES:].tobytes(), "little")
         found = crc32c(buffer[:-CRC_NBYTES])
         if found != expected:
             raise self._error(
-                token,
+                at,
                 f"its crc32c is {found:08x}, expected {expected:08x}; the file is damaged: run "
                 "stem-edge verify, then copy or export the bundle again",
             )
 
-    def _error(self, token: int, reason: str) -> RowReadError:
-        shard, offset = self._place(token)
-        path = self._grid.shard_path(shard)
-        return RowReadError(f"{path}: record of token {token} at byte {offset}: {reason}")
+    def _error(self, at: _Place, reason: str) -> RowReadError:
+        path = self._tables.grids[at.array].shard_path(at.shard)
+        return RowReadError(f"{path}: record {at.number} at byte {at.offset}: {reason}")
 
-    def _place(self, token: int) -> tuple[int, int]:
-        """Shard and byte offset of a token's record."""
-        if not 0 <= token < self.layout.vocab_size:
-            raise InputError(f"token id {token} is not in 0..{self.layout.vocab_size - 1}")
-        shard, place = divmod(token, self._grid.records_per_shard)
-        return shard, place * self._grid.stride
+    def _place(self, number: int) -> _Place:
+        if not 0 <= number < self.layout.records:
+            raise InputError(f"record {number} is not in 0..{self.layout.records - 1}")
+        array, row = self._tables.grid_of(number)
+        grid = self._tables.grids[array]
+        shard, place = divmod(row, grid.records_per_shard)
+        return _Place(number, array, shard, place * grid.stride, grid.stride)
 
-    def _fill(self, shard: int, offset: int, buffer: U8) -> int:
+    def _fill(self, at: _Place, buffer: U8) -> int:
         """Read into the buffer; returns the bytes read, fewer only at the end of the file."""
-        if self._maps:
+        if self._maps[at.array]:
             # bytes and not a view: a view that a traceback keeps alive would bar close().
-            piece = self._maps[shard][offset : offset + len(buffer)]
+            piece = self._maps[at.array][at.shard][at.offset : at.offset + len(buffer)]
             buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
             return len(piece)
         view, done = buffer.data, 0
         while done < len(buffer):
-            count = self._read_at(self._files[shard], offset + done, view[done:])
+            file = self._files[at.array][at.shard]
+            count = self._read_at(file, at.offset + done, view[done:])
             if not count:
                 break
             done += count
@@ -168,9 +196,9 @@ class RowStore:
         """Close all files; further reads fail."""
         if self._pool is not None:
             self._pool.shutdown()
-        for mapped in self._maps:
+        for mapped in chain(*self._maps):
             mapped.close()
-        for file in self._files:
+        for file in chain(*self._files):
             file.close()
 
     def __enter__(self) -> Self:
@@ -182,15 +210,15 @@ class RowStore:
 
 def open_store(
     root: Path,
-    layout: RecordLayout,
+    format: TableFormat,
     reads: ReadMode = "pread",
     flash: EmulatedFlash | None = None,
 ) -> RowStore:
-    """Open the table store in the folder `root`, whose records must have this layout."""
-    grid = open_grid(root)
-    if grid.layout != layout:
+    """Open the table store in the folder `root`, which must be of this format."""
+    tables = open_table_store(root)
+    if tables.format != format:
         raise BundleError(
-            f"{root}: its records are {grid.layout}, the manifest says {layout}; the files are of "
-            "different bundles: export again"
+            f"{root}: its records are {tables.format}, the manifest says {format}; the files are "
+            "of different bundles: export again"
         )
-    return RowStore(grid, reads, flash)
+    return RowStore(tables, reads, flash)

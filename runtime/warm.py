@@ -1,7 +1,7 @@
 """A warm start of the row cache: rows of the tokens that text uses most, before the first prompt.
 
-Counts come from earlier runs with the bundle, kept in the user's cache folder, else from the text
-that its exporter counted. They say which tokens were used, not in which order.
+Counts of records come from earlier runs with the bundle, kept in the user's cache folder, else from
+the text whose tokens its exporter counted. They say what was used, not in which order.
 """
 
 from __future__ import annotations
@@ -17,25 +17,33 @@ from stem_edge.errors import RowReadError
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.user_cache import cache_folder, counts_file
-from stem_edge.token_counts import read_counts, write_counts
+from stem_edge.token_counts import Counts, counts_of_records, read_counts, write_counts
+from stem_edge.token_index import I32
 
 # Reading goes on while graphs are loaded, and at most this long.
 SECONDS = 1.0
 
 
-def expected_tokens(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> I64:
-    """Tell the cache what was counted; the ids to fill it with, best first, none without counts."""
-    vocab_size = cache.layout.vocab_size
-    counts = read_counts(counts_file(cache_folder(cache_dir), bundle), vocab_size)
+def expected_records(bundle: Bundle, rows: Prefetcher, cache_dir: str | Path | None) -> I64:
+    """Tell the cache what was counted; what to fill it with, best first, nothing without counts."""
+    counts = known_counts(bundle, rows.store.index, cache_dir)
+    return np.zeros(0, np.int64) if counts is None else rows.cache.expect_counts(counts)
+
+
+def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None) -> Counts | None:
+    """How often each record was used, if anyone knows."""
+    model = bundle.manifest.model
+    counts = read_counts(counts_file(cache_folder(cache_dir), bundle), model.records)
     if counts is None and TOKEN_COUNTS in bundle.manifest.files:
-        counts = read_counts(bundle.file(TOKEN_COUNTS), vocab_size)
-    return np.zeros(0, np.int64) if counts is None else cache.expect_counts(counts)
+        tokens = read_counts(bundle.file(TOKEN_COUNTS), model.vocab_size)
+        counts = None if tokens is None else counts_of_records(tokens, index, model.records)
+    return counts
 
 
-def fill(rows: Prefetcher, token_ids: I64, batch_tokens: int) -> None:
-    """Read their rows; flash that fails now fails again, and is reported, when a row is needed."""
+def fill(rows: Prefetcher, records: I64, batch_size: int) -> None:
+    """Read records; flash that fails now fails again, and is reported, when a row is needed."""
     with contextlib.suppress(RowReadError):
-        rows.fill(token_ids, batch_tokens, time.perf_counter() + SECONDS)
+        rows.fill(records, batch_size, time.perf_counter() + SECONDS)
 
 
 def keep_counts(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> None:

@@ -3,7 +3,7 @@
     manifest.json                     this module's Manifest
     backbone.*.onnx  backbone.onnx.data   stem_edge.graph_io
     prefill.onnx  prefill.onnx.data       optional: int8 matrices for prompts
-    tables.zarr/                          stem_edge.shards; a dense model has none
+    tables.zarr/                          stem_edge.table_store; a dense model has none
     tokenizer.json  tokenizer_config.json
     token_counts.npy                      optional: stem_edge.token_counts
 
@@ -19,7 +19,7 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -28,8 +28,10 @@ from stem_edge.errors import BundleError
 from stem_edge.graph_io import PREFILL, decode_graphs, graph_file
 from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout
+from stem_edge.table_store import TableFormat
+from stem_edge.token_index import INDEX
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 BACKBONE_DATA = "backbone.onnx.data"
 PREFILL_DATA = "prefill.onnx.data"
@@ -45,6 +47,11 @@ HASH_PIECE_NBYTES = 1 << 22
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
+# qkv are the three matrices before attention, stacked; project makes rows of low-rank tables.
+MatrixKind = Literal["embedding", "head", "qkv", "wo", "gate", "up", "down", "project"]
+MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
+VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
+QuantizerName = Literal["rtn", "search", "gptq"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +68,23 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     head: WeightType  # embedding and head, the two matrices of V rows
     # Inputs that share a scale, at most; a narrow matrix uses less.
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
+    kinds: dict[MatrixKind, WeightType] = {}  # those of another type than that
+    asymmetric: bool = False  # whether each block has a zero point of its own
+    quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether there is a graph of its own for prompts
+
+    def type_of(self, kind: MatrixKind) -> WeightType:
+        """Type of the matrices of a kind."""
+        return self.kinds.get(kind, self.head if kind in VOCABULARY_KINDS else self.weights)
+
+    def bits(self, kind: MatrixKind) -> int:
+        """Bits of a value in the matrices of a kind."""
+        return WEIGHT_BITS[self.type_of(kind)]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any matrix is."""
+        return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
 
 
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,24 +119,41 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     format_version: int
     model: ModelConfig
     backbone: BackboneFormat
-    tables: RecordLayout | None  # of a dense model: None
+    tables: RecordLayout | None  # of a slot of the row cache; of a dense model: None
+    rare_tables: RecordLayout | None = (
+        None  # of the records of rare tokens, if they have fewer bits
+    )
+    indexed: bool = False  # whether an index says which record a token has
     files: dict[str, FileEntry]  # path with forward slashes -> entry
     report: QualityReport
 
     def __post_init__(self) -> None:
         model = self.model
-        if self.tables is not None:
-            _check_tables(model, self.tables)
-        elif model.stem_layers:
-            raise ValueError(f"no tables, but STEM layers {model.stem_layers}")
+        if (tables := self.table_format) is not None:
+            _check_tables(model, tables.tables)
+        elif model.stem_layers or self.rare_tables is not None or self.indexed:
+            raise ValueError(
+                f"no tables, but STEM layers {model.stem_layers}, rare tables or index"
+            )
         for name in self.files:
             _check_name(name)
         for name in self.required_files():
             if name not in self.files:
                 raise ValueError(f"no entry for {name}")
-        quantized = "fp32" not in (self.backbone.weights, self.backbone.head)
-        if quantized and not fitting_block(model.dim, self.backbone.block_size):
+        if self.backbone.quantized and not fitting_block(model.dim, self.backbone.block_size):
             raise ValueError(f"dim {model.dim} cannot be cut into blocks")
+
+    @property
+    def table_format(self) -> TableFormat | None:
+        """Everything about the table store; None of a dense model."""
+        if self.tables is None:
+            return None
+        return TableFormat(
+            tokens=self.model.vocab_size,
+            tables=self.tables,
+            rare_tables=self.rare_tables,
+            indexed=self.indexed,
+        )
 
     def graphs(self) -> list[str]:
         """Names of the graphs (stem_edge.graph_io) in the bundle, in their order."""
@@ -124,16 +164,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         names = [graph_file(graph) for graph in self.graphs()]
         names += [BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG]
         names += [PREFILL_DATA] if self.backbone.prefill else []
-        if self.tables is not None:
-            names += [f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"]
+        if (tables := self.table_format) is not None:
+            folders = [f"{TABLES}/{folder}" for folder in tables.folders()]
+            names += [f"{folder}/zarr.json" for folder in (TABLES, *folders)]
+            names += [f"{TABLES}/{INDEX}/c/0"] if tables.indexed else []
         return names
 
 
 def _check_tables(model: ModelConfig, tables: RecordLayout) -> None:
     pairs = {
-        "vocabulary": (model.vocab_size, tables.vocab_size),
+        "records": (model.records, tables.records),
         "STEM layers": (model.stem_layers, tables.layers),
-        "d_ff": (model.d_ff, tables.d_ff),
+        "parts of a row": (model.row_parts(), tables.parts),
     }
     for what, (of_model, of_tables) in pairs.items():
         if of_model != of_tables:

@@ -1,6 +1,10 @@
-"""The model description that exporter, reference model and runtime share."""
+"""The model description that exporter, reference model and runtime share: the one place that says
+what a model computes. A new architecture is a checkpoint reader that fills it in.
+"""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import msgspec
 
@@ -9,12 +13,57 @@ MAX_VOCAB = 1 << 24
 MAX_LAYERS = 1 << 12
 MAX_WIDTH = 1 << 20
 MAX_CONTEXT = 1 << 24
+MAX_FACTOR = 1 << 16
+MAX_THETA = 1e15
+LEAST_SCALING = 1e-6
+
+StemFfn = Literal["stem", "stem-plus", "stem-gate", "hash-moe"]
+FfnKind = Literal["dense", "stem", "stem-plus", "stem-gate", "hash-moe"]
+Term = Literal["matrix", "row"]
+# An FFN is W_down (SiLU(gate) * up); gate and up are sums of W x and of the token's row. Experts are
+# dense FFNs whose three matrices are the row.
+FFN_TERMS: dict[FfnKind, dict[str, tuple[Term, ...]]] = {
+    "dense": {"gate": ("matrix",), "up": ("matrix",)},
+    "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
+    "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
+    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # 4.4.2
+    "hash-moe": {},  # eq. 3, one expert a token
+}
+BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "head")
+
+
+class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="linear"):
+    """Positions over `factor`."""
+
+    factor: float
+
+
+class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
+    """Llama 3.1: long waves over `factor`, short ones as they are, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yarn"):
+    """YaRN (arXiv 2309.00071): a ramp over dimensions, and a factor on cosines and sines."""
+
+    factor: float
+    original_context: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # the ramp ends at whole dimensions
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Shape of a decoder-only transformer with SwiGLU FFNs, some of them STEM layers.
+    """A decoder-only transformer with RMS norms, RoPE and gated FFNs, some of them STEM layers.
 
-    A STEM layer has no up projection: `y = W_down (SiLU(W_gate x) * U_l[t])` (STEM paper, eq. 4).
     Raises ValueError when the numbers contradict each other.
     """
 
@@ -25,12 +74,22 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     n_kv_heads: int
     head_dim: int
     d_ff: int
-    stem_layers: tuple[int, ...]  # ascending
+    stem_layers: tuple[int, ...]  # ascending; the layers that take rows
     norm_eps: float
     rope_theta: float
     max_context: int  # tokens the model was built for
+    stem_ffn: StemFfn = "stem"  # what these layers compute
+    row_rank: int = 0  # of low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
+    n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int = 0  # tokens that attention sees, its own among them; 0: all
+    window_layers: tuple[int, ...] | None = None  # where; None: in all layers
+    qk_norm_eps: float | None = None  # RMS norm of each head of q and k before RoPE; None: none
+    post_norms: bool = False  # an RMS norm after attention and FFN, too
+    biases: tuple[str, ...] = ()  # matrices with a bias, of BIASED
+    logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they do not
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -46,71 +105,164 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs")
-        if not (0 < self.norm_eps < 1 and 0 < self.rope_theta < float("inf")):
+        if not (0 < self.norm_eps < 1 and 1 < self.rope_theta <= MAX_THETA):
             raise ValueError(
                 f"norm_eps {self.norm_eps} or rope_theta {self.rope_theta} out of range"
             )
-        self._check_ids()
-
-    def _check_range(self, field: str, largest: int) -> None:
-        value = getattr(self, field)
-        if not 0 < value <= largest:
-            raise ValueError(f"{field} is {value}; expected 1 to {largest}")
-
-    def _check_ids(self) -> None:
-        if list(self.stem_layers) != sorted(set(self.stem_layers)):
-            raise ValueError(f"stem_layers {self.stem_layers} is not ascending without repeats")
-        if (
-            self.stem_layers
-            and not 0 <= self.stem_layers[0] <= self.stem_layers[-1] < self.n_layers
-        ):
-            raise ValueError(
-                f"stem_layers {self.stem_layers} outside of the {self.n_layers} layers"
-            )
+        self._check_layers("stem_layers", self.stem_layers)
+        self._check_layers("window_layers", self.window_layers or ())
+        self._check_rows()
+        self._check_extras()
         for token in (*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"special token id {token} outside of vocab_size {self.vocab_size}"
                 )
 
+    def _check_range(self, field: str, largest: int) -> None:
+        value = getattr(self, field)
+        if not 0 < value <= largest:
+            raise ValueError(f"{field} is {value}; expected 1 to {largest}")
+
+    def _check_layers(self, field: str, layers: tuple[int, ...]) -> None:
+        if list(layers) != sorted(set(layers)):
+            raise ValueError(f"{field} {layers} is not ascending without repeats")
+        if layers and not 0 <= layers[0] <= layers[-1] < self.n_layers:
+            raise ValueError(f"{field} {layers} outside of the {self.n_layers} layers")
+
+    def _check_rows(self) -> None:
+        known = get_args(StemFfn)
+        if self.stem_ffn not in known:
+            raise ValueError(f"stem_ffn is {self.stem_ffn!r}; expected one of {', '.join(known)}")
+        hashed = self.stem_ffn == "hash-moe"
+        if hashed != (self.n_experts > 0) or not 0 <= self.n_experts <= self.vocab_size:
+            raise ValueError(
+                f"n_experts is {self.n_experts} in a {self.stem_ffn} model of {self.vocab_size} tokens"
+            )
+        if not 0 <= self.row_rank <= self.d_ff or (hashed and self.row_rank):
+            raise ValueError(f"row_rank is {self.row_rank} in a {self.stem_ffn} model")
+
+    def _check_extras(self) -> None:
+        unknown = [name for name in self.biases if name not in BIASED]
+        if unknown or len(set(self.biases)) < len(self.biases):
+            raise ValueError(
+                f"biases {self.biases}; expected some of {', '.join(BIASED)}, once each"
+            )
+        if "head" in self.biases and self.tied_head:
+            raise ValueError("a head that is tied to the embedding has no bias")
+        if not 0 <= self.sliding_window <= MAX_CONTEXT:
+            raise ValueError(
+                f"sliding_window is {self.sliding_window}; expected 0 to {MAX_CONTEXT}"
+            )
+        if not 0 <= self.logit_softcap < float("inf"):
+            raise ValueError(f"logit_softcap is {self.logit_softcap}; expected 0 or more")
+        if self.qk_norm_eps is not None and not 0 <= self.qk_norm_eps < 1:
+            raise ValueError(f"qk_norm_eps is {self.qk_norm_eps}; expected 0 to 1")
+        if self.rope_scaling is not None:
+            _check_scaling(self.rope_scaling)
+
+    def ffn_kind(self, layer: int) -> FfnKind:
+        """What the FFN of a layer computes."""
+        return self.stem_ffn if layer in self.stem_layers else "dense"
+
+    def window(self, layer: int) -> int:
+        """Tokens that the attention of a layer sees; 0: all."""
+        everywhere = self.window_layers is None or layer in self.window_layers
+        return self.sliding_window if everywhere else 0
+
+    def layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of a layer's tensors in the backbone, matrices as [outputs, inputs]."""
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "attention_norm": (self.dim,),
+            "wq": (q, self.dim),
+            "wk": (kv, self.dim),
+            "wv": (kv, self.dim),
+            "wo": (self.dim, q),
+        }
+        if self.qk_norm_eps is not None:
+            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        shapes["ffn_norm"] = (self.dim,)
+        if self.post_norms:
+            shapes |= {"attention_post_norm": (self.dim,), "ffn_post_norm": (self.dim,)}
+        terms = FFN_TERMS[self.ffn_kind(layer)]
+        shapes |= {n: (self.d_ff, self.dim) for n, parts in terms.items() if "matrix" in parts}
+        if terms:
+            shapes["down"] = (self.dim, self.d_ff)
+        if self.row_rank and any("row" in parts for parts in terms.values()):
+            shapes["project"] = (self.d_ff, self.row_rank)
+        biased = [name for name in shapes if name in self.biases]
+        return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
+
     def backbone_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every backbone tensor, matrices as [outputs, inputs]."""
-        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.dim)}
         for layer in range(self.n_layers):
-            at = f"layers.{layer}."
-            shapes |= {
-                at + "attention_norm": (self.dim,),
-                at + "wq": (q, self.dim),
-                at + "wk": (kv, self.dim),
-                at + "wv": (kv, self.dim),
-                at + "wo": (self.dim, q),
-                at + "ffn_norm": (self.dim,),
-                at + "gate": (self.d_ff, self.dim),
-                at + "down": (self.dim, self.d_ff),
-            }
-            if layer not in self.stem_layers:
-                shapes[at + "up"] = (self.d_ff, self.dim)
+            shapes |= {f"layers.{layer}.{n}": s for n, s in self.layer_shapes(layer).items()}
         shapes["norm"] = (self.dim,)
         if not self.tied_head:
             shapes["head"] = (self.vocab_size, self.dim)
+        if "head" in self.biases:
+            shapes["head.bias"] = (self.vocab_size,)
         return shapes
+
+    def row_parts(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the arrays that a row in the tables is made of.
+
+        An expert has two: gate and up with their rows alternating, and down.
+        """
+        if self.stem_ffn == "hash-moe":
+            return (2 * self.d_ff, self.dim), (self.dim, self.d_ff)
+        return ((self.row_rank or self.d_ff,),)
+
+    def dense_twin(self) -> ModelConfig:
+        """The same model with up projections in all layers, and no tables."""
+        return msgspec.structs.replace(
+            self, stem_layers=(), stem_ffn="stem", row_rank=0, n_experts=0
+        )
+
+    @property
+    def records(self) -> int:
+        """Records in the table store: one a token, or one an expert."""
+        return self.n_experts or self.vocab_size
+
+    @property
+    def record_values(self) -> int:
+        """Values in one record."""
+        width = sum(_product(shape) for shape in self.row_parts())
+        return width * len(self.stem_layers)
 
     @property
     def table_parameters(self) -> int:
         """Parameters in the tables."""
-        return self.vocab_size * self.d_ff * len(self.stem_layers)
+        return self.records * self.record_values
 
     @property
     def backbone_parameters(self) -> int:
         """Parameters outside of the tables."""
-        total = 0
-        for shape in self.backbone_shapes().values():
-            total += shape[0] * (shape[1] if len(shape) == 2 else 1)
-        return total
+        return sum(map(_product, self.backbone_shapes().values()))
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: the backbone (one row of its embedding) and one record."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
-        return self.backbone_parameters - embedding + self.d_ff * len(self.stem_layers)
+        return self.backbone_parameters - embedding + self.record_values
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) == 2 else 1)
+
+
+def _check_scaling(scaling: RopeScaling) -> None:
+    for field in scaling.__struct_fields__:
+        value = getattr(scaling, field)
+        if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
+            raise ValueError(
+                f"{field} of the RoPE scaling is {value}; expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
+            )
+    if not 1 <= scaling.factor <= MAX_FACTOR:
+        raise ValueError(
+            f"factor of the RoPE scaling is {scaling.factor}; expected 1 to {MAX_FACTOR}"
+        )
+    if isinstance(scaling, Llama3Rope) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise ValueError("low_freq_factor of the RoPE scaling is not below high_freq_factor")

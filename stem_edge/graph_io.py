@@ -24,6 +24,7 @@ matrices are int8, which is faster for many tokens and slower for one. All graph
 | keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
+| row_codes.<l>.1, row_scales.<l>.1 | the same, [slots, rows, ...] | an expert's second matrix |
 | row_zero_points | uint8 [slots, groups*bits/8] | the same for all layers, quantized rows only |
 
 | output | type, shape | meaning |
@@ -53,8 +54,6 @@ ROPE_SIN = "rope_sin"
 KEYS = "keys."
 VALUES = "values."
 NEW = "new_"
-ROW_CODES = "row_codes."
-ROW_SCALES = "row_scales."
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
 
@@ -64,6 +63,16 @@ HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
 def graph_file(graph: str) -> str:
     """File of a graph in the bundle."""
     return "prefill.onnx" if graph == PREFILL else f"backbone.{graph}.onnx"
+
+
+def row_codes(layer: int, part: int = 0) -> str:
+    """Input that holds the slots of one part (ModelConfig.row_parts) of a layer's rows."""
+    return f"row_codes.{layer}" + (f".{part}" if part else "")
+
+
+def row_scales(layer: int, part: int = 0) -> str:
+    """Input that holds the scales of these."""
+    return f"row_scales.{layer}" + (f".{part}" if part else "")
 
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:

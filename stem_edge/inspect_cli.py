@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import stem_edge
-from stem_edge.bundle import PREFILL_DATA, TABLES, Bundle, Manifest, open_bundle
+from stem_edge.bundle import (
+    MATRIX_KINDS,
+    PREFILL_DATA,
+    TABLES,
+    VOCABULARY_KINDS,
+    BackboneFormat,
+    Bundle,
+    Manifest,
+    open_bundle,
+)
+from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.measuring.cost_report import cost_figures, cost_report
 from stem_edge.measuring.cost_table import cost_table
@@ -116,7 +126,9 @@ def _architecture(manifest: Manifest) -> Rows:
     return [
         ("architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {model.d_ff}"),
         ("attention", heads),
+        ("", _attention_details(model)),
         ("STEM layers", f"{len(model.stem_layers)} of {model.n_layers}: {layers}"),
+        *([("  their FFN", _ffn(model))] if model.stem_layers else []),
         ("vocabulary", f"{model.vocab_size:,} tokens, head {head}"),
         ("context", f"{model.max_context:,} tokens"),
         ("parameters", f"{total:,}"),
@@ -125,27 +137,58 @@ def _architecture(manifest: Manifest) -> Rows:
     ]
 
 
+def _attention_details(model: ModelConfig) -> str:
+    details = ["RoPE in pairs" if model.rope_interleaved else "RoPE in halves"]
+    scaling = model.rope_scaling
+    details += [f"scaled as {scaling.__struct_config__.tag}"] if scaling else []
+    details += [f"window of {model.sliding_window}"] if model.sliding_window else []
+    details += ["q and k normed"] if model.qk_norm_eps is not None else []
+    details += [f"biases: {', '.join(model.biases)}"] if model.biases else []
+    details += ["post norms"] if model.post_norms else []
+    details += [f"logits capped at {model.logit_softcap:g}"] if model.logit_softcap else []
+    return ", ".join(details)
+
+
+def _ffn(model: ModelConfig) -> str:
+    if model.n_experts:
+        return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
+    return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "")
+
+
 def _storage(manifest: Manifest) -> Rows:
     backbone, report = manifest.backbone, manifest.report
-    blocks = f" in blocks of {backbone.block_size}" if backbone.weights != "fp32" else ""
     prefill = manifest.files[PREFILL_DATA].nbytes if backbone.prefill else 0
     return [
-        ("backbone", f"{format_size(report.backbone_nbytes)}, {backbone.weights}{blocks}"),
-        ("  embedding, head", backbone.head),
+        ("backbone", f"{format_size(report.backbone_nbytes)}, {_weights(backbone)}"),
+        ("  embedding, head", ", ".join(dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS)))),
         ("  prefill graph", f"{format_size(prefill)} of it, int8" if prefill else "none"),
         *_tables(manifest),
         ("checkpoint was", format_size(report.checkpoint_nbytes)),
     ]
 
 
+def _weights(backbone: BackboneFormat) -> str:
+    """Types of the layers' matrices and how their codes were found."""
+    types: list[str] = [backbone.weights]
+    types += [f"{k} {t}" for k, t in backbone.kinds.items() if k not in VOCABULARY_KINDS]
+    quantized = any(backbone.bits(k) < 32 for k in MATRIX_KINDS if k not in VOCABULARY_KINDS)
+    details = ", ".join(types) + (f" in blocks of {backbone.block_size}" if quantized else "")
+    details += ", asymmetric" if backbone.asymmetric else ""
+    return details + (f", by {backbone.quantizer}" if backbone.quantizer != "rtn" else "")
+
+
 def _tables(manifest: Manifest) -> Rows:
-    tables = manifest.tables
+    tables, rare = manifest.tables, manifest.rare_tables
     if tables is None:
         return []
     groups = f" in groups of {tables.group_size}" if tables.quantized else ""
+    kinds = f"{tables.row_type}{groups}"
+    if rare is not None:
+        frequent = tables.records - rare.records
+        kinds = f"int8 of {frequent:,} records{groups}, int4 of {rare.records:,}"
     nbytes = format_size(_nbytes(manifest, TABLES))
     return [
-        ("tables on flash", f"{nbytes}, {tables.row_type}{groups}"),
+        ("tables on flash", f"{nbytes}, {kinds}"),
         ("  one record", f"{format_size(tables.record_nbytes)}, what a token reads at most"),
     ]
 

@@ -1,12 +1,17 @@
 """Block quantization as onnxruntime's MatMulNBits and GatherBlockQuantized read it.
 
-A matrix [N, K] is cut along K into blocks; a block of `bits`-bit codes shares one float32 scale:
-`value = (code - 2**(bits-1)) * scale`. 4-bit codes are packed two to a byte, low nibble first.
+A matrix [N, K] is cut along K into blocks; a block of `bits`-bit codes shares one float32 scale and
+one zero point: `value = (code - zero_point) * scale`. Symmetric blocks all have the zero point
+2**(bits-1), which need not be stored. 4-bit codes and zero points are packed two to a byte, low
+nibble first, each row from a whole byte on.
+
+Here scales are those of the block's range (round to nearest); stem_edge.block_search finds better
+ones.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +20,14 @@ F32: TypeAlias = npt.NDArray[np.float32]
 U8: TypeAlias = npt.NDArray[np.uint8]
 
 MIN_BLOCK = 16  # both operators refuse smaller blocks
+
+
+class Blocks(NamedTuple):
+    """A quantized matrix [N, K]."""
+
+    codes: U8  # [N, K*bits/8]
+    scales: F32  # [N, K/block]
+    zero_points: U8 | None = None  # [N, ceil(K/block*bits/8)]; None: symmetric
 
 
 def fitting_block(width: int, wanted: int) -> int:
@@ -29,42 +42,97 @@ def fitting_block(width: int, wanted: int) -> int:
 
 
 def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
-    """Quantize [N, K] to codes [N, K*bits/8] and scales [N, K/block].
+    """Quantize [N, K] to codes [N, K*bits/8] and scales [N, K/block], symmetrically.
 
     The value of greatest magnitude in a block gets the code 0, so the full signed range
     -2**(bits-1) .. 2**(bits-1)-1 is used, as MLAS does; halves round to even here, up there.
     """
-    rows, width = matrix.shape
     half = 1 << (bits - 1)
-    blocks = matrix.reshape(rows, width // block, block)
-    low, high = blocks.min(axis=2), blocks.max(axis=2)
-    extreme = np.where(-low >= high, low, high)
-    scales = np.asarray(extreme / np.float32(-half), np.float32)
-    # A subnormal scale has no float32 reciprocal: such a block is zero for every practical use.
-    scales[np.abs(scales) < np.finfo(np.float32).tiny] = 0
-    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
-    scaled = blocks * inverse[:, :, None]
-    np.rint(scaled, out=scaled)
-    scaled += half
-    np.clip(scaled, 0, 2 * half - 1, out=scaled)
-    codes = scaled.astype(np.uint8).reshape(rows, width)
-    if bits == 4:
-        codes = codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
-    return codes, scales
+    blocks = cut(matrix, block)
+    scales = np.asarray(extremes(blocks) / np.float32(-half), np.float32)
+    return encode(blocks, scales, np.float32(half), bits)
 
 
-def dequantize_blocks(codes: U8, scales: F32, bits: int) -> F32:
+def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
+    """Quantize [N, K] with a zero point for each block, so that its range takes all codes.
+
+    The range is widened to hold zero, which stays exact; as MLAS does.
+    """
+    top = (1 << bits) - 1
+    blocks = cut(matrix, block)
+    low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
+    # Divided before the subtraction: the width of the range may be beyond float32.
+    scales = np.asarray(high / top - low / top, np.float32)
+    zeros = np.clip(np.rint(-low * reciprocals(scales)), 0, top)
+    codes, scales = encode(blocks, scales, zeros, bits)
+    return Blocks(codes, scales, pack_codes(zeros.astype(np.uint8), bits))
+
+
+def dequantize_blocks(codes: U8, scales: F32, bits: int, zero_points: U8 | None = None) -> F32:
     """The inverse: float32 [N, K] from codes [N, K*bits/8] and scales [N, K/block]."""
-    if bits == 4:
-        unpacked = np.empty((codes.shape[0], codes.shape[1] * 2), np.uint8)
-        unpacked[:, 0::2], unpacked[:, 1::2] = codes & 15, codes >> 4
-        codes = unpacked
-    values = codes.astype(np.float32) - np.float32(1 << (bits - 1))
-    block = codes.shape[1] // scales.shape[1]
-    blocks = values.reshape(*scales.shape, block) * scales[:, :, None]
-    return np.asarray(blocks.reshape(codes.shape), np.float32)
+    rows, groups = scales.shape
+    width = codes.shape[1] * 8 // bits
+    values = unpack_codes(codes, bits).astype(np.float32).reshape(rows, groups, width // groups)
+    if zero_points is None:
+        values -= np.float32(1 << (bits - 1))
+    else:
+        values -= unpack_codes(zero_points, bits)[:, :groups, None]
+    values *= scales[:, :, None]
+    return values.reshape(rows, width)
 
 
 def zero_points(rows: int, groups: int, bits: int) -> U8:
-    """Zero points [rows, ceil(groups*bits/8)] of these symmetric codes, packed like the codes."""
+    """Zero points [rows, ceil(groups*bits/8)] of symmetric codes, packed like the codes."""
     return np.full((rows, -(-groups * bits // 8)), {8: 0x80, 4: 0x88}[bits], np.uint8)
+
+
+def cut(matrix: F32, block: int) -> F32:
+    """[N, K] as blocks [N, K/block, block]."""
+    rows, width = matrix.shape
+    return matrix.reshape(rows, width // block, block)
+
+
+def extremes(blocks: F32) -> F32:
+    """The value of greatest magnitude in each block [N, G, block], with its sign."""
+    low, high = blocks.min(axis=2), blocks.max(axis=2)
+    return np.asarray(np.where(-low >= high, low, high), np.float32)
+
+
+def reciprocals(scales: F32) -> F32:
+    """1 / scales, and 0 where there is none."""
+    # A subnormal scale has no float32 reciprocal: such a block is zero for every practical use.
+    usable = np.abs(scales) >= np.finfo(np.float32).tiny
+    return np.divide(1, scales, out=np.zeros_like(scales), where=usable)
+
+
+def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tuple[U8, F32]:
+    """Codes [N, K*bits/8] nearest to blocks [N, G, block], and the scales [N, G] to read them with.
+
+    zeros: zero points as numbers, for all blocks or for each [N, G]. Scales too small to divide by
+    become 0.
+    """
+    inverse = reciprocals(scales)
+    scaled = blocks * inverse[:, :, None]
+    np.rint(scaled, out=scaled)
+    scaled += zeros if np.ndim(zeros) == 0 else np.asarray(zeros)[:, :, None]
+    np.clip(scaled, 0, (1 << bits) - 1, out=scaled)
+    codes = scaled.astype(np.uint8).reshape(len(blocks), blocks.shape[1] * blocks.shape[2])
+    return pack_codes(codes, bits), np.where(inverse != 0, scales, np.float32(0))
+
+
+def pack_codes(codes: U8, bits: int) -> U8:
+    """[N, K] -> [N, ceil(K*bits/8)]; what is left of a last byte is 0."""
+    if bits == 8:
+        return codes
+    if codes.shape[1] % 2:
+        codes = np.pad(codes, ((0, 0), (0, 1)))
+    return codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
+
+
+def unpack_codes(packed: U8, bits: int) -> U8:
+    """The inverse of pack_codes, with the rest of a last byte."""
+    if bits == 8:
+        return packed
+    codes = np.empty((packed.shape[0], packed.shape[1] * 2), np.uint8)
+    codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
+    return codes

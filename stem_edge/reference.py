@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from stem_edge.config import ModelConfig
+from stem_edge.config import FFN_TERMS, ModelConfig
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables, rotate
 
@@ -47,12 +48,30 @@ class ArrayMatrix:
         return self._array[start:stop]
 
 
+class IndexedMatrix:
+    """A Matrix whose row i is row index[i] of another: rows that tokens share."""
+
+    def __init__(self, matrix: Matrix, index: npt.NDArray[np.int32]) -> None:
+        self.matrix, self.index = matrix, index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Tokens and columns."""
+        return (len(self.index), *self.matrix.shape[1:])
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows of the tokens start..stop."""
+        ids = self.index[start:stop].tolist()
+        return np.concatenate([self.matrix.rows(at, at + 1) for at in ids])
+
+
 def whole(matrix: Matrix) -> F32:
     """All of a matrix as one float32 array."""
     return matrix.rows(0, matrix.shape[0])
 
 
-# Called with "layers.<l>.qkv", "wo", "gate" or "down" and the input [T, K] of those matrices.
+# Called with "layers.<l>.qkv", "wo", "gate" (what goes into gate and up), "down" or "project" and
+# the input [T, K] of those matrices, and with "head".
 Observer = Callable[[str, F32], None]
 
 
@@ -65,50 +84,153 @@ def forward(
 ) -> F32:
     """Logits float32 [T, V] of token_ids from an empty context.
 
-    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> [V, d_ff]; observe: sees what
-    goes into each group of matrices.
+    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> a row a token, [V, row width];
+    observe: sees what goes into each group of matrices.
     """
+    x = hidden_states(config, backbone, tables, token_ids, observe)
+    return head_forward(config, backbone, x, observe)
+
+
+def hidden_states(
+    config: ModelConfig,
+    backbone: Mapping[str, Matrix],
+    tables: Mapping[int, Matrix],
+    token_ids: Sequence[int],
+    observe: Observer = lambda name, x: None,
+) -> F32:
+    """What the last layer gives, [T, dim], before the last norm; arguments as of `forward`."""
     cos, sin = rope_tables(config, len(token_ids))
-    x = _pick(backbone["embedding"], token_ids)
+    x = embed(backbone, token_ids)
     for layer in range(config.n_layers):
-        weights = {
-            name: backbone[f"layers.{layer}.{name}"]
-            for name in ("attention_norm", "wq", "wk", "wv", "wo", "ffn_norm", "gate", "down")
-        }
-        at = f"layers.{layer}."
-        normed = _rms_norm(x, weights["attention_norm"], config.norm_eps)
-        observe(at + "qkv", normed)
-        mixed = _attention(config, weights, normed, cos, sin)
-        observe(at + "wo", mixed)
-        x = x + _linear(mixed, weights["wo"])
-        normed = _rms_norm(x, weights["ffn_norm"], config.norm_eps)
-        observe(at + "gate", normed)
-        if layer in config.stem_layers:
-            up = _pick(tables[layer], token_ids)
-        else:
-            up = _linear(normed, backbone[at + "up"])
-        product = _silu(_linear(normed, weights["gate"])) * up
-        observe(at + "down", product)
-        x = x + _linear(product, weights["down"])
-    head = backbone["embedding" if config.tied_head else "head"]
-    return _linear(_rms_norm(x, backbone["norm"], config.norm_eps), head)
+        x = layer_forward(config, layer, backbone, tables, x, token_ids, cos, sin, observe)
+    return x
+
+
+def embed(backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
+    """Hidden states [T, dim] that the first layer sees."""
+    return _pick(backbone["embedding"], token_ids)
+
+
+def layer_forward(
+    config: ModelConfig,
+    layer: int,
+    backbone: Mapping[str, Matrix],
+    tables: Mapping[int, Matrix],
+    x: F32,
+    token_ids: Sequence[int],
+    cos: F32,
+    sin: F32,
+    observe: Observer = lambda name, x: None,
+) -> F32:
+    """Hidden states [T, dim] after one layer, of x [T, dim] before it, from an empty context.
+
+    Only this layer's tensors are read, so that a model can be run in the memory of one layer.
+    """
+    at = f"layers.{layer}."
+    weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
+    normed = _rms_norm(x, weights["attention_norm"], config.norm_eps)
+    observe(at + "qkv", normed)
+    mixed = _attention(config, config.window(layer), weights, normed, cos, sin)
+    observe(at + "wo", mixed)
+    x = x + _after(config, weights, "attention_post_norm", _linear(mixed, weights, "wo"))
+    normed = _rms_norm(x, weights["ffn_norm"], config.norm_eps)
+    if config.ffn_kind(layer) == "hash-moe":
+        result = _experts(config, normed, tables[layer], token_ids)
+    else:
+        rows = _pick(tables[layer], token_ids) if layer in config.stem_layers else None
+        result = _ffn(config, layer, weights, normed, rows, observe)
+    return x + _after(config, weights, "ffn_post_norm", result)
+
+
+def head_forward(
+    config: ModelConfig,
+    backbone: Mapping[str, Matrix],
+    x: F32,
+    observe: Observer = lambda name, x: None,
+) -> F32:
+    """Logits [T, V] of the last layer's hidden states [T, dim]."""
+    normed = _rms_norm(x, backbone["norm"], config.norm_eps)
+    observe("head", normed)
+    head = {"head": backbone["embedding" if config.tied_head else "head"]}
+    if "head" in config.biases:
+        head["head.bias"] = backbone["head.bias"]
+    logits = _linear(normed, head, "head")
+    cap = np.float32(config.logit_softcap)
+    return np.asarray(cap * np.tanh(logits / cap), np.float32) if cap else logits
 
 
 def _attention(
-    config: ModelConfig, weights: Mapping[str, Matrix], x: F32, cos: F32, sin: F32
+    config: ModelConfig,
+    window: int,
+    weights: Mapping[str, Matrix],
+    x: F32,
+    cos: F32,
+    sin: F32,
 ) -> F32:
     """Causal grouped-query attention of x [T, dim], before wo."""
     length, group = len(x), config.n_heads // config.n_kv_heads
-    q = _linear(x, weights["wq"]).reshape(length, config.n_heads, config.head_dim)
-    k = _linear(x, weights["wk"]).reshape(length, config.n_kv_heads, config.head_dim)
-    v = _linear(x, weights["wv"]).reshape(length, config.n_kv_heads, config.head_dim)
+    q, k, v = (
+        _linear(x, weights, name).reshape(length, -1, config.head_dim)
+        for name in ("wq", "wk", "wv")
+    )
+    if config.qk_norm_eps is not None:
+        q = _rms_norm(q, weights["q_norm"], config.qk_norm_eps)
+        k = _rms_norm(k, weights["k_norm"], config.qk_norm_eps)
     q, k = (rotate(heads, cos, sin, config.rope_interleaved) for heads in (q, k))
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(np.float32(config.head_dim))
-    scores += np.triu(np.full((length, length), -np.inf, np.float32), 1)
+    # As products of matrices, which BLAS computes; einsum would not.
+    q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
+    scores = q @ k / np.sqrt(np.float32(config.head_dim))
+    ago = np.arange(length)[:, None] - np.arange(length)
+    scores[:, (ago < 0) | (ago >= (window or length))] = -np.inf
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
-    return np.asarray(np.einsum("hts,shd->thd", weight, v).reshape(length, -1), np.float32)
+    return np.asarray((weight @ v).transpose(1, 0, 2).reshape(length, -1), np.float32)
+
+
+def _ffn(
+    config: ModelConfig,
+    layer: int,
+    weights: Mapping[str, Matrix],
+    x: F32,
+    rows: F32 | None,
+    observe: Observer,
+) -> F32:
+    """W_down (SiLU(gate) * up) of x [T, dim], as FFN_TERMS says what gate and up are."""
+    at = f"layers.{layer}."
+    observe(at + "gate", x)
+    if rows is not None and config.row_rank:
+        observe(at + "project", rows)
+        rows = _linear(rows, weights, "project")
+    sums = {}
+    for name, terms in FFN_TERMS[config.ffn_kind(layer)].items():
+        parts = [_linear(x, weights, name)] if "matrix" in terms else []
+        parts += [rows] if "row" in terms and rows is not None else []
+        sums[name] = sum(parts[1:], parts[0])
+    product = _silu(sums["gate"]) * sums["up"]
+    observe(at + "down", product)
+    return _linear(product, weights, "down")
+
+
+def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int]) -> F32:
+    """The FFN that each token's own row is: [dim] -> [dim], for x [T, dim].
+
+    One expert at a time: it is as large as a whole FFN.
+    """
+    results, records = np.empty_like(x), np.asarray(token_ids)
+    if isinstance(table, IndexedMatrix):
+        records, table = table.index[records], table.matrix
+    inner, outer = config.row_parts()
+    for record in np.unique(records).tolist():
+        row, mine = table.rows(record, record + 1)[0], records == record
+        both = x[mine] @ row[: inner[0] * inner[1]].reshape(inner).T
+        product = _silu(both[:, 0::2]) * both[:, 1::2]
+        results[mine] = product @ row[inner[0] * inner[1] :].reshape(outer).T
+    return results
+
+
+def _after(config: ModelConfig, weights: Mapping[str, Matrix], name: str, x: F32) -> F32:
+    return _rms_norm(x, weights[name], config.norm_eps) if config.post_norms else x
 
 
 def _rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
@@ -121,11 +243,13 @@ def _silu(x: F32) -> F32:
     return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)), np.float32)
 
 
-def _linear(x: F32, matrix: Matrix) -> F32:
-    """x [T, K] times the transpose of matrix [N, K], in pieces of its rows."""
+def _linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
+    """x [T, K] times the transpose of a matrix [N, K], in pieces of its rows, plus its bias."""
+    matrix, bias = weights[name], weights.get(name + ".bias")
     starts = range(0, matrix.shape[0], READ_ROWS)
     pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]
-    return np.concatenate(pieces, axis=-1)
+    product = np.concatenate(pieces, axis=-1)
+    return product if bias is None else product + whole(bias)
 
 
 def _pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:

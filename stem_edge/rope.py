@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from stem_edge.config import ModelConfig
+from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.quantize import F32
 
 
@@ -16,8 +18,41 @@ def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
     """
     pairs = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = np.float32(1) / np.power(np.float32(config.rope_theta), pairs)
+    size = np.float32(1)
+    match config.rope_scaling:
+        case LinearRope(factor):
+            frequencies = frequencies / np.float32(factor)
+        case Llama3Rope() as scaling:
+            frequencies = _llama3(frequencies, scaling)
+        case YarnRope() as scaling:
+            frequencies = _yarn(frequencies, scaling, config)
+            size = np.float32(scaling.attention_factor)
     angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float32)
-    return np.cos(angles), np.sin(angles)
+    return np.cos(angles) * size, np.sin(angles) * size
+
+
+def _llama3(frequencies: F32, scaling: Llama3Rope) -> F32:
+    turns = np.float32(scaling.original_context) * frequencies / np.float32(2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
+    slow = frequencies / np.float32(scaling.factor)
+    return np.asarray((1 - keep) * slow + keep * frequencies, np.float32)
+
+
+def _yarn(frequencies: F32, scaling: YarnRope, config: ModelConfig) -> F32:
+    def dimension(turns: float) -> float:
+        """Where a wave makes so many turns in the original context."""
+        waves = scaling.original_context / (turns * 2 * math.pi)
+        return config.head_dim * math.log(waves) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    places = np.arange(len(frequencies), dtype=np.float32)
+    ramp = np.clip((places - low) / np.float32(max(high - low, 0.001)), 0, 1)
+    slow = frequencies / np.float32(scaling.factor)
+    return np.asarray(ramp * slow + (1 - ramp) * frequencies, np.float32)
 
 
 def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:

@@ -1,16 +1,19 @@
-"""How one token's rows are packed into a record.
+"""How what one token looks up is packed into a record.
 
 A record holds, for each STEM layer in ascending order, the row's codes and then its scales:
 
     [codes 0][scales 0][codes 1][scales 1] ...
 
-float32 and float16 rows are stored as they are and have no scales. int8 and int4 rows are cut into
-groups of `group_size` values that share one float32 scale (stem_edge.quantize). Everything is
-little-endian. The layout of a store is written into the attributes of its zarr group.
+A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
+matrices of an expert. float32 and float16 rows are stored as they are and have no scales. int8 and
+int4 rows are cut into groups of `group_size` values that share one scale (stem_edge.quantize), and
+no group has values of two lines of a matrix. Everything is little-endian. The layout of a store is
+written into the attributes of its zarr group.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -18,22 +21,29 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge.block_search import search_scales
 from stem_edge.quantize import (
     F32,
     MIN_BLOCK,
     U8,
+    cut,
     dequantize_blocks,
+    encode,
+    extremes,
     fitting_block,
-    quantize_blocks,
     zero_points,
 )
 
 RowType = Literal["fp32", "fp16", "int8", "int4"]
 ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
 ROW_BITS: dict[RowType, int] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}
-Codes: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray[np.float32]
+ScaleType = Literal["fp32", "fp16"]
+Parts: TypeAlias = tuple[tuple[int, ...], ...]
+F16: TypeAlias = npt.NDArray[np.float16]
+Codes: TypeAlias = U8 | F16 | F32
+Scales: TypeAlias = F16 | F32
 
-SCALE_NBYTES = 4
+SLOT_SCALE_NBYTES = 4  # whatever the records have, the graph takes float32 scales
 MAX_RECORD_NBYTES = 1 << 28
 FP16_MAX = float(np.finfo(np.float16).max)
 
@@ -41,28 +51,38 @@ FP16_MAX = float(np.finfo(np.float16).max)
 class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Byte layout of the records of one table store. Raises ValueError when it cannot exist."""
 
-    vocab_size: int
+    records: int  # as many as tokens, unless tokens share records
     layers: tuple[int, ...]
-    d_ff: int
+    parts: Parts  # shapes of the arrays of one row
     row_type: RowType
     group_size: int = 0  # values that share a scale; 0 for float rows
+    scale_type: ScaleType = "fp32"
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 1 or self.d_ff < 1 or not self.layers:
-            raise ValueError("a table store needs at least one token, one layer and one column")
+        sizes = [size for part in self.parts for size in part]
+        if self.records < 1 or not self.layers or not all(self.parts) or min(sizes, default=0) < 1:
+            raise ValueError("a table store needs at least one record, one layer and one column")
         if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise ValueError(f"layers {self.layers} are not ascending from 0 without repeats")
         if self.quantized:
-            fits = self.group_size >= MIN_BLOCK and self.d_ff % self.group_size == 0
-            if not fits or self.group_size & (self.group_size - 1):
-                raise ValueError(
-                    f"group_size {self.group_size} must be a power of two, at least {MIN_BLOCK}, "
-                    f"that divides d_ff {self.d_ff}"
-                )
-        elif self.group_size:
-            raise ValueError(f"{self.row_type} rows have no groups; found {self.group_size}")
+            self._check_groups()
+        elif self.group_size or self.scale_type != "fp32":
+            raise ValueError(
+                f"{self.row_type} rows have no groups; found {self.group_size} with "
+                f"{self.scale_type} scales"
+            )
         if self.record_nbytes > MAX_RECORD_NBYTES:
             raise ValueError(f"a record of {self.record_nbytes} bytes is above {MAX_RECORD_NBYTES}")
+
+    def _check_groups(self) -> None:
+        size = self.group_size
+        widths = [part[-1] for part in self.parts]
+        fits = size >= MIN_BLOCK and not any(width % size for width in widths)
+        if not fits or size & (size - 1):
+            raise ValueError(
+                f"group_size {size} must be a power of two, at least {MIN_BLOCK}, that divides "
+                f"{' and '.join(map(str, widths))}, the last dimension of each part of a row"
+            )
 
     @property
     def bits(self) -> int:
@@ -75,24 +95,35 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.bits <= 8
 
     @property
+    def row_width(self) -> int:
+        """Values of one row, all parts."""
+        return sum(map(math.prod, self.parts))
+
+    @property
     def groups(self) -> int:
-        """Scales in one row."""
-        return self.d_ff // self.group_size if self.quantized else 0
+        """Scales of one row, all parts."""
+        return self.row_width // self.group_size if self.quantized else 0
 
     @property
     def codes_nbytes(self) -> int:
         """Bytes of one row's codes."""
-        return self.d_ff * self.bits // 8
+        return self.row_width * self.bits // 8
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of one row: codes and scales."""
-        return self.codes_nbytes + self.groups * SCALE_NBYTES
+        return self.codes_nbytes + self.groups * self.scales_dtype.itemsize
 
     @property
     def record_nbytes(self) -> int:
-        """Bytes of one record: all rows of one token."""
+        """Bytes of one record: the rows of all layers."""
         return self.row_nbytes * len(self.layers)
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of the same where scales are float32 whatever they are in the records."""
+        row = self.codes_nbytes + self.groups * SLOT_SCALE_NBYTES
+        return row * len(self.layers)
 
     @property
     def codes_dtype(self) -> np.dtype[np.generic]:
@@ -100,63 +131,111 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return np.dtype({32: "<f4", 16: "<f2"}.get(self.bits, "u1"))
 
     @property
-    def codes_width(self) -> int:
-        """Columns of `codes()`."""
-        return self.codes_nbytes // self.codes_dtype.itemsize
+    def scales_dtype(self) -> np.dtype[np.generic]:
+        """dtype of `scales()`."""
+        return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])
 
-    def codes(self, records: U8, index: int) -> Codes:
+    def codes_shape(self, part: int = 0) -> tuple[int, ...]:
+        """Shape of one row's codes of a part."""
+        *outer, width = self.parts[part]
+        return (*outer, width * self.bits // 8 // self.codes_dtype.itemsize)
+
+    def scales_shape(self, part: int = 0) -> tuple[int, ...]:
+        """Shape of one row's scales of a part of quantized rows."""
+        *outer, width = self.parts[part]
+        return (*outer, width // self.group_size)
+
+    def codes_width(self, part: int = 0) -> int:
+        """Columns of `codes()`."""
+        return math.prod(self.codes_shape(part))
+
+    def part_groups(self, part: int = 0) -> int:
+        """Columns of `scales()`: the scales of one row of a part."""
+        return math.prod(self.scales_shape(part)) if self.quantized else 0
+
+    def codes(self, records: U8, index: int, part: int = 0) -> Codes:
         """Codes [n, codes_width] of the `index`-th STEM layer: a view into records [n, nbytes]."""
+        start = sum(map(self.codes_width, range(part)))
+        return self.row_codes(records, index)[:, start : start + self.codes_width(part)]
+
+    def scales(self, records: U8, index: int, part: int = 0) -> Scales:
+        """Scales [n, part_groups] of the `index`-th STEM layer: a view into records [n, nbytes]."""
+        start = sum(map(self.part_groups, range(part)))
+        return self.row_scales(records, index)[:, start : start + self.part_groups(part)]
+
+    def zero_points(self, rows: int) -> U8:
+        """Zero points [rows, bytes] that dequantizing `rows` quantized rows of part 0 needs."""
+        return zero_points(rows, self.part_groups(), self.bits)
+
+    def row_codes(self, records: U8, index: int) -> Codes:
+        """Codes of all parts of the `index`-th STEM layer: a view into records [n, nbytes]."""
         start = index * self.row_nbytes
         return records[:, start : start + self.codes_nbytes].view(self.codes_dtype)
 
-    def scales(self, records: U8, index: int) -> F32:
-        """Scales [n, groups] of the `index`-th STEM layer: a view into records [n, nbytes]."""
+    def row_scales(self, records: U8, index: int) -> Scales:
+        """Scales [n, groups] of all parts of the `index`-th STEM layer: a view, too."""
         start = index * self.row_nbytes + self.codes_nbytes
-        return records[:, start : start + self.groups * SCALE_NBYTES].view("<f4")
+        stop = (index + 1) * self.row_nbytes
+        return records[:, start:stop].view(self.scales_dtype)
 
-    def zero_points(self, rows: int) -> U8:
-        """Zero points [rows, bytes] that dequantizing `rows` quantized rows needs."""
-        return zero_points(rows, self.groups, self.bits)
+    def pack(self, rows: Sequence[F32], *, search: bool = False) -> U8:
+        """Records [n, record_nbytes] from one float32 [n, row_width] for each STEM layer.
 
-    def pack(self, rows: Sequence[F32]) -> U8:
-        """Records [n, record_nbytes] from one float32 [n, d_ff] for each STEM layer.
-
-        Raises ValueError for other shapes, and for values that fp16 rows cannot hold.
+        search: look for the scales that lose least, which takes several times as long. Raises ValueError for other shapes, and for values that fp16 cannot hold.
         """
-        if len(rows) != len(self.layers) or {r.shape for r in rows} != {(len(rows[0]), self.d_ff)}:
+        shape = (len(rows[0]), self.row_width)
+        if len(rows) != len(self.layers) or {row.shape for row in rows} != {shape}:
             raise ValueError(
                 f"rows of shapes {[r.shape for r in rows]}; expected {len(self.layers)} arrays "
-                f"[n, {self.d_ff}]"
+                f"[n, {self.row_width}]"
             )
         if self.row_type == "fp16" and any(r.size and np.abs(r).max() > FP16_MAX for r in rows):
             raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
         records = np.empty((len(rows[0]), self.record_nbytes), np.uint8)
         for index, values in enumerate(rows):
             if self.quantized:
-                codes, scales = quantize_blocks(values, self.bits, self.group_size)
-                self.codes(records, index)[:] = codes
-                self.scales(records, index)[:] = scales
+                codes, scales = self._quantize(values, search)
+                self.row_codes(records, index)[:] = codes
+                self.row_scales(records, index)[:] = scales
             else:
-                self.codes(records, index)[:] = values
+                self.row_codes(records, index)[:] = values
         return records
 
+    def _quantize(self, values: F32, search: bool) -> tuple[U8, F32]:
+        """Codes, and the scales as they will be stored."""
+        half, blocks = np.float32(1 << (self.bits - 1)), cut(values, self.group_size)
+        scales = search_scales(blocks, self.bits)[0] if search else extremes(blocks) / -half
+        if self.scale_type == "fp16":
+            if scales.size and np.abs(scales).max() > FP16_MAX:
+                raise ValueError(f"a scale is above {FP16_MAX:g}, the greatest that fp16 can hold")
+            scales = scales.astype(np.float16).astype(np.float32)
+        return encode(blocks, scales, half, self.bits)
+
     def unpack(self, records: U8, index: int) -> F32:
-        """Rows float32 [n, d_ff] of the `index`-th STEM layer."""
-        codes = self.codes(records, index)
+        """Rows float32 [n, row_width] of the `index`-th STEM layer."""
+        codes = self.row_codes(records, index)
         if codes.dtype != np.uint8:
             return codes.astype(np.float32)
-        return dequantize_blocks(codes.view(np.uint8), self.scales(records, index), self.bits)
+        scales = self.row_scales(records, index).astype(np.float32)
+        return dequantize_blocks(codes.view(np.uint8), scales, self.bits)
 
 
 def make_layout(
-    vocab_size: int, layers: Sequence[int], d_ff: int, row_type: RowType, group_size: int
+    records: int,
+    layers: Sequence[int],
+    parts: Parts,
+    row_type: RowType,
+    group_size: int,
+    scale_type: ScaleType = "fp32",
 ) -> RecordLayout:
     """A layout with the largest fitting group up to `group_size` (ignored for float rows)."""
-    group = fitting_block(d_ff, group_size) if ROW_BITS[row_type] <= 8 else 0
+    width = math.gcd(*(part[-1] for part in parts))
+    group = fitting_block(width, group_size) if ROW_BITS[row_type] <= 8 else 0
     return RecordLayout(
-        vocab_size=vocab_size,
+        records=records,
         layers=tuple(layers),
-        d_ff=d_ff,
+        parts=parts,
         row_type=row_type,
         group_size=group,
+        scale_type=scale_type,
     )

@@ -18,7 +18,8 @@ from stem_edge.bundle import TABLES
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import RecordLayout
-from stem_edge.shards import open_grid
+from stem_edge.shards import ShardGrid
+from stem_edge.table_store import open_table_store
 
 Ids: TypeAlias = "int | slice | npt.ArrayLike"
 
@@ -27,22 +28,25 @@ class Tables:
     """The tables of a bundle, read only. A context manager; its arrays are copies and outlive it."""
 
     def __init__(self, root: Path) -> None:
-        self._grid = open_grid(root)
+        self._store = open_table_store(root)
         self._maps: list[mmap.mmap] = []
-        self._shards: list[U8] = []  # [records, record_nbytes] each, views into the maps
-        for shard in range(self._grid.shards):
-            self._grid.check_shard(shard)
-            with self._grid.shard_path(shard).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._maps.append(mapped)
-            shape = (self._grid.shard_records(shard), self.layout.record_nbytes)
-            strides = (self._grid.stride, 1)
-            self._shards.append(np.ndarray(shape, np.uint8, mapped, strides=strides))
+        # Of each array of records its shards: [records, record_nbytes] each, views into the maps.
+        self._shards: list[list[U8]] = []
+        for grid in self._store.grids:
+            self._shards.append([self._map(grid, shard) for shard in range(grid.shards)])
+
+    def _map(self, grid: ShardGrid, shard: int) -> U8:
+        grid.check_shard(shard)
+        with grid.shard_path(shard).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._maps.append(mapped)
+        shape = (grid.shard_records(shard), grid.layout.record_nbytes)
+        return np.ndarray(shape, np.uint8, mapped, strides=(grid.stride, 1))
 
     @property
     def layout(self) -> RecordLayout:
-        """How the records are packed."""
-        return self._grid.layout
+        """How the records are packed that `records` returns."""
+        return self._store.format.tables
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -51,11 +55,11 @@ class Tables:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Tokens, STEM layers, d_ff."""
-        return self.layout.vocab_size, len(self.layers), self.layout.d_ff
+        """Tokens, STEM layers, values of a row."""
+        return self._store.format.tokens, len(self.layers), self.layout.row_width
 
     def __getitem__(self, key: tuple[Ids, int]) -> F32:
-        """Rows of ids in a STEM layer (by its number in the model): [n, d_ff], or [d_ff] of one.
+        """Rows of ids in a STEM layer (by its number in the model): [n, width], or [width] of one.
 
         Raises InputError for an id or layer that the tables do not have.
         """
@@ -69,7 +73,7 @@ class Tables:
     def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
         """One id or a flat array of them."""
         if isinstance(ids, slice):
-            return np.arange(self.layout.vocab_size)[ids]
+            return np.arange(self._store.format.tokens)[ids]
         try:
             tokens = np.asarray(ids)
         except ValueError:  # lists of different lengths
@@ -81,17 +85,31 @@ class Tables:
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Packed records [n, record_nbytes] of ids [n]."""
+        """Packed records [n, record_nbytes] of ids [n]; those of rare tokens widened."""
         if not self._shards:
             raise InputError("these tables are closed; open them again")
-        vocabulary = self.layout.vocab_size
-        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
-            raise InputError(f"a token id is not in 0..{vocabulary - 1}")
-        token_ids = token_ids.astype(np.int64)
-        found = np.empty((len(token_ids), self.layout.record_nbytes), np.uint8)
-        shards, places = np.divmod(token_ids, self._grid.records_per_shard)
+        store, tokens = self._store, self._store.format.tokens
+        if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
+            raise InputError(f"a token id is not in 0..{tokens - 1}")
+        numbers = token_ids.astype(np.int64)
+        numbers = numbers if store.index is None else store.index[numbers].astype(np.int64)
+        rare = numbers >= store.format.frequent
+        if not rare.any():
+            return self._stored(0, numbers)
+        found = np.empty((len(numbers), self.layout.record_nbytes), np.uint8)
+        found[~rare] = self._stored(0, numbers[~rare])
+        widened = np.empty((int(rare.sum()), self.layout.record_nbytes), np.uint8)
+        store.format.widen(self._stored(1, numbers[rare] - store.format.frequent), widened)
+        found[rare] = widened
+        return found
+
+    def _stored(self, array: int, numbers: npt.NDArray[np.int64]) -> U8:
+        """Records of one array as they are stored there."""
+        grid = self._store.grids[array]
+        found = np.empty((len(numbers), grid.layout.record_nbytes), np.uint8)
+        shards, places = np.divmod(numbers, grid.records_per_shard)
         for shard in np.unique(shards).tolist():
-            found[shards == shard] = self._shards[shard][places[shards == shard]]
+            found[shards == shard] = self._shards[array][shard][places[shards == shard]]
         return found
 
     def close(self) -> None:

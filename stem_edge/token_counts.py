@@ -25,6 +25,14 @@ def count_tokens(token_ids: npt.NDArray[np.int64], vocab_size: int) -> Counts:
     return np.minimum(counts, LARGEST).astype(np.uint32)
 
 
+def counts_of_records(counts: Counts, index: npt.NDArray[np.int32] | None, records: int) -> Counts:
+    """Uses of each record from those of the tokens that have it."""
+    if index is None:
+        return counts
+    sums = np.bincount(index, weights=counts, minlength=records)
+    return np.minimum(sums, LARGEST).astype(np.uint32)
+
+
 def encode_counts(counts: Counts) -> bytes:
     """The file's bytes."""
     file = io.BytesIO()
@@ -32,9 +40,9 @@ def encode_counts(counts: Counts) -> bytes:
     return file.getvalue()
 
 
-def read_counts(path: Path, vocab_size: int) -> Counts | None:
-    """Counts [vocab_size] from a file; None if it is missing, damaged or of another vocabulary."""
-    nbytes = len(encode_counts(np.zeros(0, np.uint32))) + 4 * vocab_size
+def read_counts(path: Path, length: int) -> Counts | None:
+    """Counts [length] from a file; None if it is missing, damaged or of another length."""
+    nbytes = len(encode_counts(np.zeros(0, np.uint32))) + 4 * length
     try:
         with path.open("rb") as file:
             data = file.read(nbytes + 1)
@@ -42,7 +50,7 @@ def read_counts(path: Path, vocab_size: int) -> Counts | None:
         return None
     if len(data) != nbytes:
         return None
-    counts = np.frombuffer(data[-4 * vocab_size :], "<u4").astype(np.uint32)
+    counts = np.frombuffer(data[-4 * length :], "<u4").astype(np.uint32)
     return counts if encode_counts(counts) == data else None
 
 

@@ -54,7 +54,7 @@ def _open_files() -> set[str]:
             target = str(link.readlink())
         except OSError:  # the descriptor that listed the folder
             continue
-        if "tables.zarr" in target or ".onnx" in target:
+        if "tables.zarr" in target or target.endswith((".onnx", ".onnx.data")):
             targets.add(f"{link.name} {target}")
     return targets
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import numpy as np
 import pytest
+from stores import write_store
 from test_config import config
-from test_shards import edit, write_store
+from test_shards import edit
 
 import stem_edge
 from stem_edge.bundle import (
@@ -33,7 +35,7 @@ from stem_edge.errors import BundleError
 from stem_edge.graph_io import graph_file
 from stem_edge.rows import RecordLayout
 
-LAYOUT = RecordLayout(vocab_size=10, layers=(1,), d_ff=16, row_type="int8", group_size=16)
+LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
 GRAPHS = [graph_file(graph) for graph in ("embed", "early", "late", "head")]
 BACKBONE = graph_file("late")
 GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"
@@ -43,7 +45,7 @@ NAMES = sorted([*GRAPHS, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRA
 
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
-        format_version=2,
+        format_version=3,
         model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
         tables=LAYOUT,
@@ -108,9 +110,12 @@ SHA = "0123456789abcdef" * 4
 GOLDEN = """\
 {
  "backbone": {
+  "asymmetric": false,
   "block_size": 32,
   "head": "int8",
+  "kinds": {},
   "prefill": false,
+  "quantizer": "rtn",
   "weights": "int4"
  },
  "files": {
@@ -159,8 +164,10 @@ GOLDEN = """\
    "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
   }
  },
- "format_version": 2,
+ "format_version": 3,
+ "indexed": false,
  "model": {
+  "biases": [],
   "bos_id": 1,
   "d_ff": 16,
   "dim": 16,
@@ -168,19 +175,29 @@ GOLDEN = """\
    2
   ],
   "head_dim": 2,
+  "logit_softcap": 0.0,
   "max_context": 16,
+  "n_experts": 0,
   "n_heads": 2,
   "n_kv_heads": 1,
   "n_layers": 2,
   "norm_eps": 0.00001,
+  "post_norms": false,
+  "qk_norm_eps": null,
   "rope_interleaved": true,
+  "rope_scaling": null,
   "rope_theta": 10000.0,
+  "row_rank": 0,
+  "sliding_window": 0,
+  "stem_ffn": "stem",
   "stem_layers": [
    1
   ],
   "tied_head": false,
-  "vocab_size": 10
+  "vocab_size": 10,
+  "window_layers": null
  },
+ "rare_tables": null,
  "report": {
   "agreement": null,
   "backbone_nbytes": 8,
@@ -205,13 +222,18 @@ GOLDEN = """\
   "worst_logit_difference": 0.125
  },
  "tables": {
-  "d_ff": 16,
   "group_size": 16,
   "layers": [
    1
   ],
+  "parts": [
+   [
+    16
+   ]
+  ],
+  "records": 10,
   "row_type": "int8",
-  "vocab_size": 10
+  "scale_type": "fp32"
  }
 }
 """
@@ -256,7 +278,7 @@ REQUIRED = [
     *["format_version", "model", "backbone", "tables", "files", "report"],
     *["model vocab_size", "model stem_layers", "model norm_eps", "model max_context"],
     *["backbone weights", "backbone head", "backbone block_size"],
-    *["tables vocab_size", "tables layers", "tables d_ff", "tables row_type"],
+    *["tables records", "tables layers", "tables parts", "tables row_type"],
     *["files tokenizer.json nbytes", "files tokenizer.json sha256"],
     *["report checkpoint_nbytes", "report errors", "report errors tables worst"],
     *["files backbone.late.onnx", "files tokenizer.json", "files tokenizer_config.json"],
@@ -269,13 +291,13 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 2 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 3 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
 
 INTEGERS = [
-    *["format_version", "model vocab_size", "model dim", "backbone block_size", "tables d_ff"],
+    *["format_version", "model vocab_size", "model dim", "backbone block_size", "tables records"],
     *["files backbone.late.onnx nbytes", "report checkpoint_nbytes", "report backbone_nbytes"],
     "report tables_nbytes",
 ]
@@ -312,15 +334,15 @@ def test_numbers_that_count_nothing(bundle: Path, where: str, value: object) -> 
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 2 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 3 (")
     assert said in message
 
 
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("tables vocab_size", 11, "vocabulary of the model is 10, of the tables 11"),
-        ("tables d_ff", 32, "d_ff of the model is 16, of the tables 32"),
+        ("tables records", 11, "11 records of 10 tokens, but no index of them"),
+        ("tables parts", [[32]], "parts of a row of the model is ((16,),), of the tables ((32,),)"),
         ("tables layers", [0], "STEM layers of the model is (1,), of the tables (0,)"),
         ("model stem_layers", [0, 1], "STEM layers of the model is (0, 1), of the tables (1,)"),
     ],
@@ -330,11 +352,63 @@ def test_model_and_tables_must_agree(bundle: Path, where: str, value: object, sa
     assert said in refusal(bundle)
 
 
-@pytest.mark.parametrize("version", [3, 10**9])
+RARE = msgspec.structs.replace(LAYOUT, records=6, row_type="int4")
+INDEX_FILES = [f"{TABLES}/index/zarr.json", f"{TABLES}/index/c/0"]
+RARE_FILE = f"{TABLES}/rare_records/zarr.json"
+
+
+def test_an_index_and_rare_tables_have_files_of_their_own() -> None:
+    names = [*NAMES, *INDEX_FILES, RARE_FILE]
+    files = {name: FileEntry(1, SHA) for name in names}
+    manifest = msgspec.structs.replace(make_manifest(files), rare_tables=RARE, indexed=True)
+    assert {*INDEX_FILES, RARE_FILE} <= set(manifest.required_files())
+    assert manifest.table_format is not None
+    assert manifest.table_format.frequent == 4
+    for missing in (*INDEX_FILES, RARE_FILE):
+        fewer = {name: entry for name, entry in files.items() if name != missing}
+        with pytest.raises(ValueError, match=f"no entry for {missing}"):
+            msgspec.structs.replace(manifest, files=fewer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rare_tables": RARE}, "rare tables, but no index"),
+        ({"indexed": True}, f"no entry for {INDEX_FILES[0]}"),
+        (
+            {"indexed": True, "rare_tables": msgspec.structs.replace(RARE, layers=(0,))},
+            "do not widen",
+        ),
+        ({"indexed": True, "tables": RARE}, "records of the model is 10, of the tables 6"),
+        ({"tables": None}, "no tables, but STEM layers"),
+    ],
+)
+def test_tables_that_contradict_themselves(changes: dict[str, object], said: str) -> None:
+    manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
+    with pytest.raises(ValueError, match=said):
+        msgspec.structs.replace(manifest, **changes)
+
+
+def test_a_dense_model_has_no_index() -> None:
+    manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
+    dense = msgspec.structs.replace(
+        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None, files=files_of_dense()
+    )
+    assert dense.table_format is None
+    with pytest.raises(ValueError, match="rare tables or index"):
+        msgspec.structs.replace(dense, indexed=True)
+
+
+def files_of_dense() -> dict[str, FileEntry]:
+    names = [*NAMES, *(graph_file(graph) for graph in ("layers", "all"))]
+    return {name: FileEntry(1, SHA) for name in names}
+
+
+@pytest.mark.parametrize("version", [4, 10**9])
 def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
     (bundle / MANIFEST).write_text(json.dumps({"format_version": version, "files": "elsewhere"}))
     message = refusal(bundle)
-    assert f"bundle format {version} is newer than this stem-edge reads (2)" in message
+    assert f"bundle format {version} is newer than this stem-edge reads (3)" in message
     assert message.endswith("upgrade stem-edge")
 
 
@@ -370,7 +444,7 @@ def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
 def test_manifests_that_are_not_plain_json(bundle: Path, change: Callable[[bytes], bytes]) -> None:
     path = bundle / MANIFEST
     path.write_bytes(change(path.read_bytes()))
-    assert refusal(bundle).startswith(f"{path}: not a manifest of format 2 (")
+    assert refusal(bundle).startswith(f"{path}: not a manifest of format 3 (")
 
 
 def test_a_manifest_that_is_too_large(bundle: Path) -> None:

@@ -2,22 +2,33 @@
 
 import sys
 from collections import Counter
+from itertools import chain, product
 from types import FrameType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from stem_edge.quantize import U8
-from stem_edge.rows import RecordLayout
+from stem_edge.rows import RecordLayout, RowType, make_layout
 from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, I64, RowCache
 
 V = 60
+
+
+def layout_of(row_type: RowType, layers: tuple[int, ...], *parts: tuple[int, ...]) -> RecordLayout:
+    return make_layout(V, layers, parts, row_type, 16)
+
+
 LAYOUTS = {
-    "int4": RecordLayout(vocab_size=V, layers=(1, 2, 5), d_ff=32, row_type="int4", group_size=16),
-    "int8": RecordLayout(vocab_size=V, layers=(0, 3), d_ff=48, row_type="int8", group_size=16),
-    "fp16": RecordLayout(vocab_size=V, layers=(0, 2), d_ff=5, row_type="fp16"),
-    "fp32": RecordLayout(vocab_size=V, layers=(4,), d_ff=3, row_type="fp32"),
+    "int4": layout_of("int4", (1, 2, 5), (32,)),
+    "int8": layout_of("int8", (0, 3), (48,)),
+    "fp16": layout_of("fp16", (0, 2), (5,)),
+    "fp32": layout_of("fp32", (4,), (3,)),
+    "int4 matrices": layout_of("int4", (1, 2), (4, 16), (2, 32)),
+    "fp32 matrices": layout_of("fp32", (1, 2), (4, 3), (3, 2)),
+    "fp16 scales": make_layout(V, (1, 2), ((2, 32), (16,)), "int8", 16, "fp16"),
 }
 INT4 = LAYOUTS["int4"]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -30,12 +41,12 @@ def ids(*tokens: int) -> I64:
 def make_records(layout: RecordLayout) -> U8:
     """A record for each token."""
     rng = np.random.default_rng(5)
-    shape = (layout.vocab_size, layout.d_ff)
+    shape = (layout.records, layout.row_width)
     return layout.pack([rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
 
 
 def resident(cache: RowCache) -> set[int]:
-    every = np.arange(cache.layout.vocab_size)
+    every = np.arange(cache.layout.records)
     return set(every.tolist()) - set(cache.missing(every).tolist())
 
 
@@ -52,12 +63,18 @@ def check_contents(cache: RowCache, records: U8) -> None:
     tokens = ids(*sorted(resident(cache)))
     slots = cache.slots_of(tokens)
     assert len(set(slots.tolist())) == len(tokens)
-    for index in range(len(cache.layout.layers)):
-        codes = cache.layout.codes(records, index)
-        assert np.array_equal(cache.codes[index][slots], codes[tokens])
-        if cache.layout.quantized:
-            scales = cache.layout.scales(records, index)
-            assert np.array_equal(cache.scales[index][slots], scales[tokens])
+    layout = cache.layout
+    for index, part in product(range(len(layout.layers)), range(len(layout.parts))):
+        codes = layout.codes(records, index, part)
+        assert np.array_equal(cache.codes[index][part][slots], codes[tokens])
+        if layout.quantized:
+            scales = layout.scales(records, index, part)
+            assert np.array_equal(cache.scales[index][part][slots], scales[tokens])
+
+
+def arrays_of(cache: RowCache) -> list[npt.NDArray[Any]]:
+    """The inputs of the graph."""
+    return [*chain(*cache.codes), *chain(*cache.scales)]
 
 
 class Oracle:
@@ -179,7 +196,7 @@ def test_kept_ids_stay_however_rarely_used() -> None:
 @pytest.mark.parametrize("slots", [1, 33])
 def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int) -> None:
     cache = RowCache(layout, slots)
-    arrays = [*cache.codes, *cache.scales]
+    arrays = arrays_of(cache)
     arrays += [value for value in vars(cache).values() if isinstance(value, np.ndarray)]
     if layout.quantized:
         arrays.append(layout.zero_points(slots))  # made by the backend, one for all layers
@@ -194,10 +211,10 @@ def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int
 def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
     """The backbone graph is bound to their addresses."""
     cache, records = RowCache(layout, 4), make_records(layout)
-    before = [array.ctypes.data for array in [*cache.codes, *cache.scales]]
+    before = [array.ctypes.data for array in arrays_of(cache)]
     for token in range(20):
         fetch(cache, records, ids(token))
-    assert [array.ctypes.data for array in [*cache.codes, *cache.scales]] == before
+    assert [array.ctypes.data for array in arrays_of(cache)] == before
 
 
 class Interrupt:
@@ -251,3 +268,18 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
             break
         line += 1
     assert line > 8  # as many moments were tried
+
+
+@every_layout
+def test_slots_are_what_a_graph_can_be_bound_to(layout: RecordLayout) -> None:
+    """Contiguous, so that they can be seen in the shapes of the parts, with float32 scales."""
+    cache = RowCache(layout, 3)
+    for part, shape in enumerate(layout.parts):
+        for codes in (layer[part] for layer in cache.codes):
+            assert codes.reshape(3, *layout.codes_shape(part)).base is not None
+            assert codes.flags.c_contiguous
+            assert layout.codes_shape(part)[:-1] == shape[:-1]
+        for scales in (layer[part] for layer in cache.scales):
+            assert scales.dtype == np.float32
+            assert scales.flags.c_contiguous
+            assert scales.shape == (3, layout.part_groups(part))

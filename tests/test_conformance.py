@@ -1,8 +1,9 @@
-"""Our logits against those that the public STEM trainer computed for its own checkpoints.
+"""Our logits against those that the public trainers computed for their own checkpoints.
 
-tests/data/conformance: random weights written by the trainer, `full` and `third` consolidated,
-`full` and `half` as a training run leaves them (`half` in 12 column shards), and the trainer's
-logits for two sequences of each, from an empty context, in float32.
+tests/data/conformance: random weights, and the trainer's logits for two sequences of each, from an
+empty context, in float32. Written by the public STEM trainer: `full` and `third` consolidated,
+`full` and `half` as a training run leaves them (`half` in 12 column shards). Written by BlaGPT's:
+`blagpt-third` (biases, norms of q and k, tied head) and `blagpt-full` (none of these).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import pytest
 from conftest import DATA
 
 import stem_edge
-from stem_edge.export.lingua import read_checkpoint
+from stem_edge.export.readers import read_checkpoint
 from stem_edge.quantize import F32
 from stem_edge.reference import forward
 from stem_edge.runtime import Model
 
 CONFORMANCE = DATA / "conformance"
 CASES = ["full/consolidated", "third/consolidated", "full/training", "half/training"]
+CASES += ["blagpt-third", "blagpt-full"]
 TOLERANCE = 1e-4
 
 
@@ -45,7 +47,7 @@ def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_reference_model_computes_the_trainers_logits(case: str) -> None:
     checkpoint = read_checkpoint(CONFORMANCE / case)
     for ids, expected in zip(*reference(case), strict=True):
-        found = forward(checkpoint.config, checkpoint.backbone, checkpoint.tables, ids)
+        found = forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
         assert np.abs(found - expected).max() < TOLERANCE
 
 

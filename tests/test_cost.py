@@ -82,7 +82,7 @@ def test_a_batch_loads_parameters_once_and_a_kv_cache_each() -> None:
 
 def test_grouped_query_attention_has_narrow_keys_and_values() -> None:
     shape = LayerShape.of(config(dim=6, d_ff=8, n_heads=4, n_kv_heads=2, head_dim=2))
-    assert shape == LayerShape(dim=6, d_ff=8, queries=8, keys=4)
+    assert shape == LayerShape(6, 8, queries=8, keys=4, stem_parameters=96, row_values=8)
     parameters = 2 * 6 * 8 + 2 * 6 * 4  # query and output, key and value
     assert layer_multiply_adds(shape, 3).dense == 3 * (parameters + 2 * 3 * 8 + 3 * 6 * 8)
     assert layer_loads(shape, 3).dense == parameters + 2 * 3 * 4 + 3 * 6 * 8

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DEMO
+from demo_checkpoint import save_checkpoint
 from demo_facts import countries
 from demo_model import DemoConfig, DemoModel
 from demo_text import Composer, is_right
-from train_demo import save_checkpoint
 
 import stem_edge
 from stem_edge.export.lingua import read_checkpoint
@@ -57,7 +57,7 @@ def test_names_and_capitals_are_there_once() -> None:
 
 def test_a_checkpoint_of_the_demos_model_is_read_as_the_public_trainers(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    save_checkpoint(DemoModel(DemoConfig(vocab_size=300)), tmp_path / "checkpoint", 0)
+    save_checkpoint(DemoModel(DemoConfig(vocab_size=300)), tmp_path / "checkpoint", "countries", 0)
     checkpoint = read_checkpoint(tmp_path / "checkpoint")
     assert checkpoint.config.stem_layers == (1, 3, 5)
     assert checkpoint.tables[3].shape == (300, 384)

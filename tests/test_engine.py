@@ -36,11 +36,11 @@ def run(
 ) -> tuple[list[int], F32]:
     """Greedy tokens after PROMPT, and the logits of the last step."""
     opened = open_bundle(bundle)
-    layout = opened.manifest.tables
-    assert layout is not None
+    tables = opened.manifest.table_format
+    assert tables is not None
     files = {name: opened.file(graph_file(name)) for name in opened.manifest.graphs()}
-    cache = RowCache(layout, slots)
-    store = open_store(opened.file(TABLES), layout, reads)
+    cache = RowCache(tables.tables, slots)
+    store = open_store(opened.file(TABLES), tables, reads)
     backend = OrtBackend(opened.manifest.model, files, cache, threads, [CPU])
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
@@ -118,7 +118,7 @@ def test_a_failed_read_leaves_the_engine_usable(
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(store, "_read_at", broken)
-        with pytest.raises(stem_edge.RowReadError, match="records/c/0/0: record of token"):
+        with pytest.raises(stem_edge.RowReadError, match="records/c/0/0: record 1 "):
             model.logits([1, 2, 3])
         monkeypatch.setattr(store, "_read_at", real)
         assert np.array_equal(model.logits([1, 2, 3]), expected)
@@ -135,7 +135,7 @@ def test_a_file_that_is_cut_while_running_names_shard_and_offset_and_recovers(
         resident = rows_of(model).cache.missing(np.arange(300)).tolist()
         with shard.open("r+b") as file:
             file.truncate(1000)
-        with pytest.raises(stem_edge.RowReadError, match=r"c/0/0: record of token 299 at byte \d+"):
+        with pytest.raises(stem_edge.RowReadError, match=r"c/0/0: record 299 at byte \d+"):
             model.logits([1, 2, 299])
         assert rows_of(model).cache.missing(np.arange(300)).tolist() == resident
         with shard.open("r+b") as file:

@@ -174,7 +174,7 @@ def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
     assert done == ALL_STEPS[steps:]
 
 
-ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"shard {n}" for n in range(3))]
+ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]
 
 
 def test_what_another_checkpoint_or_option_left_is_not_used(
@@ -187,7 +187,7 @@ def test_what_another_checkpoint_or_option_left_is_not_used(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("stem_edge.export.exporter.write_shard", interrupt)
+        patch.setattr("stem_edge.export.tables.TableWriter._write_shard", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="int4")
@@ -203,8 +203,8 @@ def test_a_killed_export_whose_journal_or_files_are_damaged(
     stem_edge.export_bundle(tiny_checkpoint, expected)
     script = (
         "import os, signal, sys, stem_edge\n"
-        "from stem_edge.export import exporter\n"
-        "exporter.write_shard = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from stem_edge.export.tables import TableWriter\n"
+        "TableWriter._write_shard = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         "stem_edge.export_bundle(sys.argv[1], sys.argv[2])"
     )
     command = [sys.executable, "-c", script, str(tiny_checkpoint), str(tmp_path / "out")]

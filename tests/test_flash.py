@@ -71,11 +71,12 @@ def test_an_unknown_profile_lists_the_known_ones() -> None:
 
 def test_records_are_the_same(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
-    assert bundle.manifest.tables is not None
+    tables = bundle.manifest.table_format
+    assert tables is not None
     ids = np.array([1, 7, 299])
     with (
-        open_store(bundle.file(TABLES), bundle.manifest.tables) as plain,
-        open_store(bundle.file(TABLES), bundle.manifest.tables, flash=open_flash("emmc")) as slow,
+        open_store(bundle.file(TABLES), tables) as plain,
+        open_store(bundle.file(TABLES), tables, flash=open_flash("emmc")) as slow,
     ):
         assert np.array_equal(plain.read(ids), slow.read(ids))
 

@@ -18,7 +18,7 @@ def manifest(request: pytest.FixtureRequest, tiny_bundle: Path) -> Manifest:
 
 def test_what_an_export_will_take_is_known_before(manifest: Manifest) -> None:
     found = footprint_of(manifest)
-    expected = expected_footprint(manifest.model, manifest.backbone, manifest.tables)
+    expected = expected_footprint(manifest.model, manifest.backbone, manifest.table_format)
     # The files align their tensors, which counts in small ones.
     slack = 64 * 20 * manifest.model.n_layers
     assert abs(expected.backbone_nbytes - found.backbone_nbytes) <= slack
@@ -41,7 +41,7 @@ def test_matrices() -> None:
     assert matrix_nbytes(10, 256, "fp32", 128) == 10 * 256 * 4
     assert matrix_nbytes(10, 256, "int8", 128) == 10 * 256 + 10 * 2 * 4
     assert matrix_nbytes(10, 256, "int4", 64) == 10 * 128 + 10 * 4 * 4
-    assert matrix_nbytes(10, 256, "int4", 64, gathered=True) == 10 * 128 + 10 * 4 * 4 + 10 * 2
+    assert matrix_nbytes(10, 256, "int4", 64, zero_points=True) == 10 * 128 + 10 * 4 * 4 + 10 * 2
 
 
 def test_a_dense_model_and_one_without_a_prefill_graph(manifest: Manifest) -> None:

@@ -117,7 +117,7 @@ def test_no_bundle(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
-    edit(bundle / MANIFEST, "format_version", 3)
+    edit(bundle / MANIFEST, "format_version", 4)
     assert main(["inspect", str(bundle)]) == 1
     assert "upgrade stem-edge" in one_line(capsys)
 

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import zarr
-from test_shards import LAYOUT, RECORDS, write_store
+from stores import write_store
+from test_shards import LAYOUT, RECORDS
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 

@@ -228,7 +228,7 @@ def test_a_flipped_bit_in_a_record_is_caught_when_it_is_read(tmp_path: Path) -> 
         data = bytearray(shard.read_bytes())
         data[token * (layout.record_nbytes + 4) + 5] ^= 1
         shard.write_bytes(data)
-        with pytest.raises(RowReadError, match=rf"c/0/0: record of token {token} at byte"):
+        with pytest.raises(RowReadError, match=rf"c/0/0: record {token} at byte"):
             model.logits([1, token])
         assert model.logits([1, token + 1]).shape == (2, 1756)
 

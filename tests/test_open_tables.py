@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_shards import write_store
+from stores import write_store
 
 import stem_edge
 from stem_edge.errors import BundleError, InputError
@@ -14,7 +14,7 @@ from stem_edge.rows import RecordLayout
 from stem_edge.tables import Tables, open_tables
 
 VOCAB, WIDTH, PER_SHARD = 600, 16, 260
-LAYOUT = RecordLayout(vocab_size=VOCAB, layers=(1, 4), d_ff=WIDTH, row_type="fp32")
+LAYOUT = RecordLayout(records=VOCAB, layers=(1, 4), parts=((WIDTH,),), row_type="fp32")
 
 
 def expected(ids: Any, layer: int) -> F32:
@@ -63,17 +63,19 @@ def test_rows_of_ids(tables: Tables, ids: Any, layer: int) -> None:
 @pytest.mark.parametrize("row_type", ["fp32", "int8"])
 def test_no_ids_give_no_rows(tmp_path: Path, ids: Any, row_type: Any) -> None:
     group = 16 if row_type == "int8" else 0
-    layout = RecordLayout(vocab_size=3, layers=(1,), d_ff=16, row_type=row_type, group_size=group)
-    write_store(tmp_path, layout, layout.pack([np.zeros((3, 16), np.float32)]), 3)
-    with open_tables(tmp_path) as tables:
+    layout = RecordLayout(
+        records=3, layers=(1,), parts=((16,),), row_type=row_type, group_size=group
+    )
+    write_store(tmp_path / "t", layout, layout.pack([np.zeros((3, 16), np.float32)]), 3)
+    with open_tables(tmp_path / "t") as tables:
         assert tables[ids, 1].shape == (0, 16)
 
 
 def test_quantized_rows_are_dequantized(tmp_path: Path) -> None:
-    layout = RecordLayout(vocab_size=2, layers=(1,), d_ff=16, row_type="int4", group_size=16)
+    layout = RecordLayout(records=2, layers=(1,), parts=((16,),), row_type="int4", group_size=16)
     rows = np.array([range(-8, 8), range(-16, 16, 2)], np.float32)
-    write_store(tmp_path, layout, layout.pack([rows]), 1)
-    with open_tables(tmp_path) as tables:
+    write_store(tmp_path / "t", layout, layout.pack([rows]), 1)
+    with open_tables(tmp_path / "t") as tables:
         assert np.array_equal(tables[[1, 0], 1], rows[[1, 0]])
 
 
@@ -152,3 +154,35 @@ def test_a_folder_without_tables(tmp_path: Path) -> None:
     with pytest.raises(BundleError) as caught:
         open_tables(tmp_path / "nothing")
     assert str(tmp_path / "nothing") in str(caught.value)
+
+
+def test_tokens_that_share_records(tmp_path: Path) -> None:
+    layout = RecordLayout(records=2, layers=(1,), parts=((2, 16),), row_type="fp32")
+    rows = np.arange(64, dtype=np.float32).reshape(2, 32)
+    write_store(tmp_path / "t", layout, layout.pack([rows]), 1, index=[1, 0, 1, 1])
+    with open_tables(tmp_path / "t") as tables:
+        assert tables.shape == (4, 1, 32)
+        assert np.array_equal(tables[:, 1], rows[[1, 0, 1, 1]])
+        assert np.array_equal(tables[3, 1], rows[1])
+        with pytest.raises(InputError, match=r"not in 0\.\.3"):
+            tables[4, 1]
+
+
+@pytest.mark.parametrize("per_shard", [1, 3])
+def test_rare_tokens(tmp_path: Path, per_shard: int) -> None:
+    fields: dict[str, Any] = {"layers": (1, 4), "parts": ((32,),), "group_size": 16}
+    wide = RecordLayout(records=7, row_type="int8", **fields)
+    rare = RecordLayout(records=4, row_type="int4", **fields)
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=(7, 32)).astype(np.float32) for _ in range(2)]
+    stored = wide.pack([row[:3] for row in rows]), rare.pack([row[3:] for row in rows])
+    index = [6, 2, 0, 1, 3, 5, 4]
+    write_store(tmp_path / "t", wide, stored[0], per_shard, index, (rare, stored[1]))
+    with open_tables(tmp_path / "t") as tables:
+        for position, layer in enumerate((1, 4)):
+            parts = [wide.unpack(stored[0], position), rare.unpack(stored[1], position)]
+            every = np.concatenate(parts)[index]
+            assert np.array_equal(tables[:, layer], every)
+            for ids in ([1, 2, 3], [0, 4], 6, [], [5, 1, 5]):
+                assert np.array_equal(tables[ids, layer], every[np.array(ids, np.int64)])
+        assert tables.records(np.array([0])).shape == (1, wide.record_nbytes)

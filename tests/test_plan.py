@@ -10,6 +10,7 @@ import pytest
 
 from stem_edge.bundle import (
     BACKBONE_DATA,
+    FORMAT_VERSION,
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -37,6 +38,7 @@ from stem_edge.shards import CRC_NBYTES
 from stem_edge.units import parse_size
 
 CONTEXT = 512
+INDEX_CHUNK = f"{TABLES}/index/c/0"
 DATA = BACKBONE_DATA
 
 
@@ -69,10 +71,10 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
         divergence=0.0,
     )
     manifest = Manifest(
-        format_version=2,
+        format_version=FORMAT_VERSION,
         model=config,
         backbone=BackboneFormat(weights="int4", head="int4", block_size=32),
-        tables=make_layout(vocab_size, config.stem_layers, 256, "int8", 32),
+        tables=make_layout(vocab_size, config.stem_layers, config.row_parts(), "int8", 32),
         files=files | {DATA: FileEntry(embedding + 1_000_000, "0" * 64)},
         report=report,
     )
@@ -197,7 +199,39 @@ def test_more_memory_never_gives_smaller_chunks() -> None:
 def test_never_more_slots_than_tokens(memory: int | str | None, vocab_size: int) -> None:
     plan = plan_memory(make_bundle(vocab_size), CONTEXT, memory)
     assert plan.slots == vocab_size
-    assert plan.chunk_tokens <= plan.slots
+    assert plan.chunk_tokens == CHUNK_TOKENS  # whatever its tokens, their rows are resident
+
+
+def test_records_that_tokens_share() -> None:
+    """A few large ones: slots, reads and bookkeeping are of records, the index is of tokens."""
+    config = msgspec.structs.replace(BUNDLE.manifest.model, stem_ffn="hash-moe", n_experts=40)
+    layout = make_layout(40, config.stem_layers, config.row_parts(), "int8", 32)
+    index = {name: FileEntry(100, "0" * 64) for name in (f"{TABLES}/index/zarr.json", INDEX_CHUNK)}
+    files = BUNDLE.manifest.files | index
+    bundle = make_bundle(model=config, tables=layout, indexed=True, files=files)
+    plan = plan_memory(bundle, CONTEXT, None)
+    record = layout.record_nbytes + CRC_NBYTES
+    assert (plan.slots, plan.chunk_tokens) == (40, CHUNK_TOKENS)
+    assert plan.reads == 2 * 40 * record
+    assert plan.row_cache == 40 * RowCache.slot_nbytes(layout) + 8 * 40 + 4 * 20_000
+    with pytest.raises(InputError, match="slots is 41; expected 4 to 40"):
+        plan_memory(bundle, CONTEXT, None, slots=41)
+    few = plan_memory(bundle, CONTEXT, None, slots=8)
+    assert (few.slots, few.chunk_tokens, few.reads) == (8, 8, 2 * 8 * record)
+
+
+def test_rare_tables_take_slots_and_reads_of_the_widened_size() -> None:
+    changes: dict[str, Any] = {"row_type": "int4", "records": 18_000}
+    rare = msgspec.structs.replace(LAYOUT, **changes)
+    names = [f"{TABLES}/{n}" for n in ("index/zarr.json", "rare_records/zarr.json")]
+    files = dict.fromkeys([*names, INDEX_CHUNK], FileEntry(100, "0" * 64))
+    files |= BUNDLE.manifest.files
+    mixed = plan_memory(make_bundle(rare_tables=rare, indexed=True, files=files), CONTEXT, "20MB")
+    plain = plan_memory(BUNDLE, CONTEXT, "20MB")
+    assert mixed.reads == plain.reads
+    index = 4 * 20_000
+    assert mixed.row_cache == mixed.slots * SLOT + 8 * 20_000 + index
+    assert plain.slots - mixed.slots == pytest.approx(index / SLOT, abs=1)
 
 
 def test_a_chunk_fits_into_the_slots() -> None:

@@ -11,11 +11,12 @@ from stem_edge.errors import RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import I64, RowCache
-from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.store import RowStore
+from stem_edge.token_index import I32
 
 V, SLOTS = 50, 4
-LAYOUT = RecordLayout(vocab_size=V, layers=(1, 2), d_ff=4, row_type="fp32")
+LAYOUT = RecordLayout(records=V, layers=(1, 2), parts=((4,),), row_type="fp32")
 THREAD = "stem-edge-prefetch"
 
 
@@ -24,22 +25,27 @@ def ids(*tokens: int) -> I64:
 
 
 class FakeStore(RowStore):
-    """The record of token t holds the number t; reads wait for `open_gate`."""
+    """Record r holds the number r; reads wait for `open_gate`."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: I32 | None = None) -> None:
+        self.tokens_to_records = index
         self.reads: list[list[int]] = []
         self.failures = 0  # reads still to fail
         self.gate = threading.Event()
         self.closed = False
         self.gate.set()
 
-    def read(self, token_ids: I64) -> U8:
-        self.reads.append(token_ids.tolist())
+    @property
+    def index(self) -> I32 | None:
+        return self.tokens_to_records
+
+    def read(self, numbers: I64) -> U8:
+        self.reads.append(numbers.tolist())
         assert self.gate.wait(10)
         if self.failures:
             self.failures -= 1
-            raise RowReadError(f"read of {token_ids.tolist()} failed")
-        values = np.repeat(token_ids.astype(np.float32)[:, None], LAYOUT.d_ff, axis=1)
+            raise RowReadError(f"read of {numbers.tolist()} failed")
+        values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
         return LAYOUT.pack([values, values])
 
     def close(self) -> None:
@@ -53,8 +59,10 @@ Make = Callable[..., Prefetcher]
 def make() -> Iterator[Make]:
     made: list[Prefetcher] = []
 
-    def prefetcher(overlap: bool = True, slots: int = SLOTS) -> Prefetcher:
-        made.append(Prefetcher(FakeStore(), RowCache(LAYOUT, slots), overlap=overlap))
+    def prefetcher(
+        overlap: bool = True, slots: int = SLOTS, index: I32 | None = None
+    ) -> Prefetcher:
+        made.append(Prefetcher(FakeStore(index), RowCache(LAYOUT, slots), overlap=overlap))
         return made[-1]
 
     yield prefetcher
@@ -69,8 +77,8 @@ def store_of(rows: Prefetcher) -> FakeStore:
 
 
 def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
-    """The tokens whose rows are in these slots; every value of every layer must agree."""
-    found = np.concatenate([codes[slots] for codes in rows.cache.codes], axis=1)
+    """The records that are in these slots; every value of every layer must agree."""
+    found = np.concatenate([codes[slots] for (codes,) in rows.cache.codes], axis=1)
     assert (found == found[:, :1]).all()
     tokens: list[int] = found[:, 0].astype(int).tolist()
     return tokens
@@ -157,13 +165,13 @@ def test_at_most_one_read_is_under_way(make: Make) -> None:
 def test_submit_returns_while_flash_is_busy_and_leaves_the_slots_alone(make: Make) -> None:
     rows = make()
     rows.fetch(ids(1, 2, 3, 4))
-    before = [codes.copy() for codes in rows.cache.codes]
+    before = [codes.copy() for (codes,) in rows.cache.codes]
     store_of(rows).gate.clear()
     rows.submit(ids(5, 6, 7, 8))  # would wait for ever if it read in this thread
     wait_until(lambda: len(store_of(rows).reads) == 2)
     store_of(rows).gate.set()
     time.sleep(0.02)
-    assert all(map(np.array_equal, rows.cache.codes, before))
+    assert all(map(np.array_equal, [codes for (codes,) in rows.cache.codes], before))
     assert resident(rows) == [1, 2, 3, 4]
 
 
@@ -262,3 +270,50 @@ def test_a_read_that_ended_in_time_costs_no_stall(make: Make) -> None:
     time.sleep(0.02)
     rows.fetch(ids(1))
     assert rows.stall_seconds < delay / 2
+
+
+# Of 100 tokens, in no order: two of each record.
+INDEX: I32 = np.random.default_rng(9).permutation(np.arange(2 * V) % V).astype(np.int32)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_an_index_tokens_get_the_slots_of_their_records(overlap: bool, make: Make) -> None:
+    rows, rng = make(overlap, index=INDEX), np.random.default_rng(1)
+    for _ in range(200):
+        tokens = rng.integers(0, 2 * V, rng.integers(1, SLOTS + 1))
+        rows.submit(tokens)
+        assert contents(rows, rows.fetch(tokens)) == INDEX[tokens].tolist()
+    assert all(read == sorted(set(read)) for read in store_of(rows).reads)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
+    overlap: bool, make: Make
+) -> None:
+    rows = make(overlap, index=INDEX)
+    tokens = np.flatnonzero(INDEX == 7)
+    rows.submit(tokens)
+    slots = rows.fetch(np.concatenate([tokens, tokens]))
+    assert len(set(slots.tolist())) == 1
+    assert store_of(rows).reads == [[7]]
+    assert rows.cache.counts[7] == 4
+    rows.fetch(tokens[:1])
+    assert (rows.cache.hits, rows.cache.misses) == (1, 4)
+
+
+def test_without_an_index_nothing_is_copied(make: Make) -> None:
+    tokens = ids(3, 1)
+    assert make()._records_of(tokens) is tokens
+
+
+def test_filling_takes_records(make: Make) -> None:
+    rows = make(index=INDEX)
+    rows.fill(ids(9, 3, 7, 1, 2), 2)
+    assert resident(rows) == [1, 3, 7, 9]
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [(SLOTS, SLOTS), (V - 1, V - 1), (V, ANY_NUMBER)])
+def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
+    slots: int, tokens: int, make: Make
+) -> None:
+    assert make(slots=slots, index=INDEX).step_tokens == tokens

@@ -14,13 +14,13 @@ DOUBLE = [2 * value for value in STAIRS]
 
 def layout_of(row_type: RowType, **changes: Any) -> RecordLayout:
     group = 16 if row_type.startswith("int") else 0
-    fields = {"vocab_size": 5, "layers": (1, 3), "d_ff": 16, "group_size": group}
+    fields = {"records": 5, "layers": (1, 3), "parts": ((16,),), "group_size": group}
     return RecordLayout(**{"row_type": row_type, **fields, **changes})
 
 
 def random_rows(layout: RecordLayout, count: int = 5) -> list[F32]:
     rng = np.random.default_rng(0)
-    shape = (count, layout.d_ff)
+    shape = (count, layout.row_width)
     return [rng.standard_normal(shape).astype(np.float32) for _ in layout.layers]
 
 
@@ -50,7 +50,7 @@ def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:
 
 
 def test_scales_of_a_row_follow_all_of_its_codes() -> None:
-    layout = layout_of("int8", d_ff=32, layers=(1,))
+    layout = layout_of("int8", parts=((32,),), layers=(1,))
     record = layout.pack([np.array([STAIRS + DOUBLE], np.float32)])
     assert record.tobytes()[32:] == struct.pack("<2f", 1 / 16, 1 / 8)
 
@@ -79,7 +79,7 @@ def test_float_rows_come_back(row_type: RowType, bound: float) -> None:
 @pytest.mark.parametrize("row_type", ["int8", "int4"])
 @pytest.mark.parametrize("group", [16, 32, 64])
 def test_quantized_rows_come_back_within_a_step(row_type: RowType, group: int) -> None:
-    layout = layout_of(row_type, d_ff=64, group_size=group)
+    layout = layout_of(row_type, parts=((64,),), group_size=group)
     rows = random_rows(layout)
     records = layout.pack(rows)
     for index, row in enumerate(rows):
@@ -105,7 +105,7 @@ def test_no_tokens_give_no_rows(row_type: RowType) -> None:
     layout = layout_of(row_type)
     records = layout.pack(random_rows(layout, count=0))
     assert records.shape == (0, layout.record_nbytes)
-    assert layout.unpack(records, 0).shape == (0, layout.d_ff)
+    assert layout.unpack(records, 0).shape == (0, layout.row_width)
 
 
 @pytest.mark.parametrize("row_type", ROW_TYPES)
@@ -134,22 +134,25 @@ def test_pack_refuses_rows_of_another_width(row_type: RowType) -> None:
 @pytest.mark.parametrize(
     ("row_type", "changes", "said"),
     [
-        ("fp32", {"vocab_size": 0}, "at least one token"),
-        ("fp32", {"vocab_size": -5}, "at least one token"),
+        ("fp32", {"records": 0}, "at least one record"),
+        ("fp32", {"records": -5}, "at least one record"),
         ("fp32", {"layers": ()}, "one layer"),
         ("fp32", {"layers": (3, 1)}, "layers"),
         ("fp32", {"layers": (1, 1)}, "layers"),
         ("fp32", {"layers": (-1, 1)}, "layers"),
-        ("fp32", {"d_ff": 0}, "one column"),
+        ("fp32", {"parts": ((0,),)}, "one column"),
+        *[("fp32", {"parts": parts}, "one column") for parts in ((), ((),), ((16,), (4, -4)))],
+        ("int8", {"parts": ((16,), (16, 8))}, "divides 16 and 8"),
+        ("fp16", {"scale_type": "fp16"}, "fp16 rows have no groups; found 0 with fp16 scales"),
         ("fp32", {"group_size": 16}, "fp32 rows have no groups; found 16"),
         ("fp16", {"group_size": -1}, "fp16 rows have no groups; found -1"),
         ("int8", {"group_size": 0}, "group_size 0 must be a power of two"),
         ("int8", {"group_size": -16}, "group_size -16 must be a power of two"),
         ("int8", {"group_size": 8}, "at least 16"),
-        ("int4", {"group_size": 32}, "divides d_ff 16"),
-        ("int4", {"group_size": 48, "d_ff": 96}, "group_size 48 must be a power of two"),
-        ("int4", {"d_ff": 40}, "divides d_ff 40"),
-        ("fp32", {"d_ff": MAX_RECORD_NBYTES // 4 // 2 + 1}, f"above {MAX_RECORD_NBYTES}"),
+        ("int4", {"group_size": 32}, "divides 16"),
+        ("int4", {"group_size": 48, "parts": ((96,),)}, "group_size 48 must be a power of two"),
+        ("int4", {"parts": ((40,),)}, "divides 40"),
+        ("fp32", {"parts": ((MAX_RECORD_NBYTES // 4 // 2 + 1,),)}, f"above {MAX_RECORD_NBYTES}"),
     ],
 )
 def test_layouts_that_cannot_exist(
@@ -160,7 +163,7 @@ def test_layouts_that_cannot_exist(
 
 
 def test_the_largest_record_is_accepted() -> None:
-    layout = layout_of("fp32", d_ff=MAX_RECORD_NBYTES // 4 // 2)
+    layout = layout_of("fp32", parts=((MAX_RECORD_NBYTES // 8,),))
     assert layout.record_nbytes == MAX_RECORD_NBYTES
 
 
@@ -176,15 +179,86 @@ def test_layout_survives_json() -> None:
 def test_make_layout_takes_the_largest_group_that_fits(
     row_type: RowType, d_ff: int, wanted: int, group: int
 ) -> None:
-    assert make_layout(5, [1, 3], d_ff, row_type, wanted).group_size == group
+    assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
 
 
 def test_make_layout_refuses_a_width_that_no_group_divides() -> None:
-    with pytest.raises(ValueError, match="divides d_ff 100"):
-        make_layout(5, [1], 100, "int4", 32)
+    with pytest.raises(ValueError, match="divides 100"):
+        make_layout(5, [1], ((100,),), "int4", 32)
 
 
 @pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])
 def test_zero_points_of_rows(row_type: RowType, expected: str) -> None:
-    points = layout_of(row_type, d_ff=32).zero_points(3)
+    points = layout_of(row_type, parts=((32,),)).zero_points(3)
     assert points.tobytes().hex() == expected * 3
+
+
+MATRICES = ((3, 16), (2, 32))  # two parts of 48 and 64 values
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_parts_follow_each_other_and_scales_follow_all_parts(row_type: RowType) -> None:
+    layout = layout_of(row_type, parts=MATRICES)
+    rows = random_rows(layout, count=2)
+    records = layout.pack(rows)
+    assert layout.row_width == 112
+    for index, row in enumerate(rows):
+        codes = [layout.codes(records, index, part) for part in range(2)]
+        assert np.array_equal(np.hstack(codes), layout.row_codes(records, index))
+        assert [c.shape[1] for c in codes] == [layout.codes_width(part) for part in range(2)]
+        if not layout.quantized:
+            assert np.array_equal(np.hstack(codes), row.astype(codes[0].dtype))
+            continue
+        scales = [layout.scales(records, index, part) for part in range(2)]
+        assert np.array_equal(np.hstack(scales), layout.row_scales(records, index))
+        assert [s.shape[1] for s in scales] == [layout.part_groups(part) for part in range(2)]
+        for part, columns in enumerate((slice(0, 48), slice(48, 112))):
+            alone = layout_of(row_type, parts=(MATRICES[part],), layers=(1,))
+            expected = alone.pack([np.ascontiguousarray(row[:, columns])])
+            assert np.array_equal(codes[part], alone.codes(expected, 0))
+            assert np.array_equal(scales[part], alone.scales(expected, 0))
+
+
+@pytest.mark.parametrize(
+    ("row_type", "codes"),
+    [
+        ("fp32", [(3, 16), (2, 32)]),
+        ("fp16", [(3, 16), (2, 32)]),
+        ("int8", [(3, 16), (2, 32)]),
+        ("int4", [(3, 8), (2, 16)]),
+    ],
+)
+def test_shapes_of_parts_in_a_slot(row_type: RowType, codes: list[tuple[int, ...]]) -> None:
+    layout = layout_of(row_type, parts=MATRICES)
+    assert [layout.codes_shape(part) for part in range(2)] == codes
+    if layout.quantized:
+        assert [layout.scales_shape(part) for part in range(2)] == [(3, 1), (2, 2)]
+
+
+def test_exact_bytes_with_fp16_scales() -> None:
+    layout = layout_of("int4", layers=(1,), scale_type="fp16")
+    # 1.5 / 8 is a float16, 1.7 / 8 is not: codes are of the scale that is stored.
+    rows = np.array([STAIRS, [1.7, *[0.8] * 15]], np.float32)
+    scale = np.float16(np.float32(1.7) / -8)
+    codes = [0, *[round(float(8 + np.float32(0.8) / np.float32(scale)))] * 15]
+    packed = bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
+    expected = bytes.fromhex("1032547698badcfe 003c") + packed + scale.tobytes()
+    assert layout.pack([rows]).tobytes() == expected
+    assert (layout.row_nbytes, layout.slot_nbytes) == (10, 12)
+
+
+@pytest.mark.parametrize("row_type", ["int8", "int4"])
+def test_fp16_scales_cost_little(row_type: RowType) -> None:
+    rows = random_rows(layout_of(row_type, parts=((256,),)))
+    errors = []
+    for scale_type in ("fp32", "fp16"):
+        layout = layout_of(row_type, parts=((256,),), scale_type=scale_type)
+        found = layout.unpack(layout.pack(rows), 0)
+        errors.append(float(np.square(found - rows[0]).mean()))
+    assert errors[1] < 1.02 * errors[0]
+
+
+def test_a_scale_that_fp16_cannot_hold_is_refused() -> None:
+    layout = layout_of("int8", scale_type="fp16", layers=(1,))
+    with pytest.raises(ValueError, match="greatest that fp16 can hold"):
+        layout.pack([np.full((1, 16), 1e7, np.float32)])

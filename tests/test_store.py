@@ -10,24 +10,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from stores import write_store
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.store import ReadMode, RowStore, open_store
-from stem_edge.shards import (
-    ARRAY,
-    ShardGrid,
-    array_metadata,
-    encode_metadata,
-    group_metadata,
-    open_grid,
-)
+from stem_edge.table_store import TableFormat, open_table_store
 
 V = 11
-LAYOUT = RecordLayout(vocab_size=V, layers=(1, 3), d_ff=32, row_type="int8", group_size=16)
+LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8", group_size=16)
+FORMAT = TableFormat(tokens=V, tables=LAYOUT)
 PER_SHARD = 4  # so three shards, the last one with three records
 ORDERS = [
     [],
@@ -64,18 +60,9 @@ def lacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def written(tmp_path: Path) -> U8:
     """A table store in tmp_path; its records."""
-    grid = ShardGrid(root=tmp_path, layout=LAYOUT, records_per_shard=PER_SHARD)
     shape = (V, LAYOUT.record_nbytes)
     records = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
-    for shard in range(grid.shards):
-        start = shard * PER_SHARD
-        path = grid.shard_path(shard)
-        path.parent.mkdir(parents=True)
-        sealed = grid.seal(records[start : start + PER_SHARD])
-        path.write_bytes(sealed + grid.index_bytes(shard))
-    (tmp_path / "zarr.json").write_bytes(encode_metadata(group_metadata(LAYOUT)))
-    array = encode_metadata(array_metadata(LAYOUT, PER_SHARD))
-    (tmp_path / ARRAY / "zarr.json").write_bytes(array)
+    write_store(tmp_path, LAYOUT, records, PER_SHARD)
     return records
 
 
@@ -99,7 +86,7 @@ def flip_bit(path: Path, offset: int) -> None:
 def test_records_are_what_was_written(
     reads: ReadMode, system: str, written: U8, tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         for tokens in ORDERS:
             found = store.read(ids(*tokens))
             assert found.dtype == np.uint8
@@ -110,14 +97,14 @@ def test_records_are_what_was_written(
 def test_records_outlive_the_store(
     reads: ReadMode, system: str, written: U8, tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         found = store.read(ids(0, 10))
     assert np.array_equal(found, written[[0, 10]])
 
 
 @every_way
 def test_advice_changes_nothing(reads: ReadMode, system: str, written: U8, tmp_path: Path) -> None:
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         store.advise(ids(0, 10, 10, 4))
         assert store.bytes_read == 0
         assert np.array_equal(store.read(ids(4, 0)), written[[4, 0]])
@@ -132,7 +119,7 @@ def test_advice_that_the_system_refuses_fails_no_read(
 
     monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         assert np.array_equal(store.read(ids(1, 2)), written[[1, 2]])
 
 
@@ -146,11 +133,11 @@ def test_flipped_bit_is_reported(
 ) -> None:
     path, offset = shard_of(tmp_path, token)
     flip_bit(path, offset + at)
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         for asked in ([token], [*range(V)]):
             with pytest.raises(RowReadError) as caught:
                 store.read(ids(*asked))
-            assert f"{path}: record of token {token} at byte {offset}: " in str(caught.value)
+            assert f"{path}: record {token} at byte {offset}: " in str(caught.value)
 
 
 @every_way
@@ -160,7 +147,7 @@ def test_neighbours_of_a_damaged_record_stay_readable(
     path, offset = shard_of(tmp_path, 5)
     flip_bit(path, offset)
     others = [token for token in range(V) if token != 5]
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         with pytest.raises(RowReadError):
             store.read(ids(4, 5, 6))
         assert np.array_equal(store.read(ids(*others)), written[others])
@@ -169,11 +156,11 @@ def test_neighbours_of_a_damaged_record_stay_readable(
 @every_pread
 def test_file_cut_while_open_is_reported(system: str, written: U8, tmp_path: Path) -> None:
     path, offset = shard_of(tmp_path, 9)
-    with open_store(tmp_path, LAYOUT) as store:
+    with open_store(tmp_path, FORMAT) as store:
         os.truncate(path, offset + 7)
-        with pytest.raises(RowReadError, match=r"token 9 at byte \d+: 7 of \d+ bytes.*cut"):
+        with pytest.raises(RowReadError, match=r"record 9 at byte \d+: 7 of \d+ bytes.*cut"):
             store.read(ids(8, 9))
-        with pytest.raises(RowReadError, match=r"token 10 at byte \d+: 0 of \d+ bytes.*cut"):
+        with pytest.raises(RowReadError, match=r"record 10 at byte \d+: 0 of \d+ bytes.*cut"):
             store.read(ids(10))
         assert np.array_equal(store.read(ids(8)), written[[8]])
 
@@ -183,9 +170,9 @@ def test_file_cut_while_open_is_reported(system: str, written: U8, tmp_path: Pat
 def test_id_outside_of_the_vocabulary_is_refused(
     reads: ReadMode, system: str, token: int, written: U8, tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         for asked in (ids(token), ids(0, token, 1)):
-            with pytest.raises(InputError, match=f"token id {token} is not in 0..10"):
+            with pytest.raises(InputError, match=f"record {token} is not in 0..10"):
                 store.read(asked)
 
 
@@ -212,7 +199,7 @@ def test_short_reads_are_completed(
     system: str, most: int, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_reads(monkeypatch, lambda buffer: buffer[:most])
-    with open_store(tmp_path, LAYOUT) as store:
+    with open_store(tmp_path, FORMAT) as store:
         assert np.array_equal(store.read(ids(*range(V))), written)
 
 
@@ -225,12 +212,12 @@ def test_failing_disk_is_reported(
 
     path, offset = shard_of(tmp_path, 6)
     limit_reads(monkeypatch, fail)
-    with open_store(tmp_path, LAYOUT) as store:
+    with open_store(tmp_path, FORMAT) as store:
         for asked in (ids(6), ids(6, 6)):
             with pytest.raises(RowReadError) as caught:
                 store.read(asked)
             message = str(caught.value)
-            assert message.startswith(f"{path}: record of token 6 at byte {offset}: Input/output")
+            assert message.startswith(f"{path}: record 6 at byte {offset}: Input/output")
         assert store.bytes_read == 0
 
 
@@ -238,7 +225,7 @@ def test_failing_disk_is_reported(
 def test_bytes_read_counts_whole_records(
     reads: ReadMode, system: str, written: U8, tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, LAYOUT, reads) as store:
+    with open_store(tmp_path, FORMAT, reads) as store:
         for tokens, total in [([1], 1), ([2, 2, 9], 4), ([], 4)]:
             store.read(ids(*tokens))
             assert store.bytes_read == total * (LAYOUT.record_nbytes + 4)
@@ -271,7 +258,7 @@ def test_close_closes_all_files_and_may_be_called_again(
     written: U8,
     tmp_path: Path,
 ) -> None:
-    store = open_store(tmp_path, LAYOUT, reads)
+    store = open_store(tmp_path, FORMAT, reads)
     store.read(ids(*range(V)))
     assert len(opened) == {"pread": 3, "mmap": 6}[reads]
     assert not any(thing.closed for thing in opened)
@@ -285,7 +272,7 @@ def test_close_closes_all_files_and_may_be_called_again(
 def test_reading_a_closed_store_fails(
     reads: ReadMode, system: str, tokens: list[int], written: U8, tmp_path: Path
 ) -> None:
-    store = open_store(tmp_path, LAYOUT, reads)
+    store = open_store(tmp_path, FORMAT, reads)
     store.close()
     with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
         store.read(ids(*tokens))
@@ -298,7 +285,7 @@ def test_failed_open_leaves_nothing_open(
     path, _ = shard_of(tmp_path, 10)
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(BundleError, match="c/2/0: shard has"):
-        open_store(tmp_path, LAYOUT, reads)
+        open_store(tmp_path, FORMAT, reads)
     assert len(opened) == {"pread": 2, "mmap": 4}[reads]
     assert all(thing.closed for thing in opened)
 
@@ -312,7 +299,7 @@ def test_shard_that_the_system_cannot_open_is_named(
 
     monkeypatch.setattr(name, refuse)
     with pytest.raises(BundleError, match=r"c/0/0: .*Too many open files"):
-        open_store(tmp_path, LAYOUT, "mmap")
+        open_store(tmp_path, FORMAT, "mmap")
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
@@ -326,7 +313,7 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
             raise KeyboardInterrupt
         return interrupt
 
-    store = open_store(tmp_path, LAYOUT, reads)
+    store = open_store(tmp_path, FORMAT, reads)
     before = sys.gettrace()
     with pytest.raises(KeyboardInterrupt) as caught:
         sys.settrace(interrupt)
@@ -344,10 +331,12 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
 @pytest.mark.parametrize(
     "other",
     [
-        {"vocab_size": V + 1},
+        {"records": V + 1},
         {"layers": (1, 2)},
-        {"d_ff": 64},
+        {"parts": ((64,),)},
         {"row_type": "int4"},
+        {"parts": ((16,), (16,))},
+        {"scale_type": "fp16"},
         {"row_type": "fp16", "group_size": 0},
         {"group_size": 32},
     ],
@@ -355,11 +344,94 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
 def test_store_of_another_layout_is_refused(
     other: dict[str, Any], written: U8, tmp_path: Path
 ) -> None:
-    fields = {name: getattr(LAYOUT, name) for name in LAYOUT.__struct_fields__}
+    layout = msgspec.structs.replace(LAYOUT, **other)
     with pytest.raises(BundleError, match="the manifest says"):
-        open_store(tmp_path, RecordLayout(**(fields | other)))
+        open_store(tmp_path, TableFormat(tokens=layout.records, tables=layout))
+
+
+def test_store_without_the_index_that_the_manifest_has(written: U8, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="the manifest says"):
+        open_store(tmp_path, TableFormat(tokens=V, tables=LAYOUT, indexed=True))
 
 
 def test_unknown_way_to_read_is_refused(written: U8, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="reads is 'direct'; expected one of pread, mmap"):
-        RowStore(open_grid(tmp_path), "direct")  # type: ignore[arg-type]
+        RowStore(open_table_store(tmp_path), "direct")  # type: ignore[arg-type]
+
+
+# Records 0 to 4 as int8, 5 to 10 as int4; 14 tokens.
+RARE = msgspec.structs.replace(LAYOUT, records=6, row_type="int4")
+INDEX = [10, 0, 3, 3, 5, 7, 1, 2, 4, 6, 8, 9, 10, 0]
+MIXED = TableFormat(tokens=14, tables=LAYOUT, rare_tables=RARE, indexed=True)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> U8:
+    """A mixed store in tmp_path; all its records as they are once read."""
+    rng, rows = np.random.default_rng(3), []
+    for _ in LAYOUT.layers:
+        rows.append(rng.normal(size=(V, LAYOUT.row_width)).astype(np.float32))
+    frequent, rare = LAYOUT.pack([row[:5] for row in rows]), RARE.pack([row[5:] for row in rows])
+    write_store(tmp_path, LAYOUT, frequent, PER_SHARD, INDEX, (RARE, rare))
+    widened = np.empty((6, LAYOUT.record_nbytes), np.uint8)
+    MIXED.widen(rare, widened)
+    for layer in range(len(LAYOUT.layers)):
+        assert np.array_equal(LAYOUT.unpack(widened, layer), RARE.unpack(rare, layer))
+    return np.concatenate([frequent, widened])
+
+
+@every_way
+def test_rare_records_come_widened(reads: ReadMode, system: str, mixed: U8, tmp_path: Path) -> None:
+    with open_store(tmp_path, MIXED, reads) as store:
+        for numbers in ORDERS:
+            assert np.array_equal(store.read(ids(*numbers)), mixed[numbers])
+        assert store.index is not None
+        assert store.index.tolist() == INDEX
+
+
+@every_way
+def test_rare_records_cost_what_they_are_stored_in(
+    reads: ReadMode, system: str, mixed: U8, tmp_path: Path
+) -> None:
+    sizes = [LAYOUT.record_nbytes + 4] * 5 + [RARE.record_nbytes + 4] * 6
+    with open_store(tmp_path, MIXED, reads) as store:
+        store.read(ids(0, 4, 5, 10))
+        assert store.bytes_read == sum(sizes[number] for number in (0, 4, 5, 10))
+
+
+@every_way
+@pytest.mark.parametrize("number", [2, 5, 10])
+def test_damage_in_either_array_is_reported(
+    reads: ReadMode, system: str, number: int, mixed: U8, tmp_path: Path
+) -> None:
+    array, row = ("records", number) if number < 5 else ("rare_records", number - 5)
+    stride = (LAYOUT if number < 5 else RARE).record_nbytes + 4
+    path, offset = tmp_path / array / "c" / str(row // 4) / "0", row % 4 * stride
+    flip_bit(path, offset + 7)
+    with open_store(tmp_path, MIXED, reads) as store:
+        with pytest.raises(RowReadError) as caught:
+            store.read(ids(*range(V)))
+        assert f"{path}: record {number} at byte {offset}: its crc32c" in str(caught.value)
+        others = [n for n in range(V) if n != number]
+        assert np.array_equal(store.read(ids(*others)), mixed[others])
+
+
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
+    reads: ReadMode, opened: list[io.FileIO | mmap.mmap], mixed: U8, tmp_path: Path
+) -> None:
+    os.truncate(tmp_path / "rare_records/c/1/0", 9)
+    with pytest.raises(BundleError, match="rare_records/c/1/0: shard has 9 bytes"):
+        open_store(tmp_path, MIXED, reads)
+    assert len(opened) == {"pread": 3, "mmap": 6}[reads]
+    assert all(thing.closed for thing in opened)
+
+
+@every_way
+def test_close_closes_both_arrays(
+    reads: ReadMode, system: str, opened: list[io.FileIO | mmap.mmap], mixed: U8, tmp_path: Path
+) -> None:
+    with open_store(tmp_path, MIXED, reads) as store:
+        store.read(ids(*range(V)))
+        assert len(opened) == {"pread": 4, "mmap": 8}[reads]
+    assert all(thing.closed for thing in opened)

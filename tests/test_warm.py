@@ -22,7 +22,7 @@ PROMPT = "The capital of France is Paris. The capital of Peru is"
 
 
 def new_cache(slots: int) -> RowCache:
-    return RowCache(make_layout(50, (0,), 16, "int8", 16), slots)
+    return RowCache(make_layout(50, (0,), ((16,),), "int8", 16), slots)
 
 
 def test_the_best_tokens_come_first_and_no_more_than_fit() -> None:

@@ -24,7 +24,8 @@ from stem_edge.bundle import TABLES
 from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.quantize import F32
 from stem_edge.runtime.store import READ_MODES, RowStore, open_store
-from stem_edge.shards import ShardGrid, open_grid
+from stem_edge.shards import ShardGrid
+from stem_edge.table_store import TableFormat, open_table_store
 
 PAGE = 4096
 DEPTH = 32
@@ -34,7 +35,7 @@ def direct_rate(grid: ShardGrid, batch: int, rng: np.random.Generator) -> float:
     """MB/s of direct reads of whole pages around `batch` random records, DEPTH at a time."""
     nbytes = (-(-grid.stride // PAGE) + 1) * PAGE
     files = [os.open(grid.shard_path(n), os.O_RDONLY | os.O_DIRECT) for n in range(grid.shards)]
-    tokens = rng.choice(grid.layout.vocab_size - 1, batch, replace=False)
+    tokens = rng.choice(grid.layout.records - 1, batch, replace=False)
     places = [divmod(int(token), grid.records_per_shard) for token in tokens]
     buffers = [mmap.mmap(-1, nbytes) for _ in range(DEPTH)]
 
@@ -83,10 +84,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="(7)")
     args = parser.parse_args()
     root, rng = args.bundle / TABLES, np.random.default_rng(0)
-    layout = stem_edge.open_bundle(args.bundle).manifest.tables
-    if layout is None:
-        raise SystemExit(f"{args.bundle}: a dense model has no tables")
-    grid, ids = open_grid(root), np.fromfile(args.ids, "<i4").astype(np.int64)
+    tables = stem_edge.open_bundle(args.bundle).manifest.table_format
+    if tables is None or tables.indexed:
+        raise SystemExit(f"{args.bundle}: needs tables with a record of each token")
+    grid = open_table_store(root).grids[0]
+    ids = np.fromfile(args.ids, "<i4").astype(np.int64)
     seen = np.unique(ids, return_index=True)[1]
     distinct = ids[np.sort(seen)]
     rates: dict[str, list[float]] = {}
@@ -95,12 +97,12 @@ def main() -> None:
         drop_pages(files_in(root))
         rates.setdefault("direct reads", []).append(direct_rate(grid, args.batch, rng))
         for mode in READ_MODES:
-            with open_store(root, layout, mode) as store:
+            with open_store(root, tables, mode) as store:
                 drop_pages(files_in(root))
                 rates.setdefault(f"{mode} batch, cold", []).append(store_rate(store, batch))
                 rates.setdefault(f"{mode} batch, warm", []).append(store_rate(store, batch))
         if turn == 0:
-            _print_singles(root, batch)
+            _print_singles(root, tables, batch)
     print(f"{args.batch} records of {grid.stride} bytes, {args.rounds} rounds, MB/s (median)")
     for name, values in rates.items():
         print(f"{name:<22}{median(values):>8.0f}  ({min(values):.0f} to {max(values):.0f})")
@@ -109,11 +111,11 @@ def main() -> None:
     print(f"pread batch, cold / direct reads: {median(ratios):.2f}")
 
 
-def _print_singles(root: Path, ids: np.ndarray) -> None:
+def _print_singles(root: Path, tables: TableFormat, ids: np.ndarray) -> None:
     print("one record, microseconds (median, 90 %)")
     for mode in READ_MODES:
         for state in ("cold", "warm"):
-            with open_store(root, open_grid(root).layout, mode) as store:
+            with open_store(root, tables, mode) as store:
                 if state == "cold":
                     drop_pages(files_in(root))
                 times = single_microseconds(store, ids[:200])

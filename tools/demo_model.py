@@ -138,7 +138,7 @@ def rope_turns(config: DemoConfig) -> Tensor:
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Interleaved RoPE: x [B, T, heads, h], values 2i and 2i+1 are one complex number."""
-    pairs = torch.view_as_complex(torch.unflatten(x, -1, (-1, 2)))
+    pairs = torch.view_as_complex(torch.unflatten(x.float(), -1, (-1, 2)))
     return torch.view_as_real(pairs * turns[:, None]).flatten(-2)
 
 

@@ -158,7 +158,7 @@ def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
 def token_nbytes(bundle: Bundle, position: int) -> int:
     """Bytes that a decode step at this position reads from memory."""
     footprint, tables = footprint_of(bundle.manifest), bundle.manifest.tables
-    record = 0 if tables is None else tables.record_nbytes
+    record = 0 if tables is None else tables.slot_nbytes
     return footprint.step_nbytes + footprint.kv_nbytes(position) + record
 
 

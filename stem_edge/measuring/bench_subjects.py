@@ -52,8 +52,8 @@ def load_options(
     if slots is not None:
         options["slots"] = slots
     elif bundle.manifest.tables is not None and memory is None:
-        vocab_size = bundle.manifest.model.vocab_size
-        options["slots"] = min(vocab_size, max(LEAST_CHUNK, vocab_size // SLOTS_OF_VOCABULARY))
+        records = bundle.manifest.model.records
+        options["slots"] = min(records, max(LEAST_CHUNK, records // SLOTS_OF_VOCABULARY))
     if emulate_flash is not None:
         options["emulate_flash"] = _flash_name(emulate_flash)
     return options

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
-
-import msgspec
 
 from stem_edge.config import ModelConfig
 
+FFN_MATRICES = ("gate", "up", "down", "project")
 DENSE_MATRICES, STEM_MATRICES = 3, 2  # of d x d_ff in an FFN: gate, down, and up where it is dense
 FLOPS_PER_PARAMETER = 2  # Table 3: a multiplication and an addition
 
@@ -45,17 +44,31 @@ class LayerShape:
     d_ff: int
     queries: int  # heads x head width
     keys: int  # key and value heads x head width; below `queries` with grouped-query attention
+    stem_parameters: int  # of the FFN of a STEM layer, its row apart: 2 d d_ff in the paper's
+    row_values: int  # of a row: d_ff in the paper's
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
         """The paper's layer: all of attention is as wide as the model, 4 d^2 parameters."""
-        return cls(dim, d_ff, dim, dim)
+        return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
 
     @classmethod
     def of(cls, model: ModelConfig) -> Self:
         """A model's layer as it is built."""
-        width = model.head_dim
-        return cls(model.dim, model.d_ff, model.n_heads * width, model.n_kv_heads * width)
+        queries, keys = (heads * model.head_dim for heads in (model.n_heads, model.n_kv_heads))
+        layers = model.stem_layers
+        if not layers:
+            return replace(cls.as_paper(model.dim, model.d_ff), queries=queries, keys=keys)
+        shapes = model.layer_shapes(layers[0])
+        matrices = [shapes[name] for name in FFN_MATRICES if name in shapes]
+        parameters = sum(rows * columns for rows, columns in matrices)
+        row = model.record_values // len(layers)
+        return cls(model.dim, model.d_ff, queries, keys, parameters, row)
+
+    @property
+    def row_multiply_adds(self) -> int:
+        """Of a row that is matrices itself, an expert's; a row that is a vector has none."""
+        return self.row_values if self.row_values > self.d_ff else 0
 
     @property
     def attention_parameters(self) -> int:
@@ -65,20 +78,19 @@ class LayerShape:
 
 def ffn_multiply_adds(shape: LayerShape, length: int = 1, batch: int = 1) -> Pair:
     """Of an FFN over `batch` sequences of `length` tokens: B (3 d_ff d L + d_ff L), Table 1."""
-    elementwise = shape.d_ff * length
-    dense, stem = (n * shape.d_ff * shape.dim * length for n in (DENSE_MATRICES, STEM_MATRICES))
-    return Pair(batch * (dense + elementwise), batch * (stem + elementwise))
+    dense = DENSE_MATRICES * shape.d_ff * shape.dim + shape.d_ff
+    stem = shape.stem_parameters + shape.row_multiply_adds + shape.d_ff
+    return Pair(batch * length * dense, batch * length * stem)
 
 
 def ffn_loads(shape: LayerShape) -> Pair:
     """Parameters that an FFN loads for one decode step, whatever the batch: 3 d d_ff, Table 1."""
-    one = shape.dim * shape.d_ff
-    return Pair(DENSE_MATRICES * one, STEM_MATRICES * one)
+    return Pair(DENSE_MATRICES * shape.dim * shape.d_ff, shape.stem_parameters)
 
 
 def ffn_row_values(shape: LayerShape, distinct: int = 1) -> Pair:
     """Values moved for the rows of `distinct` tokens: uniq(BL) d_ff, or B_uniq d_ff, Table 1."""
-    return Pair(0, distinct * shape.d_ff)
+    return Pair(0, distinct * shape.row_values)
 
 
 def layer_multiply_adds(shape: LayerShape, length: int, batch: int = 1) -> Pair:
@@ -88,7 +100,8 @@ def layer_multiply_adds(shape: LayerShape, length: int, batch: int = 1) -> Pair:
     """
     attention = length * shape.attention_parameters + 2 * length**2 * shape.queries
     ffn = ffn_loads(shape)
-    return Pair(batch * (attention + length * ffn.dense), batch * (attention + length * ffn.stem))
+    stem = ffn.stem + shape.row_multiply_adds
+    return Pair(batch * (attention + length * ffn.dense), batch * (attention + length * stem))
 
 
 def layer_loads(shape: LayerShape, length: int, batch: int = 1) -> Pair:
@@ -135,7 +148,7 @@ class Counting:
 class ModelCost:
     """One model, counted as the paper's Table 3 does and as it is stored and used.
 
-    They differ in two ways. The paper's total keeps the up projections that the tables replace. Its
+    They differ in two ways. The paper's total keeps what the tables replace, but for experts. Its
     active parameters hold the whole embedding of an untied model: a token uses one row of it.
     """
 
@@ -145,11 +158,12 @@ class ModelCost:
 
 def model_cost(model: ModelConfig) -> ModelCost:
     """Both countings of a model."""
-    dense = msgspec.structs.replace(model, stem_layers=())
+    dense = model.dense_twin()
     backbone, twin = model.backbone_parameters, dense.backbone_parameters
-    tables, record = model.table_parameters, len(model.stem_layers) * model.d_ff
+    tables, record = model.table_parameters, model.record_values
+    kept = backbone if model.stem_ffn == "hash-moe" else twin
     return ModelCost(
-        paper=Counting(twin, twin, twin + tables, backbone + record),
+        paper=Counting(twin, twin, kept + tables, backbone + record),
         stored=Counting(twin, dense.active_parameters, backbone + tables, model.active_parameters),
     )
 
@@ -179,7 +193,7 @@ def usage_curve(
 
     `record_nbytes` is 0 for a dense model.
     """
-    values = len(model.stem_layers) * model.d_ff
+    values = model.record_values
     seen: set[int] = set()
     points: list[CurvePoint] = []
     for length, token in enumerate(token_ids, 1):

@@ -63,10 +63,10 @@ def cost_report(
 ) -> CostReport:
     """Work out the costs of a bundle. Raises BundleError, InputError."""
     bundle = open_bundle(path)
-    model, tables = bundle.manifest.model, bundle.manifest.tables
+    model, tables = bundle.manifest.model, bundle.manifest.table_format
     length = _context(context_length, model)
     source = Path(text) if text is not None else None
-    record_nbytes = tables.record_nbytes if tables else 0
+    record_nbytes = tables.mean_record_nbytes if tables else 0
     curve = usage_curve(_token_ids(bundle, source), model, record_nbytes) if source else []
     return CostReport(
         bundle=bundle,

@@ -7,6 +7,7 @@ from stem_edge.measuring.cost_report import CostReport
 from stem_edge.units import format_size
 
 LABEL, NUMBER = 41, 12
+VARIANT = "The paper's formulas are of plain STEM layers; the rows `as built` are of this model's."
 DENSE = "This model is dense: the column STEM FFN says what one of its layers would cost."
 NO_CURVE = "--text FILE adds: distinct row parameters by context length (section 3.2.5)"
 
@@ -29,7 +30,9 @@ def _heading(report: CostReport) -> list[str]:
         f"{widths}, V = {model.vocab_size:,} tokens,",
         f"L = {report.context_length:,} tokens of context (--context-length); {stem}.",
     ]
-    return lines if model.stem_layers else [*lines, DENSE]
+    if not model.stem_layers:
+        return [*lines, DENSE]
+    return lines if model.stem_ffn == "stem" and not model.row_rank else [*lines, VARIANT]
 
 
 def _layer(report: CostReport) -> list[str]:
@@ -82,7 +85,7 @@ def _differences(report: CostReport) -> list[str]:
             f"- It calls the whole embedding active. A token uses one row: {embedding:,}",
             "  parameters less, and no multiplication.",
         ]
-    if shape != LayerShape.as_paper(shape.dim, shape.d_ff):
+    if (shape.queries, shape.keys) != (shape.dim, shape.dim):
         lines += [
             f"- It takes queries, keys and values to be d wide. Here queries are {shape.queries:,}",
             f"  wide, keys and values {shape.keys:,}.",

@@ -113,7 +113,8 @@ def _write(path: Path, config: ModelConfig) -> None:
     """A dense model in float16. All matrices are cut from one block of noise: only sizes matter."""
     writer = GGUFWriter(path, "llama")
     _describe(writer, config)
-    shapes = replace(config, stem_layers=()).backbone_shapes()
+    twin = replace(config.dense_twin(), biases=(), qk_norm_eps=None, post_norms=False)
+    shapes = twin.backbone_shapes()
     matrices = [shape for shape in shapes.values() if len(shape) == 2]
     largest = max(rows * columns for rows, columns in matrices)
     noise = np.random.default_rng(0).standard_normal(largest, np.float32).astype(np.float16)

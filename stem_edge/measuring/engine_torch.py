@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 import stem_edge
+from stem_edge.errors import BackendError
 
 
 class TorchModel:
@@ -19,6 +20,11 @@ class TorchModel:
     def __init__(self, bundle: str, context: int, threads: int) -> None:
         torch.set_num_threads(threads)
         config = self._config = stem_edge.open_bundle(bundle).manifest.model
+        if config.stem_ffn != "stem" or config.row_rank:
+            raise BackendError(
+                f"{bundle}: its layers are {config.stem_ffn}, rank {config.row_rank}; torch is there "
+                "for plain STEM layers and dense ones: bench without it"
+            )
         generator = torch.Generator().manual_seed(0)
         self._weights = {
             name: torch.randn(shape, generator=generator, dtype=torch.bfloat16).div_(

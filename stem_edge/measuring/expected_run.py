@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stem_edge.bundle import TOKEN_COUNTS, Bundle
+from stem_edge.bundle import Bundle
 from stem_edge.footprint import footprint_of
 from stem_edge.measuring.fit import tokenizer_nbytes
-from stem_edge.measuring.hit_rates import simulate
+from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, predict
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.workload import Workload
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import LoadOptions, on_cpu
-from stem_edge.runtime.machine import available_memory
+from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
 from stem_edge.runtime.prepared import find
-from stem_edge.runtime.user_cache import cache_folder, counts_file
-from stem_edge.token_counts import Counts, read_counts
+from stem_edge.runtime.warm import known_counts
+from stem_edge.token_counts import Counts
 
 # Cache sizes of a curve, as shares of the vocabulary.
 CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -70,7 +70,8 @@ def expect_run(
         IMPORTED_NBYTES + tokenizer,
         prepared=record is not None,
         prefill=prefill,
-        slots=config.vocab_size if options.get("resident") else options.get("slots"),
+        slots=config.records if options.get("resident") else options.get("slots"),
+        threads=options.get("threads") or usable_cpus(),
     )
     plan = plan_memory(bundle, loading, options.get("memory"), available_memory())
     usage = _usage(bundle, workload, plan, options)
@@ -87,10 +88,10 @@ def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOp
     if options.get("resident"):
         return Usage(prompt, new, distinct, plan.slots, 1.0)
     hits, filled = simulate(
-        ids,
-        bundle.manifest.model.vocab_size,
+        record_ids(bundle, ids),
+        bundle.manifest.model.records,
         plan.slots,
-        known_counts(bundle, options),
+        warm_counts(bundle, options),
         prompt=prompt,
         chunk=plan.chunk_tokens,
     )
@@ -103,22 +104,17 @@ def hit_curve(
     """Slots -> hit rate while decoding, begun as this run began; empty for a dense model."""
     if bundle.manifest.tables is None:
         return {}
-    vocab_size, counts = bundle.manifest.model.vocab_size, known_counts(bundle, options)
-    ids = np.asarray(workload.prompt + workload.following, np.int64)
-    prompt, sizes = len(workload.prompt), {max(4, int(s * vocab_size)) for s in CURVE_SHARES}
+    records, counts = bundle.manifest.model.records, warm_counts(bundle, options)
+    ids = record_ids(bundle, np.asarray(workload.prompt + workload.following, np.int64))
+    prompt, sizes = len(workload.prompt), {max(4, int(s * records)) for s in CURVE_SHARES}
     return {
-        size: simulate(ids, vocab_size, size, counts, prompt=prompt, chunk=chunk)[0]
+        size: simulate(ids, records, size, counts, prompt=prompt, chunk=chunk)[0]
         for size in sorted(sizes)
     }
 
 
-def known_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
-    """Counts that a warm start will use: of earlier runs, else the exporter's."""
+def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
+    """Uses of records that a warm start will begin with, if there will be one."""
     if not options.get("warm_start", True):
         return None
-    vocab_size = bundle.manifest.model.vocab_size
-    folder = cache_folder(options.get("cache_dir"))
-    counts = read_counts(counts_file(folder, bundle), vocab_size)
-    if counts is None and TOKEN_COUNTS in bundle.manifest.files:
-        counts = read_counts(bundle.file(TOKEN_COUNTS), vocab_size)
-    return counts
+    return known_counts(bundle, token_index(bundle), options.get("cache_dir"))

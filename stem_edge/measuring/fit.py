@@ -16,7 +16,13 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import Footprint, expected_footprint, footprint_of
 from stem_edge.measuring.devices import find_device
-from stem_edge.measuring.hit_rates import from_counts, simulate, zipf_counts
+from stem_edge.measuring.hit_rates import (
+    from_counts,
+    record_ids,
+    simulate,
+    token_index,
+    zipf_counts,
+)
 from stem_edge.measuring.models import is_bundle, open_checkpoint
 from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, Usage, predict
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
@@ -27,7 +33,8 @@ from stem_edge.runtime.loading import DEFAULT_CONTEXT
 from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
 from stem_edge.runtime.prepared import LEAST_NBYTES, find
-from stem_edge.token_counts import Counts, read_counts
+from stem_edge.table_store import TableFormat
+from stem_edge.token_counts import Counts, count_tokens, counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
 # What may be written from a checkpoint, most exact first.
@@ -74,7 +81,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of the text that the model will see."""
+    """What is known of the text that the model will see, in numbers of records."""
 
     ids: np.ndarray | None
     counts: Counts
@@ -144,11 +151,15 @@ def _candidate(config: ModelConfig, weights: str, rows: str, block_size: int) ->
         prefill=True,
     )
     row_type: RowType = rows  # type: ignore[assignment]
-    layout = None
+    tables = None
     if config.stem_layers:
         group = 32 if row_type == "int4" else 128
-        layout = make_layout(config.vocab_size, config.stem_layers, config.d_ff, row_type, group)
-    return expected_footprint(config, backbone, layout)
+        layout = make_layout(
+            config.records, config.stem_layers, config.row_parts(), row_type, group
+        )
+        indexed = config.stem_ffn == "hash-moe"
+        tables = TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
+    return expected_footprint(config, backbone, tables)
 
 
 def _target(
@@ -190,16 +201,18 @@ def _tokens(root: Path, config: ModelConfig, text: str | Path | None) -> Tokens:
     bundle = open_bundle(root) if is_bundle(root) else None
     warm = None
     if bundle is not None and TOKEN_COUNTS in bundle.manifest.files:
-        warm = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
+        counted = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
+        if counted is not None:
+            warm = counts_of_records(counted, token_index(bundle), config.records)
     if text is not None:
         if bundle is None:
             raise InputError("a text needs a bundle's tokenizer; export the checkpoint first")
-        ids = np.asarray(read_ids(Path(text), bundle), np.int64)
-        counts = np.bincount(ids, minlength=config.vocab_size).astype(np.uint32)
+        ids = record_ids(bundle, np.asarray(read_ids(Path(text), bundle), np.int64))
+        counts = count_tokens(ids, config.records)
         return Tokens(ids, counts, f"the row cache simulated on {text}", warm)
     if warm is not None:
         return Tokens(None, warm, "the bundle's token counts")
-    return Tokens(None, zipf_counts(config.vocab_size), "assumed: token frequencies by Zipf's law")
+    return Tokens(None, zipf_counts(config.records), "assumed: token frequencies by Zipf's law")
 
 
 def tokenizer_nbytes(root: Path) -> int:
@@ -230,13 +243,14 @@ def _fit(
             GENERATING_NBYTES + tokenizer,
             prepared=prepared,
             prefill=footprint.prefill_nbytes > 0,
+            threads=usable_cpus(),
         )
         anonymous = target.memory - mapped
         smallest = least_plan(footprint, loading, anonymous)
         least = smallest.total + mapped
         if smallest.total <= anonymous:
             plan = fill_plan(footprint, loading, smallest, anonymous)
-            enough = plan.slots >= min(WANTED_SLOTS, footprint.model.vocab_size)
+            enough = plan.slots >= min(WANTED_SLOTS, footprint.model.records)
             if footprint.tables is None or enough or context == contexts[-1]:
                 return _described(footprint, plan, target, tokens, prepared, tokenizer)
     return least
@@ -255,10 +269,10 @@ def _described(
     tokenizer: int,
 ) -> Fit:
     config, tables = footprint.model, footprint.tables
-    plan_slots = min(plan.slots, config.vocab_size)
+    plan_slots = min(plan.slots, config.records)
     hits = 1.0
     if tables is not None and tokens.ids is not None:
-        hits, _ = simulate(tokens.ids, config.vocab_size, plan_slots, tokens.warm)
+        hits, _ = simulate(tokens.ids, config.records, plan_slots, tokens.warm)
     elif tables is not None:
         hits = from_counts(tokens.counts, plan_slots)
     context = plan.context_length
@@ -296,7 +310,7 @@ def fit_on_device(bundle: Bundle, memory: int, context_length: int, *, prepared:
     """
     footprint = footprint_of(bundle.manifest)
     target = Target(memory, None, context_length, Rates(1.0, 1.0, 1.0, 0.0, ""))
-    tokens = Tokens(None, zipf_counts(footprint.model.vocab_size), "")
+    tokens = Tokens(None, zipf_counts(footprint.model.records), "")
     tokenizer = tokenizer_nbytes(bundle.path)
     found = _fit(footprint, target, tokens, tokenizer, prepared=prepared)
     if isinstance(found, int):

@@ -7,17 +7,20 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge.bundle import TABLES, Bundle
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import cut
+from stem_edge.table_store import open_table_store
 from stem_edge.token_counts import Counts
+from stem_edge.token_index import I32
 
 I64 = npt.NDArray[np.int64]
 
 
 def simulate(
     ids: I64,
-    vocab_size: int,
+    records: int,
     slots: int,
     counts: Counts | None = None,
     *,
@@ -26,30 +29,41 @@ def simulate(
 ) -> tuple[float, int]:
     """Hit rate of the ids after the first `prompt` ones, and the slots that are filled in the end.
 
-    The prompt is taken `chunk` ids at a time, as an engine cuts it, the others one by one. `counts`
+    Ids are numbers of records below `records`: see record_ids. The prompt is taken `chunk` ids at a time, as an engine cuts it, the others one by one. `counts`
     fill the cache first, as a warm start does. Rows are of the smallest size there is: only which
     are kept matters.
     """
-    layout = make_layout(vocab_size, (0,), 16, "int8", 16)
-    slots = min(slots, vocab_size)
+    layout = make_layout(records, (0,), ((16,),), "int8", 16)
+    slots = min(slots, records)
     cache = RowCache(layout, slots)
-    records = np.zeros((max(chunk, slots), layout.record_nbytes), np.uint8)
+    read = np.zeros((max(chunk, slots), layout.record_nbytes), np.uint8)
     if counts is not None:
         best = np.sort(cache.expect_counts(counts))
         if len(best):
-            cache.install(best, records[: len(best)], best)
+            cache.install(best, read[: len(best)], best)
 
     def run(steps: Iterable[I64]) -> None:
         for step in steps:
             cache.use(step)
             missing = cache.missing(step)
             if len(missing):
-                cache.install(missing, records[: len(missing)], step)
+                cache.install(missing, read[: len(missing)], step)
 
-    run(cut(ids[:prompt], min(chunk, slots)))
+    run(cut(ids[:prompt], min(chunk, slots) if slots < records else chunk))
     before = cache.hits
     run(ids[prompt:].reshape(-1, 1))
     return (cache.hits - before) / max(1, len(ids) - prompt), cache.filled
+
+
+def record_ids(bundle: Bundle, token_ids: I64) -> I64:
+    """Records of tokens."""
+    index = token_index(bundle)
+    return token_ids if index is None else index[token_ids].astype(np.int64)
+
+
+def token_index(bundle: Bundle) -> I32 | None:
+    """Record of each token of a bundle; None: the one of its own number."""
+    return open_table_store(bundle.file(TABLES)).index if bundle.manifest.indexed else None
 
 
 def from_counts(counts: Counts, slots: int) -> float:
@@ -58,6 +72,6 @@ def from_counts(counts: Counts, slots: int) -> float:
     return float(ordered[:slots].sum() / max(1.0, ordered.sum()))
 
 
-def zipf_counts(vocab_size: int) -> Counts:
-    """Counts of a text that nobody counted: the n-th most frequent token is n times as rare."""
-    return (1e6 / np.arange(1, vocab_size + 1)).astype(np.uint32)
+def zipf_counts(records: int) -> Counts:
+    """Counts of a text that nobody counted: the n-th most frequent record is n times as rare."""
+    return (1e6 / np.arange(1, records + 1)).astype(np.uint32)

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from stem_edge.bundle import Bundle, open_bundle
@@ -17,7 +16,7 @@ from stem_edge.measuring.documents import Task, split
 from stem_edge.measuring.models import is_bundle, open_checkpoint
 from stem_edge.measuring.scores import LogitSource
 from stem_edge.quantize import F32
-from stem_edge.reference import READ_ROWS, ArrayMatrix, Matrix, forward
+from stem_edge.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.machine import own_memory
 from stem_edge.units import parse_size
@@ -56,31 +55,18 @@ class CheckpointLogits:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        config = checkpoint.config
         self._source = checkpoint
-        self._head = checkpoint.backbone["embedding" if config.tied_head else "head"]
-        # With the identity for a head, the reference model returns what the head would be given.
-        self._headless = msgspec.structs.replace(config, tied_head=False)
-        identity = ArrayMatrix(np.eye(config.dim, dtype=np.float32))
-        self._backbone: dict[str, Matrix] = {**checkpoint.backbone, "head": identity}
 
     def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
         """See LogitSource. Raises CheckpointError for logits that are no numbers."""
         from stem_edge.export.checkpoint import check_finite
 
-        hidden = forward(self._headless, self._backbone, self._source.tables, token_ids)
-        step = max(1, PIECE_NBYTES // (4 * self._head.shape[0]))
+        config, backbone = self._source.config, self._source.backbone
+        hidden = hidden_states(config, backbone, self._source.rows, token_ids)
+        step = max(1, PIECE_NBYTES // (4 * config.vocab_size))
         for at in range(first, len(hidden), step):
-            logits = self._through_head(hidden[at : at + step])
+            logits = head_forward(config, backbone, hidden[at : at + step])
             yield check_finite(f"{self._source.path}: logits", at, logits)
-
-    def _through_head(self, hidden: F32) -> F32:
-        vocab_size = self._head.shape[0]
-        logits = np.empty((len(hidden), vocab_size), np.float32)
-        for at in range(0, vocab_size, READ_ROWS):
-            end = min(at + READ_ROWS, vocab_size)
-            logits[:, at:end] = hidden @ self._head.rows(at, end).T
-        return logits
 
 
 def open_reference(

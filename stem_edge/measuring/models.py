@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def is_bundle(path: Path) -> bool:
     """Whether a folder is a bundle, not a checkpoint. Raises InputError if there is no folder."""
-    if not path.is_dir():
+    if not path.exists():
         raise InputError(f"{path}: no such folder; give a bundle, or the folder of a checkpoint")
     return (path / MANIFEST).is_file()
 
@@ -22,7 +22,7 @@ def is_bundle(path: Path) -> bool:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint that stem-edge export takes. Raises CheckpointError, or says what to install."""
     try:
-        from stem_edge.export.lingua import read_checkpoint
+        from stem_edge.export.readers import read_checkpoint
     except ImportError as error:
         if error.name is None or error.name.startswith("stem_edge"):
             raise

@@ -105,7 +105,8 @@ def predict(
     running = fixed + kv_cache + row_cache + _activations(footprint, plan, usage)
     anonymous = max(loading, running)
     room = math.inf if memory is None else memory - anonymous
-    record = 0 if tables is None else tables.record_nbytes + CRC_NBYTES
+    stored = footprint.table_format
+    record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
     stall, step = _times(footprint, usage, rates, flash, record)
     return Prediction(
         anonymous=anonymous,
@@ -139,7 +140,9 @@ def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:
     per_token += 2 * (model.n_heads + 2 * model.n_kv_heads) * head_width(model)
     attention = ATTENTION_SHARE * model.n_heads * usage.prompt_tokens
     values = chunk * (per_token + attention) + 2 * model.vocab_size
-    records = 2 * chunk * footprint.tables.record_nbytes if footprint.tables else 0
+    records = 0
+    if (tables := footprint.tables) is not None:
+        records = 2 * min(chunk, tables.records) * tables.record_nbytes
     return int(FLOAT * values + records)
 
 

@@ -1,0 +1,96 @@
+"""Whether a new bundle is good enough, and what its manifest says about that."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from stem_edge.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    TABLES,
+    Manifest,
+    QualityReport,
+    encode_manifest,
+)
+from stem_edge.export.files import write_file
+from stem_edge.export.journal import Journal
+from stem_edge.export.probe import Comparison, check_divergence, compare_logits
+from stem_edge.export.report import errors
+from stem_edge.export.steps import PREFILL_STEP, Job
+from stem_edge.quantize import F32
+
+
+class Acceptance:
+    """The end of an export: its steps are done, its manifest is not written."""
+
+    def __init__(self, job: Job, journal: Journal) -> None:
+        self.job, self.journal = job, journal
+        self.folder, self.source, self.options = job.folder, job.source, job.options
+
+    def compare(self, ids: list[int], expected: F32) -> Manifest:
+        """The manifest with what the new bundle computes, as a user would load it.
+
+        A prefill graph that is less exact than the other graphs goes, unless it was asked for.
+        """
+        decode = self._measure(ids, expected, prefill=False)
+        notes, prefill = self.source.notes, None
+        if self.options.prefill:
+            prefill = self._measure(ids, expected, prefill=True)
+            if prefill.divergence > decode.divergence and not self.options.prefill_asked:
+                found = (
+                    f"{prefill.divergence:g} nats, that of the other graphs {decode.divergence:g}"
+                )
+                notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
+                self.journal.forget(PREFILL_STEP)
+                prefill = None
+        greatest = max(found.divergence for found in (decode, prefill) if found)
+        check_divergence(greatest, self.options.max_kl, self.source.path, len(ids))
+        manifest = self._manifest(prefill=prefill is not None)
+        report = msgspec.structs.replace(
+            manifest.report,
+            notes=notes,
+            probe_tokens=tuple(ids),
+            worst_logit_difference=decode.worst_difference,
+            greatest_logit=float(f"{np.abs(expected).max():.3g}"),
+            divergence=decode.divergence,
+            prefill_divergence=prefill.divergence if prefill else None,
+            divergence_99=decode.divergence_99,
+            agreement=decode.agreement,
+        )
+        return msgspec.structs.replace(manifest, report=report)
+
+    def _measure(self, ids: list[int], expected: F32, *, prefill: bool) -> Comparison:
+        path = self.folder / MANIFEST
+        write_file(path, encode_manifest(self._manifest(prefill=prefill)))
+        try:
+            return compare_logits(
+                self.folder, ids, expected, self.options.threads, prefill_graph=prefill
+            )
+        finally:
+            path.unlink()
+
+    def _manifest(self, *, prefill: bool) -> Manifest:
+        files, plan = self.journal.files(), self.job.tables
+        format = plan.format if plan else None
+        tables = sum(e.nbytes for name, e in files.items() if name.startswith(TABLES + "/"))
+        backbone = sum(e.nbytes for name, e in files.items() if ".onnx" in name)
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            model=self.source.config,
+            backbone=msgspec.structs.replace(self.options.backbone, prefill=prefill),
+            tables=format.tables if format else None,
+            rare_tables=format.rare_tables if format else None,
+            indexed=format is not None and format.indexed,
+            files=files,
+            report=QualityReport(
+                checkpoint_nbytes=self.source.nbytes,
+                backbone_nbytes=backbone,
+                tables_nbytes=tables,
+                errors=errors(step.totals for step in self.journal.steps.values()),
+                probe_tokens=(),
+                worst_logit_difference=0.0,
+                greatest_logit=0.0,
+                divergence=0.0,
+            ),
+        )

@@ -1,0 +1,95 @@
+"""GPTQ (arXiv 2210.17323): round a matrix column by column, and let the columns that are still to
+come make up for what each rounding does to the products with typical inputs.
+
+With H the sum of x x^T over typical inputs and U the upper Cholesky factor of its inverse, the error
+e of column j, divided by U[j, j], is taken from every later column k as e U[j, k].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from stem_edge.block_search import search_scales
+from stem_edge.quantize import F32, U8, Blocks, pack_codes, reciprocals
+
+# Share of the mean diagonal that is added to the diagonal: inputs that the calibration text never
+# had must not be taken for impossible. As in the paper.
+DAMPING = 0.01
+DAMPING_STEP = 10.0  # times more when rounding errors leave no Cholesky factor
+TILE_COLUMNS = 128  # columns whose corrections reach the rest of the matrix at once
+
+
+def inverse_factor(hessian: F32) -> F32:
+    """The upper triangular U [K, K] with U^T U = (H + damping)^-1 of H [K, K] = sum of x x^T."""
+    size, mean = len(hessian), float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
+    damping = DAMPING
+    while True:
+        damped = torch.from_numpy(hessian / np.float32(mean))
+        damped.diagonal().add_(damping)
+        # With the order of rows and columns turned round, H = L L^T is H = R R^T with an upper R,
+        # and U is its inverse: one factorization instead of two and an inversion.
+        factor, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        if not failed:
+            break
+        damping *= DAMPING_STEP
+    upper = factor.flip(0, 1)
+    inverse = torch.linalg.solve_triangular(upper, torch.eye(size), upper=True)
+    return np.ascontiguousarray(inverse.numpy())
+
+
+def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool = False) -> Blocks:
+    """Quantize rows [n, K]; factor: inverse_factor of their inputs' H.
+
+    The scales of a block are searched when its first column is reached, for what the corrections
+    have made of its values by then. Rows do not depend on each other.
+    """
+    rest, width = matrix.copy(), matrix.shape[1]
+    codes = np.empty((width, len(matrix)), np.uint8)
+    scales, zeros = np.empty((2, width // block, len(matrix)), np.float32)
+    step = max(TILE_COLUMNS, block)
+    for start in range(0, width, step):
+        here = slice(start, min(start + step, width))
+        groups = slice(start // block, here.stop // block)
+        tile = np.ascontiguousarray(rest[:, here].T)
+        errors = _solve_tile(
+            tile, factor[here, here], codes[here], scales[groups], zeros[groups], bits, asymmetric
+        )
+        rest[:, here.stop :] -= errors.T @ factor[here, here.stop :]
+    packed = pack_codes(np.ascontiguousarray(zeros.T).astype(np.uint8), bits)
+    return Blocks(
+        pack_codes(np.ascontiguousarray(codes.T), bits),
+        np.ascontiguousarray(scales.T),
+        packed if asymmetric else None,
+    )
+
+
+def _solve_tile(
+    tile: F32, factor: F32, codes: U8, scales: F32, zeros: F32, bits: int, asymmetric: bool
+) -> F32:
+    """Quantize the columns of a tile, which lie as rows [t, n], into the parts of the results.
+
+    Returns their errors [t, n], each divided by its diagonal entry of the factor.
+    """
+    width, block = len(tile), len(tile) // len(scales)
+    errors = np.empty_like(tile)
+    # A column's error counts for so much, all corrections made.
+    weights = np.asarray(1 / np.diagonal(factor) ** 2, np.float32).reshape(-1, block)
+    top = np.float32((1 << bits) - 1)
+    for column in range(width):
+        group = column // block
+        if column % block == 0:
+            values = np.ascontiguousarray(tile[column : column + block].T)[:, None]
+            found = search_scales(values, bits, weights[group, None], asymmetric=asymmetric)
+            scales[group], zeros[group] = (each[:, 0] for each in found)
+            inverse = reciprocals(scales[group])
+            scales[group][inverse == 0] = 0
+        code = np.rint(tile[column] * inverse)
+        code += zeros[group]
+        np.clip(code, 0, top, out=code)
+        codes[column] = code
+        error = tile[column] - (code - zeros[group]) * scales[group]
+        error /= factor[column, column]
+        errors[column] = error
+        tile[column + 1 :] -= factor[column, column + 1 :, None] * error
+    return errors

@@ -1,0 +1,149 @@
+"""Scales and zero points of blocks that lose less than those of the block's range.
+
+Round to nearest lets the greatest value of a block decide its scale. Here some scales around that
+one are tried, each followed by the least-squares scale of the codes that it leads to, and the best
+is kept, as the k-quants of llama.cpp do. Errors may be weighted by input channel: a channel that is
+often large deserves the more exact weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.quantize import F32, Blocks, cut, encode, extremes, pack_codes, reciprocals
+
+# Codes by which the range of a candidate is narrower or wider than that of the block: narrower
+# spreads the values over too few codes, wider cuts off the greatest ones for the good of the others.
+# The first is the block's own.
+OFFSETS = np.array([0, *np.arange(-1.5, 0, 0.25), *np.arange(0.25, 3.25, 0.25)], np.float32)
+REFITS = 2  # rounds of new codes and new scale after the best candidate
+TILE_VALUES = 1 << 16  # worked on at a time, so that all candidates find them in the CPU's cache
+
+
+def search_blocks(
+    matrix: F32, bits: int, block: int, weights: F32 | None = None, *, asymmetric: bool = False
+) -> Blocks:
+    """Quantize [N, K] so that the weighted sum of squared errors in each block is small.
+
+    weights: importance [K] of the input channels, zero or more. Default: all alike. The sum is
+    never greater than that of quantize_blocks or quantize_asymmetric, up to float32 rounding.
+    """
+    blocks = cut(matrix, block)
+    by_block = None if weights is None else cut(weights[None], block)[0]
+    scales, zeros = search_scales(blocks, bits, by_block, asymmetric=asymmetric)
+    codes, scales = encode(blocks, scales, zeros, bits)
+    packed = pack_codes(zeros.astype(np.uint8), bits) if asymmetric else None
+    return Blocks(codes, scales, packed)
+
+
+def search_scales(
+    blocks: F32, bits: int, weights: F32 | None = None, *, asymmetric: bool = False
+) -> tuple[F32, F32]:
+    """Scales [N, G] and zero points [N, G] for blocks [N, G, block]; weights are [G, block].
+
+    Symmetric blocks get the zero point 2**(bits-1). A block of zeros gets the scale 0.
+    """
+    rows, groups, block = blocks.shape
+    scales, zeros = np.empty((2, rows, groups), np.float32)
+    if weights is not None:
+        # A block that was never used loses nothing whatever its scale is: take it as it comes.
+        greatest = weights.max(axis=1, keepdims=True)
+        ones = np.ones_like(weights)
+        weights = np.divide(weights, greatest, out=ones, where=greatest > 0)
+    step = max(1, TILE_VALUES // (groups * block))
+    for start in range(0, rows, step):
+        here = slice(start, min(start + step, rows))
+        peaks = np.abs(extremes(blocks[here]))
+        # To -1..1: squares of the values themselves may be beyond float32.
+        units = np.asarray(blocks[here] / np.where(peaks > 0, peaks, 1)[:, :, None], np.float32)
+        best = _Best(units, weights, bits)
+        candidates = (_asymmetric if asymmetric else _symmetric)(units, bits)
+        usual = next(candidates)
+        best.consider(*usual)
+        for inverse, zero in candidates:
+            best.consider(inverse, zero)
+        for _ in range(REFITS):
+            best.consider(reciprocals(best.scales), best.zeros if asymmetric else usual[1])
+        best.settle(*usual)
+        scales[here], zeros[here] = best.scales * peaks, best.zeros
+    return scales, zeros
+
+
+def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
+    """Inverse scales [N, G] of the candidates and their one zero point."""
+    half = np.full(1, 1 << (bits - 1), np.float32)
+    sign = -np.sign(extremes(units))
+    for offset in OFFSETS:
+        yield sign * (half + offset), half
+
+
+def _asymmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
+    top = np.float32((1 << bits) - 1)
+    low, high = np.minimum(units.min(axis=2), 0), np.maximum(units.max(axis=2), 0)
+    width = np.where(high > low, high - low, np.float32(1))
+    for offset in OFFSETS:
+        inverse = (top + offset) / width
+        # What is cut off is cut off at both ends.
+        yield inverse, np.clip(np.rint(-low * inverse - offset / 2), 0, top)
+
+
+class _Best:
+    """The best scales so far for units [N, G, block], all of them within -1..1.
+
+    With d the codes less the zero point, the best scale is sum(w u d) / sum(w d d), and the error
+    that it leaves is smallest where sum(w u d)**2 / sum(w d d) is greatest.
+    """
+
+    def __init__(self, units: F32, weights: F32 | None, bits: int) -> None:
+        self._units, self._weights = units, weights
+        self._weighted = units if weights is None else units * weights
+        self._top = np.float32((1 << bits) - 1)
+        self._codes, self._scratch = np.empty_like(units), np.empty_like(units)
+        self._gain = np.full(units.shape[:2], -1, np.float32)
+        self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
+
+    def consider(self, inverse: F32, zero: F32) -> None:
+        """Take the scale that follows from these inverse scales and zero points where it is better."""
+        codes = self._code(inverse, zero)
+        weighted = codes
+        if self._weights is not None:
+            weighted = np.multiply(codes, self._weights, out=self._scratch)
+        product = np.einsum("ngb,ngb->ng", self._weighted, codes)
+        square = np.einsum("ngb,ngb->ng", weighted, codes)
+        scale = np.divide(product, square, out=np.zeros_like(product), where=square > 0)
+        gain = scale * product
+        self._take(gain > self._gain, scale, zero)
+        np.maximum(gain, self._gain, out=self._gain)
+
+    def settle(self, inverse: F32, zero: F32) -> None:
+        """Take this candidate as it is where it leaves a smaller error.
+
+        Errors that are very small beside their values are lost in the rounding of gains.
+        """
+        found = self._loss(reciprocals(self.scales), self.scales, self.zeros)
+        scale = reciprocals(inverse)
+        self._take(self._loss(inverse, scale, zero) < found, scale, zero)
+
+    def _take(self, where: npt.NDArray[np.bool_], scale: F32, zero: F32) -> None:
+        np.copyto(self.scales, scale, where=where)
+        np.copyto(self.zeros, zero, where=where)
+
+    def _code(self, inverse: F32, zero: F32) -> F32:
+        """Codes less their zero points; the same array every time."""
+        codes = np.multiply(self._units, inverse[:, :, None], out=self._codes)
+        np.rint(codes, out=codes)
+        # Twice as fast as np.clip where limits are arrays.
+        np.maximum(codes, -zero[..., None], out=codes)
+        np.minimum(codes, (self._top - zero)[..., None], out=codes)
+        return codes
+
+    def _loss(self, inverse: F32, scale: F32, zero: F32) -> F32:
+        error = self._code(inverse, zero)
+        error *= scale[:, :, None]
+        error -= self._units
+        error *= error
+        error *= 1 if self._weights is None else self._weights
+        return np.asarray(error.sum(axis=2), np.float32)

@@ -1,0 +1,133 @@
+"""The table store on disk: a zarr v3 group, read here without zarr.
+
+    tables.zarr/zarr.json        group; its attributes hold a TableFormat
+    tables.zarr/records/         array of records (stem_edge.shards)
+    tables.zarr/rare_records/    optional: those of rare tokens, with fewer bits
+    tables.zarr/index/           optional: token -> record (stem_edge.token_index)
+
+Records are numbered through both arrays. Without an index token t has record t.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stem_edge.config import MAX_VOCAB
+from stem_edge.quantize import U8
+from stem_edge.rows import RecordLayout
+from stem_edge.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
+from stem_edge.token_index import ENTRY_NBYTES, I32, INDEX, read_index
+from stem_edge.zarr_json import compare, naming, read_json
+
+RECORDS, RARE_RECORDS = "records", "rare_records"
+ATTRIBUTE = "stem_edge"  # of the group: the format
+# int4 codes stand for -8..7, int8 codes for -128..127, both from 0 on.
+INT4_TO_INT8 = 128 - 8
+
+
+class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a table store holds. Raises ValueError when it cannot exist."""
+
+    tokens: int
+    tables: RecordLayout  # of all records once they are read: of a slot of the row cache
+    rare_tables: RecordLayout | None = None  # of the last records, as they are stored
+    indexed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tokens <= MAX_VOCAB:
+            raise ValueError(f"tables of {self.tokens} tokens; expected 1 to {MAX_VOCAB}")
+        if not self.indexed and self.tokens != self.tables.records:
+            raise ValueError(
+                f"{self.tables.records} records of {self.tokens} tokens, but no index of them"
+            )
+        rare = self.rare_tables
+        if rare is None:
+            return
+        if not self.indexed:
+            raise ValueError("rare tables, but no index that says whose records are there")
+        wanted = msgspec.structs.replace(rare, row_type="int8", records=self.tables.records)
+        if rare.row_type != "int4" or wanted != self.tables or rare.records >= wanted.records:
+            raise ValueError(f"rare tables {rare} do not widen to tables {self.tables}")
+
+    @property
+    def frequent(self) -> int:
+        """Records in the first array."""
+        return self.tables.records - (self.rare_tables.records if self.rare_tables else 0)
+
+    def arrays(self) -> dict[str, RecordLayout]:
+        """Name and layout of each array of records, in the order of their numbers."""
+        arrays = {RECORDS: msgspec.structs.replace(self.tables, records=self.frequent)}
+        if self.rare_tables is not None:
+            arrays[RARE_RECORDS] = self.rare_tables
+        return arrays
+
+    def folders(self) -> list[str]:
+        """Every array of the group."""
+        return [*self.arrays(), *([INDEX] if self.indexed else [])]
+
+    @property
+    def index_nbytes(self) -> int:
+        """Of the index, in its file and in memory."""
+        return ENTRY_NBYTES * self.tokens if self.indexed else 0
+
+    @property
+    def nbytes(self) -> int:
+        """On flash, to within the size of the descriptions."""
+        beside = CRC_NBYTES + INDEX_ENTRY_NBYTES
+        arrays = self.arrays().values()
+        return self.index_nbytes + sum(a.records * (a.record_nbytes + beside) for a in arrays)
+
+    @property
+    def mean_record_nbytes(self) -> int:
+        """Of a record on flash; they have two sizes where there are rare tables."""
+        arrays = self.arrays().values()
+        return round(sum(a.records * a.record_nbytes for a in arrays) / self.tables.records)
+
+    def widen(self, rare: U8, records: U8) -> None:
+        """Fill records [n, nbytes] with the same values as these of rare tables have; exact."""
+        if self.rare_tables is None:
+            raise ValueError("there are no rare tables")
+        for index in range(len(self.tables.layers)):
+            narrow = self.rare_tables.row_codes(rare, index).view(np.uint8)
+            wide = self.tables.row_codes(records, index).view(np.uint8)
+            wide[:, 0::2], wide[:, 1::2] = narrow & 15, narrow >> 4
+            wide += INT4_TO_INT8
+            scales = self.tables.row_scales(records, index)
+            scales[:] = self.rare_tables.row_scales(rare, index)
+
+
+class TableStore(msgspec.Struct, frozen=True):
+    """Where everything of an opened table store lies."""
+
+    format: TableFormat
+    grids: tuple[ShardGrid, ...]
+    index: I32 | None
+
+    def grid_of(self, record: int) -> tuple[int, int]:
+        """Which array has this record, and its number there."""
+        frequent = self.format.frequent
+        return (0, record) if record < frequent else (1, record - frequent)
+
+
+def group_metadata(format: TableFormat) -> dict[str, Any]:
+    """zarr.json of the group."""
+    attributes = {ATTRIBUTE: msgspec.to_builtins(format)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def open_table_store(root: Path) -> TableStore:
+    """Read every zarr.json and the index; anything but what the exporter writes is a BundleError."""
+    path = root / "zarr.json"
+    group = read_json(path)
+    with naming(path):
+        format = msgspec.convert(group["attributes"][ATTRIBUTE], TableFormat)
+        compare(group, group_metadata(format))
+    grids = tuple(open_grid(root / name, layout) for name, layout in format.arrays().items())
+    index = None
+    if format.indexed:
+        index = read_index(root / INDEX, format.tokens, format.tables.records)
+    return TableStore(format, grids, index)

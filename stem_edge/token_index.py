@@ -1,0 +1,80 @@
+"""Which record a token has, where that is not the record of its own number.
+
+index/zarr.json     zarr v3 array int32 [V], one chunk
+index/c/0           the records' numbers, little-endian, then their crc32c (uint32)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import BundleError
+from stem_edge.shards import CRC_NBYTES, crc32c
+from stem_edge.zarr_json import array_document, compare, naming, read_json
+
+I32: TypeAlias = npt.NDArray[np.int32]
+
+INDEX = "index"
+ENTRY_NBYTES = 4
+
+
+def index_metadata(tokens: int) -> dict[str, Any]:
+    """zarr.json of the array."""
+    codecs: list[dict[str, Any]] = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "crc32c"},
+    ]
+    return array_document([tokens], "int32", [tokens], codecs)
+
+
+def index_chunk(root: Path) -> Path:
+    """File of the only chunk of the array in the folder `root`."""
+    return root / "c" / "0"
+
+
+def encode_index(index: I32) -> bytes:
+    """Bytes of the chunk."""
+    data = index.astype("<i4").tobytes()
+    return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
+
+
+def read_index(root: Path, tokens: int, records: int) -> I32:
+    """Record of each of the tokens, all below `records`. Raises BundleError."""
+    with naming(root / "zarr.json"):
+        compare(read_json(root / "zarr.json"), index_metadata(tokens))
+    path = index_chunk(root)
+    data = _read(path, tokens * ENTRY_NBYTES + CRC_NBYTES)
+    index = np.frombuffer(data, "<i4", tokens)
+    if encode_index(index) != data:
+        raise BundleError(
+            f"{path}: the checksum of this index is wrong; the file is damaged: copy or export the "
+            "bundle again"
+        )
+    if index.min() < 0 or index.max() >= records:
+        raise BundleError(
+            f"{path}: has records {index.min()} to {index.max()}, expected 0 to {records - 1}; "
+            "export the bundle again"
+        )
+    return index.astype(np.int32, copy=False)
+
+
+def _read(path: Path, expected: int) -> bytes:
+    try:
+        found, data = path.stat().st_size, b""
+        if found == expected:
+            data = path.read_bytes()
+            found = len(data)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot read this index ({error.strerror}); restore the file or export again"
+        ) from error
+    if found != expected:
+        raise BundleError(
+            f"{path}: index has {found} bytes, expected {expected}; "
+            "the file is cut or damaged: copy or export the bundle again"
+        )
+    return data

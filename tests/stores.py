@@ -1,0 +1,61 @@
+"""Table stores of a few records, for the tests of whatever reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.quantize import U8
+from stem_edge.rows import RecordLayout
+from stem_edge.shards import ShardGrid, array_metadata
+from stem_edge.table_store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
+from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
+from stem_edge.zarr_json import encode_metadata
+
+
+def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard: int) -> ShardGrid:
+    """One array of records in the folder `root`."""
+    grid = ShardGrid(root=root, layout=layout, records_per_shard=records_per_shard)
+    root.mkdir(parents=True)
+    (root / "zarr.json").write_bytes(encode_metadata(array_metadata(layout, records_per_shard)))
+    for shard in range(grid.shards):
+        path = grid.shard_path(shard)
+        path.parent.mkdir(parents=True)
+        start = shard * records_per_shard
+        piece = records[start : start + records_per_shard]
+        path.write_bytes(grid.seal(piece) + grid.index_bytes(shard))
+    return grid
+
+
+def write_index(root: Path, index: Sequence[int]) -> None:
+    """The index of a table store in the folder `root`."""
+    chunk = index_chunk(root / INDEX)
+    chunk.parent.mkdir(parents=True)
+    (root / INDEX / "zarr.json").write_bytes(encode_metadata(index_metadata(len(index))))
+    chunk.write_bytes(encode_index(np.array(index, np.int32)))
+
+
+def write_store(
+    root: Path,
+    layout: RecordLayout,
+    records: U8,
+    records_per_shard: int,
+    index: Sequence[int] | None = None,
+    rare: tuple[RecordLayout, U8] | None = None,
+) -> TableFormat:
+    """A table store in the folder `root`; `records` are those of the first array."""
+    format = TableFormat(
+        tokens=layout.records if index is None else len(index),
+        tables=layout,
+        rare_tables=rare[0] if rare else None,
+        indexed=index is not None,
+    )
+    write_array(root / RECORDS, format.arrays()[RECORDS], records, records_per_shard)
+    if rare is not None:
+        write_array(root / RARE_RECORDS, *rare, records_per_shard)
+    if index is not None:
+        write_index(root, index)
+    (root / "zarr.json").write_bytes(encode_metadata(group_metadata(format)))
+    return format

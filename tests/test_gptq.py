@@ -1,0 +1,118 @@
+"""GPTQ on matrices whose best rounding is known, or measured by the products that come out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stem_edge.block_search import search_blocks
+from stem_edge.export.gptq import DAMPING, inverse_factor, solve
+from stem_edge.quantize import F32, Blocks, dequantize_blocks, quantize_asymmetric, quantize_blocks
+
+K, N, T = 256, 96, 2048
+
+
+def correlated(seed: int) -> F32:
+    """Inputs [T, K] that lie near a space of few dimensions, as hidden states do."""
+    rng = np.random.default_rng(seed)
+    mix = rng.standard_normal((K, K)) * (np.arange(1, K + 1) ** -0.8)[:, None]
+    return (rng.standard_normal((T, K)) @ mix).astype(np.float32)
+
+
+def matrix(seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal((N, K)).astype(np.float32)
+
+
+def loss(x: F32, exact: F32, blocks: Blocks, bits: int) -> float:
+    """Mean squared error of the products with x, relative to them."""
+    stored = dequantize_blocks(blocks.codes, blocks.scales, bits, blocks.zero_points)
+    return float(((x @ (stored - exact).T) ** 2).mean() / ((x @ exact.T) ** 2).mean())
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize(("bits", "block"), [(4, 16), (4, 32), (4, 128), (4, 256), (8, 32)])
+def test_products_with_correlated_inputs_lose_far_less(
+    bits: int, block: int, asymmetric: bool
+) -> None:
+    x, exact = correlated(0), matrix()
+    usual = (
+        quantize_asymmetric(exact, bits, block)
+        if asymmetric
+        else Blocks(*quantize_blocks(exact, bits, block))
+    )
+    hessian = x.T @ x
+    diagonal = np.diagonal(hessian).copy()
+    searched = search_blocks(exact, bits, block, diagonal, asymmetric=asymmetric)
+    solved = solve(exact, inverse_factor(hessian), bits, block, asymmetric=asymmetric)
+    rtn, search, gptq = (loss(x, exact, blocks, bits) for blocks in (usual, searched, solved))
+    assert search < rtn
+    assert gptq < 0.5 * rtn
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_inputs_that_do_not_depend_on_each_other_leave_only_the_search(asymmetric: bool) -> None:
+    factor = inverse_factor(3 * np.eye(K, dtype=np.float32))
+    found = solve(matrix(), factor, 4, 32, asymmetric=asymmetric)
+    expected = search_blocks(matrix(), 4, 32, asymmetric=asymmetric)
+    assert np.array_equal(found.codes, expected.codes)
+    assert np.array_equal(found.scales, expected.scales)
+    if asymmetric:
+        assert found.zero_points is not None and expected.zero_points is not None
+        assert np.array_equal(found.zero_points, expected.zero_points)
+
+
+def test_the_factor_is_that_of_the_damped_inverse() -> None:
+    x = correlated(1)
+    hessian = (x.T @ x).astype(np.float64)
+    damped = hessian / hessian.diagonal().mean() + DAMPING * np.eye(K)
+    upper = inverse_factor((x.T @ x).astype(np.float32))
+    assert np.array_equal(upper, np.triu(upper))
+    assert np.abs(upper.T @ upper @ damped - np.eye(K)).max() < 1e-2
+
+
+def test_one_column_makes_up_for_another() -> None:
+    """Two inputs that are always alike: only the sum of their weights matters."""
+    exact = np.zeros((1, 32), np.float32)
+    exact[0, :3] = 8, 0.45, 0.45  # the first makes the scale about 1: alone, 0.45 becomes 0
+    x = np.zeros((100, 32), np.float32)
+    x[:, 1] = x[:, 2] = np.linspace(-1, 1, 100)
+    x[:, 0] = 10 * np.cos(np.arange(100))
+    solved = solve(exact, inverse_factor(x.T @ x), 4, 32)
+    stored = dequantize_blocks(*solved[:2], 4)
+    assert np.count_nonzero(stored[0, 1:3]) == 1
+    nearest = dequantize_blocks(*quantize_blocks(exact, 4, 32), 4)
+    assert np.count_nonzero(nearest[0, 1:3]) == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 40])
+def test_fewer_tokens_than_inputs(tokens: int) -> None:
+    x, exact = correlated(2)[:tokens], matrix()
+    solved = solve(exact, inverse_factor(x.T @ x), 4, 32)
+    plain = search_blocks(exact, 4, 32)
+    assert np.isfinite(solved.scales).all()
+    # What the tokens say nothing about stays as exact as it was, or nearly.
+    everything = np.eye(K, dtype=np.float32)
+    assert loss(everything, exact, solved, 4) < 2 * loss(everything, exact, plain, 4)
+
+
+def test_inputs_that_never_come_are_no_reason_to_fail() -> None:
+    x = correlated(3)
+    x[:, 5] = 0
+    x[:, 9] = 1e-30
+    solved = solve(matrix(), inverse_factor(x.T @ x), 4, 32)
+    assert np.isfinite(solved.scales).all()
+
+
+def test_very_uneven_inputs_are_damped_more() -> None:
+    """float32 has no Cholesky factor for this without."""
+    x = correlated(4) * np.logspace(-12, 6, K, dtype=np.float32)
+    factor = inverse_factor(x.T @ x)
+    assert np.isfinite(factor).all()
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    x, exact = correlated(5), matrix()
+    factor = inverse_factor(x.T @ x)
+    found = solve(exact, factor, 4, 32)
+    parts = [solve(exact[at : at + 32], factor, 4, 32) for at in range(0, N, 32)]
+    assert np.mean(found.codes != np.concatenate([part.codes for part in parts])) < 1e-3

@@ -1,0 +1,333 @@
+"""LoRA adapters: W + scale B A, by the arithmetic written out here, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stem_edge import CheckpointError
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.lora import merge_lora
+from stem_edge.export.torch_files import TensorMatrix
+from stem_edge.quantize import F32
+from stem_edge.reference import forward, whole
+
+CONFIG = ModelConfig(
+    vocab_size=20, dim=8, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=4, d_ff=12,
+    stem_layers=(1,), norm_eps=1e-5, rope_theta=1e4, max_context=16, rope_interleaved=False,
+)  # fmt: skip
+NAMES = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"}
+LAYER = {"self_attn.q_proj": "wq", "self_attn.v_proj": "wv", "mlp.gate_proj": "gate"}
+LAYER |= {"mlp.up_proj": "up", "mlp.down_proj": "down"}
+NAMES |= {f"model.layers.{n}.{a}": f"layers.{n}.{b}" for n in range(2) for a, b in LAYER.items()}
+OPTIONS: dict[str, Any] = {
+    "peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "init_lora_weights": True,
+    "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False,
+    "target_modules": ["q_proj"], "modules_to_save": None, "task_type": "CAUSAL_LM",
+    "lora_dropout": 0.1, "inference_mode": True, "base_model_name_or_path": "base",
+    "use_dora": False, "megatron_core": "megatron.core", "qalora_group_size": 16,
+}  # fmt: skip
+Q, UP, DOWN = (f"model.layers.0.{part}" for part in LAYER if "v" not in part and "g" not in part)
+EMBED = "model.embed_tokens"
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def base(*, tied: bool = False) -> Checkpoint:
+    """A model of random weights in memory."""
+    config = msgspec.structs.replace(CONFIG, tied_head=tied)
+    shapes = config.backbone_shapes().items()
+    backbone = {name: TensorMatrix([drawn(*s, seed=n)]) for n, (name, s) in enumerate(shapes)}
+    names = {name: ours for name, ours in NAMES.items() if ours in backbone}
+    tables = {1: TensorMatrix([drawn(20, 12)])}
+    tokenizer = TokenizerSource("bytes", None, add_bos=True)
+    return Checkpoint(Path("base"), config, backbone, tables, tokenizer, ("a",), names=names)
+
+
+def pair(module: str, rows: int, columns: int, rank: int = 2) -> dict[str, torch.Tensor]:
+    """A and B of a linear module."""
+    return {
+        f"{module}.lora_A.weight": drawn(rank, columns, seed=7),
+        f"{module}.lora_B.weight": drawn(rows, rank, seed=8),
+    }
+
+
+def embedding_pair(rank: int = 2) -> dict[str, torch.Tensor]:
+    return {
+        f"{EMBED}.lora_embedding_A": drawn(rank, 20, seed=7),
+        f"{EMBED}.lora_embedding_B": drawn(8, rank, seed=8),
+    }
+
+
+def product(tensors: Mapping[str, torch.Tensor]) -> F32:
+    """B A of the only pair in `tensors`."""
+    a, b = (value.double() for _, value in sorted(tensors.items()))
+    found: F32 = (b @ a).numpy()
+    return found
+
+
+def save(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    prefix: str = "base_model.model.",
+    **options: Any,
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    described = {k: v for k, v in (OPTIONS | options).items() if v is not ...}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    named = {prefix + name: value.contiguous() for name, value in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    return folder
+
+
+def change(checkpoint: Checkpoint, adapter: Path, name: str) -> F32:
+    """What the adapter adds to a matrix; nothing else may change."""
+    merged = merge_lora(checkpoint, adapter)
+    for other, matrix in checkpoint.backbone.items():
+        if other != name:
+            assert np.array_equal(whole(merged.backbone[other]), whole(matrix))
+    return whole(merged.backbone[name]) - whole(checkpoint.backbone[name])
+
+
+def refused(adapter: Path, *parts: str, tied: bool = False) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        merge_lora(base(tied=tied), adapter)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (str(adapter), *parts):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("module", "rows", "columns"), [(Q, 8, 8), (UP, 12, 8), (DOWN, 8, 12), ("lm_head", 20, 8)]
+)
+def test_a_linear_module_gains_scale_b_a(
+    tmp_path: Path, module: str, rows: int, columns: int
+) -> None:
+    tensors = pair(module, rows, columns)
+    found = change(base(), save(tmp_path, tensors), NAMES[module])
+    assert np.abs(found - 6 / 2 * product(tensors)).max() < 1e-5
+
+
+def test_an_embedding_gains_the_transpose(tmp_path: Path) -> None:
+    tensors = embedding_pair()
+    found = change(base(), save(tmp_path, tensors), "embedding")
+    assert np.abs(found - 6 / 2 * product(tensors).T).max() < 1e-5
+
+
+def test_pieces_of_a_sum_are_its_rows(tmp_path: Path) -> None:
+    merged = merge_lora(base(), save(tmp_path, pair(UP, 12, 8) | embedding_pair())).backbone
+    for name in ("layers.0.up", "embedding"):
+        assert np.abs(merged[name].rows(3, 7) - whole(merged[name])[3:7]).max() < 1e-6
+        assert merged[name].shape == base().backbone[name].shape
+
+
+@pytest.mark.parametrize(
+    ("options", "rank", "scale"),
+    [
+        ({"use_rslora": True}, 2, 6 / 2**0.5),
+        ({"lora_alpha": 1.5}, 2, 0.75),
+        ({"fan_in_fan_out": True}, 2, 3.0),  # how the trainer stores W, not what it computes
+        ({"rank_pattern": {"q_proj": 3}}, 3, 2.0),
+        ({"alpha_pattern": {"q_proj": 8}}, 2, 4.0),
+        ({"alpha_pattern": {"k_proj": 9, r"layers\.0\..*q_proj": 8, "q_proj": 7}}, 2, 4.0),
+        ({"alpha_pattern": {f"^{Q}": 8}}, 2, 4.0),
+        (
+            {"alpha_pattern": {"q": 8, "_proj": 8, r"model\.layers\.1\.self_attn\.q_proj": 8}},
+            2,
+            3.0,
+        ),
+        ({"rank_pattern": {Q: 3}, "alpha_pattern": {Q: 12}, "use_rslora": True}, 3, 12 / 3**0.5),
+        ({"rank_pattern": None, "alpha_pattern": None}, 2, 3.0),
+        ({"use_rslora": ..., "rank_pattern": ..., "alpha_pattern": ...}, 2, 3.0),
+        ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, 2, 3.0),
+    ],
+)
+def test_rank_and_scale_of_a_module(
+    tmp_path: Path, options: dict[str, Any], rank: int, scale: float
+) -> None:
+    tensors = pair(Q, 8, 8, rank)
+    found = change(base(), save(tmp_path, tensors, **options), "layers.0.wq")
+    assert np.abs(found - scale * product(tensors)).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_an_adapter_of_another_type_is_added_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {name: value.to(dtype) for name, value in pair(Q, 8, 8).items()}
+    found = change(base(), save(tmp_path, tensors), "layers.0.wq")
+    assert np.abs(found - 3 * product(tensors)).max() < 1e-5
+
+
+@pytest.mark.parametrize("part", ["weight", "modules_to_save.weight"])
+@pytest.mark.parametrize(("module", "shape"), [("lm_head", (20, 8)), ("model.norm", (8,))])
+def test_a_module_that_was_trained_whole_is_replaced(
+    tmp_path: Path, module: str, part: str, shape: tuple[int, ...]
+) -> None:
+    trained = drawn(*shape, seed=5)
+    merged = merge_lora(base(), save(tmp_path, {f"{module}.{part}": trained}))
+    assert np.array_equal(whole(merged.backbone[NAMES[module]]), trained.numpy())
+
+
+def test_the_base_that_is_saved_with_an_embedding_counts(tmp_path: Path) -> None:
+    tensors, trained = embedding_pair(), drawn(20, 8, seed=5)
+    adapter = save(tmp_path, {f"{EMBED}.base_layer.weight": trained, **tensors})
+    found = whole(merge_lora(base(), adapter).backbone["embedding"])
+    assert np.abs(found - trained.numpy() - 3 * product(tensors).T).max() < 1e-5
+
+
+@pytest.mark.parametrize("which", ["embedding", "head"])
+def test_a_tied_head_is_untied_where_one_of_the_two_is_trained(tmp_path: Path, which: str) -> None:
+    tensors = pair("lm_head", 20, 8) if which == "head" else embedding_pair()
+    checkpoint = base(tied=True)
+    merged = merge_lora(checkpoint, save(tmp_path, tensors))
+    assert not merged.config.tied_head
+    other = "embedding" if which == "head" else "head"
+    shared = whole(checkpoint.backbone["embedding"])
+    assert np.array_equal(whole(merged.backbone[other]), shared)
+    assert np.abs(whole(merged.backbone[which]) - shared).max() > 0.1
+
+
+def test_a_tied_head_stays_tied_where_layers_are_trained(tmp_path: Path) -> None:
+    merged = merge_lora(base(tied=True), save(tmp_path, pair(Q, 8, 8)))
+    assert merged.config.tied_head
+    assert "head" not in merged.backbone
+
+
+def test_a_merged_stem_model_computes_with_the_sums(tmp_path: Path) -> None:
+    tensors = pair("model.layers.1.mlp.gate_proj", 12, 8)
+    checkpoint = base()
+    merged = merge_lora(checkpoint, save(tmp_path, tensors))
+    found = forward(merged.config, merged.backbone, merged.rows, [1, 2, 3])
+    summed = whole(checkpoint.backbone["layers.1.gate"]) + 3 * product(tensors)
+    backbone = {**checkpoint.backbone, "layers.1.gate": TensorMatrix([torch.tensor(summed)])}
+    expected = forward(checkpoint.config, backbone, checkpoint.rows, [1, 2, 3])
+    assert np.abs(found - expected).max() < 1e-4
+    before = forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, [1, 2, 3])
+    assert np.abs(found - before).max() > 0.01
+
+
+def test_the_report_says_what_was_merged(tmp_path: Path) -> None:
+    merged = merge_lora(base(), save(tmp_path / "poems", pair(Q, 8, 8) | embedding_pair()))
+    assert merged.notes == ("a", "with the LoRA adapter poems merged into 2 modules")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("peft_type", "IA3", "'LORA'"),
+        ("peft_type", ..., "'LORA'"),
+        ("bias", "all", "'none'"),
+        ("init_lora_weights", "pissa", "True or False"),
+        ("use_dora", True, "False"),
+        ("lora_bias", True, "False"),
+        ("ensure_weight_tying", True, "False"),
+        ("trainable_token_indices", [3], "off"),
+        ("layer_replication", [[0, 2]], "off"),
+        ("target_parameters", ["experts"], "off"),
+        ("use_what_comes_next", True, "False"),
+    ],
+)
+def test_an_unsupported_option_is_refused_by_name(
+    tmp_path: Path, name: str, value: object, expected: str
+) -> None:
+    options: dict[str, Any] = {name: value}
+    adapter = save(tmp_path, pair(Q, 8, 8), **options)
+    found = None if value is ... else value
+    refused(adapter, f"{name} is {found!r}", f"expected {expected}", "merge_and_unload")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"r": 0}, "$.r"),
+        ({"r": ...}, "`r`"),
+        ({"lora_alpha": "6"}, "lora_alpha"),
+        ({"lora_alpha": 1e30}, "lora_alpha"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
+        ({"alpha_pattern": {"(": 1}}, "adapter_config.json"),
+        ({"alpha_pattern": {"a{99999999999}": 1}}, "adapter_config.json"),
+        ({"alpha_pattern": {"(a|a)+b": 1}}, "too general"),
+        ({"alpha_pattern": {".*a.*a.*a": 1}}, "more than two repeats"),
+        ({"alpha_pattern": {"(.|.)" * 20: 1}}, "more than two repeats"),
+        ({"alpha_pattern": {"q" * 300: 1}}, "too general"),
+    ],
+)
+def test_options_out_of_range(tmp_path: Path, options: dict[str, Any], part: str) -> None:
+    refused(save(tmp_path, pair(Q, 8, 8), **options), "adapter_config.json", part)
+
+
+def moved(tensors: dict[str, torch.Tensor], old: str, new: str) -> dict[str, torch.Tensor]:
+    return {name.replace(old, new): value for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "parts"),
+    [
+        (moved(pair(Q, 8, 8), "q_proj", "x_proj"), [f"{Q[:-6]}x_proj is not a matrix"]),
+        (pair("model.layers.1.mlp.up_proj", 12, 8), ["layers.1.mlp.up_proj is not a matrix"]),
+        (pair("model.layers.9.mlp.up_proj", 12, 8), ["layers.9.mlp.up_proj is not a matrix"]),
+        ({"score.weight": drawn(2, 8)}, ["score is not a matrix"]),
+        (pair(Q, 8, 8, rank=3), ["lora_A.weight is [3, 8], expected [2, 8]"]),
+        (pair(Q, 9, 8), ["lora_B.weight is [9, 2], expected [8, 2]"]),
+        (pair("model.norm", 8, 1), ["model.norm.lora_A.weight is [2, 1]"]),
+        ({f"{Q}.lora_B.weight": drawn(8, 2)}, ["lora_A.weight is missing, expected [2, 8]"]),
+        ({f"{Q}.lora_A.weight": drawn(2, 8)}, ["lora_B.weight is missing, expected [8, 2]"]),
+        ({f"{EMBED}.lora_embedding_A": drawn(2, 20)}, ["lora_embedding_B is missing"]),
+        ({f"{EMBED}.weight": drawn(21, 8)}, ["weight is [21, 8], expected [20, 8]"]),
+        ({f"{Q}.lora_magnitude_vector": drawn(8)}, ["lora_magnitude_vector", "plain LoRA"]),
+        ({f"{Q}.lora_A.weight": drawn(2, 8).to(torch.int8)}, ["lora_A.weight is I8", "F32"]),
+        ({}, ["no tensors"]),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], parts: list[str]
+) -> None:
+    refused(save(tmp_path, tensors), "adapter_model.safetensors", *parts)
+
+
+def test_every_tensor_is_used_or_refused(tmp_path: Path) -> None:
+    left = {f"{Q}.lora_B.bias": drawn(8)}
+    refused(save(tmp_path, pair(Q, 8, 8) | left), "lora_B.bias", "plain LoRA")
+
+
+def test_names_without_pefts_prefix_are_refused(tmp_path: Path) -> None:
+    refused(save(tmp_path, pair(Q, 8, 8), prefix=""), "base_model.model.<module>")
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "no adapter_config.json")
+    (tmp_path / "adapter_config.json").write_text("[1]")
+    refused(tmp_path, "adapter_config.json: not the options")
+
+
+def test_a_pickle_is_refused_with_advice(tmp_path: Path) -> None:
+    adapter = save(tmp_path, pair(Q, 8, 8))
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    refused(adapter, "adapter_model.bin", "save it again")
+    (adapter / "adapter_model.bin").unlink()
+    refused(adapter, "adapter_model.safetensors: missing")
+
+
+def test_a_damaged_adapter_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path, pair(Q, 8, 8)) / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    refused(tmp_path, "adapter_model.safetensors", "copy it again")
+
+
+def test_names_of_another_trainer(tmp_path: Path) -> None:
+    tensors = pair("layers.0.feed_forward.w3", 12, 8)
+    checkpoint = replace(base(), names={"layers.0.feed_forward.w3": "layers.0.up"})
+    found = change(checkpoint, save(tmp_path, tensors), "layers.0.up")
+    assert np.abs(found - 3 * product(tensors)).max() < 1e-5

@@ -1,0 +1,147 @@
+"""Mixed tables from export to tokens: what is computed, read, counted and filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import stem_edge
+from stem_edge.bundle import TABLES, open_bundle, verify
+from stem_edge.export.lingua import read_checkpoint
+from stem_edge.footprint import footprint_of
+from stem_edge.inspect_cli import table
+from stem_edge.measuring.expected_run import warm_counts
+from stem_edge.measuring.hit_rates import record_ids
+from stem_edge.reference import ArrayMatrix, forward
+from stem_edge.runtime.user_cache import cache_folder, counts_file
+from stem_edge.token_counts import read_counts
+
+# Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
+TEXT = "the cat sat on the mat and the dog sat on the hat " * 8
+FREQUENT = 15
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "text.txt").write_text(TEXT)
+    stem_edge.export_bundle(
+        tiny_checkpoint,
+        folder / "mixed",
+        backbone="fp32",
+        tables="mixed",
+        frequent=0.05,
+        calibration=folder / "text.txt",
+    )
+    return folder / "mixed"
+
+
+def test_what_is_computed_is_what_open_tables_shows(bundle: Path, tiny_checkpoint: Path) -> None:
+    source, ids = read_checkpoint(tiny_checkpoint), [*b"the zebra sat on 0123"]
+    with stem_edge.open_tables(bundle) as tables:
+        rows = {layer: ArrayMatrix(tables[:, layer]) for layer in tables.layers}
+    expected = forward(source.config, source.backbone, rows, ids)
+    with stem_edge.load(bundle) as model:
+        assert np.abs(model.logits(ids) - expected).max() < 1e-4
+
+
+def test_letters_of_the_text_have_more_bits(bundle: Path, tiny_checkpoint: Path) -> None:
+    layout = open_bundle(bundle).manifest
+    assert layout.rare_tables is not None
+    assert layout.rare_tables.records == 300 - FREQUENT
+    table = read_checkpoint(tiny_checkpoint).tables[1].rows(0, 300)
+    with stem_edge.open_tables(bundle) as tables:
+        error = np.abs(tables[:, 1] - table).max(axis=1) / np.abs(table).max(axis=1)
+    used = sorted(set(TEXT.encode()))
+    assert error[used].max() < 0.008
+    assert (error < 0.008).sum() == FREQUENT
+
+
+def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
+    results = stem_edge.verify_runs(bundle, "the cat", max_new_tokens=8)
+    assert set(results.values()) == {"ok"}
+    assert "resident" in results
+    assert set(verify(bundle).values()) == {"ok"}
+
+
+def test_the_tokens_of_the_text_are_resident_at_first(bundle: Path, tmp_path: Path) -> None:
+    with stem_edge.load(bundle, slots=FREQUENT, cache_dir=tmp_path) as model:
+        model.logits([*b"the hat"])
+        assert (model.stats.row_hits, model.stats.row_misses) == (7, 0)
+        model.logits([*b"XYX"])
+        assert model.stats.row_misses == 3
+
+
+def test_uses_are_kept_by_record_and_come_back(bundle: Path, tmp_path: Path) -> None:
+    opened, ids = open_bundle(bundle), np.array([48, 48, 97])
+    with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=True) as model:
+        cache: Any = model.engine.rows.cache  # type: ignore[attr-defined]
+        cache.counts[:] = 0
+        model.logits(ids.tolist())
+    records = record_ids(opened, ids)
+    assert records[0] != 48
+    counts = read_counts(counts_file(cache_folder(tmp_path), opened), 300)
+    assert counts is not None
+    assert counts[records].tolist() == [2, 2, 1]
+    found = warm_counts(opened, {"cache_dir": str(tmp_path)})
+    assert found is not None and np.array_equal(found, counts)
+    with stem_edge.load(bundle, slots=4, cache_dir=tmp_path) as model:
+        model.logits([48, 97])
+        assert model.stats.row_hits == 2
+
+
+def test_a_rare_record_is_read_in_fewer_bytes(bundle: Path, tmp_path: Path) -> None:
+    read = []
+    with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=False) as model:
+        for token in (ord("t"), 200):
+            model.logits([token])
+            read.append(model.stats.flash_bytes)
+    # 2 layers of 64 values, an fp16 scale each, and a checksum.
+    assert read == [2 * (64 + 2) + 4, 2 * (32 + 2) + 4]
+
+
+def test_sizes_are_known(bundle: Path) -> None:
+    manifest = open_bundle(bundle).manifest
+    files = manifest.files.items()
+    nbytes = sum(e.nbytes for name, e in files if name.startswith(TABLES))
+    assert abs(footprint_of(manifest).tables_nbytes - nbytes) < 8192
+    format = manifest.table_format
+    assert format is not None
+    assert format.mean_record_nbytes == round(0.05 * 132 + 0.95 * 68)
+
+
+def test_any_zarr_library_opens_it(bundle: Path) -> None:
+    group = zarr.open_group(bundle / TABLES, mode="r")
+    shapes = {name: group[name].shape for name in group}  # type: ignore[union-attr]
+    assert shapes == {"index": (300,), "records": (15, 132), "rare_records": (285, 68)}
+
+
+def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    report = opened.manifest.report.errors
+    assert report["tables (int8)"].mean < report["tables (int4)"].mean / 8
+    text = table(opened)
+    assert "int8 of 15 records in groups of 64, int4 of 285" in text
+
+
+@pytest.mark.parametrize("frequent", [0.0, 1.0, -0.1, float("nan"), 2.0])
+def test_shares_that_cannot_be(tiny_checkpoint: Path, tmp_path: Path, frequent: float) -> None:
+    with pytest.raises(stem_edge.ExportError, match=r"frequent is .*more than 0 and less than 1"):
+        stem_edge.export_bundle(
+            tiny_checkpoint, tmp_path / "out", tables="mixed", frequent=frequent
+        )
+    with pytest.raises(stem_edge.ExportError, match="with int8 tables"):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", frequent=0.1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_text_nothing_says_what_is_frequent(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(stem_edge.ExportError, match="--calibration FILE"):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="mixed")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,340 @@
+"""This project's schema for STEM models: what tools/stem_format.py writes, and what is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from demo_model import DemoConfig, DemoModel
+from demo_stem_format import save_demo
+from demo_tokenizer import DemoTokenizer
+from safetensors.torch import load_file, save_file
+from stem_format import describe, renamed, save_stem
+from torch import Tensor
+from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
+
+from stem_edge import CheckpointError
+from stem_edge.config import BIASED, LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.export.hugging_face import read_checkpoint
+from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.reference import forward
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "dim": 40,
+    "n_layers": 3,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 8,
+    "d_ff": 96,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "max_context": 64,
+}
+LLAMA3 = Llama3Rope(8.0, 1.0, 4.0, 16)
+YARN = YarnRope(4.0, 32, 1.2, beta_fast=4.0, beta_slow=0.2, truncate=False)
+VARIANTS: list[dict[str, Any]] = [
+    {"stem_layers": (1,)},
+    {"stem_layers": (0, 1, 2)},
+    {"stem_layers": (0, 2), "row_rank": 16},
+    {"stem_layers": (2,), "stem_ffn": "stem-plus"},
+    {"stem_layers": (1, 2), "stem_ffn": "stem-plus", "row_rank": 16},
+    {"stem_layers": (0, 1), "stem_ffn": "stem-gate"},
+    {"stem_layers": (1,), "stem_ffn": "stem-gate", "row_rank": 16},
+    {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 5},
+    {"stem_layers": (0, 2), "stem_ffn": "hash-moe", "n_experts": 61},
+    {"stem_layers": ()},
+    {"stem_layers": (1,), "head_dim": 24, "n_kv_heads": 1, "rope_interleaved": False},
+    {"stem_layers": (1,), "n_kv_heads": 4, "tied_head": True, "rope_theta": 500.0},
+    {"stem_layers": (1,), "rope_scaling": LinearRope(4.0)},
+    {"stem_layers": (1,), "rope_scaling": LLAMA3},
+    {"stem_layers": (1,), "rope_scaling": YARN, "head_dim": 24},
+    {"stem_layers": (1,), "sliding_window": 5},
+    {"stem_layers": (1,), "sliding_window": 5, "window_layers": (0, 2)},
+    {"stem_layers": (1,), "qk_norm_eps": 1e-8, "post_norms": True},
+    {"stem_layers": (1,), "biases": BIASED, "logit_softcap": 3.0},
+    {"stem_layers": (0,), "stem_ffn": "stem-gate", "biases": ("gate", "wo")},
+]
+RENAMES = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LAYER_RENAMES = {
+    "attention_norm": "input_layernorm",
+    "wq": "self_attn.q_proj",
+    "wk": "self_attn.k_proj",
+    "wv": "self_attn.v_proj",
+    "wo": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_post_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "project": "mlp.stem_project",
+    "ffn_post_norm": "post_mlp_layernorm",
+}
+RENAMES |= {f"layers.*.{ours}": f"model.layers.*.{new}" for ours, new in LAYER_RENAMES.items()}
+
+
+def schema_tensors(config: ModelConfig, stacked: bool = True, seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors by the schema's names."""
+    tensors, _ = random_tensors(config, seed)
+    endings = {name: name if name.endswith(".bias") else name + ".weight" for name in tensors}
+    found = renamed({endings[name]: tensor for name, tensor in tensors.items()}, RENAMES)
+    for layer, table in random_tables(config, seed).items():
+        mlp = f"model.layers.{layer}.mlp."
+        if not config.n_experts:
+            found[mlp + "stem_table.weight"] = table
+            continue
+        for name, tensor in split_experts(config, table).items():
+            if stacked:
+                found[f"{mlp}experts.{name}.weight"] = tensor
+            else:
+                found |= {f"{mlp}experts.{e}.{name}.weight": t for e, t in enumerate(tensor)}
+    if config.n_experts:
+        found["model.expert_of_token"] = expert_of_token(config)
+    return found
+
+
+def split_experts(config: ModelConfig, table: Tensor) -> dict[str, Tensor]:
+    """The matrices that rows of a table are made of, all experts stacked."""
+    size = config.d_ff * config.dim
+    pairs = table[:, : 2 * size].view(-1, config.d_ff, 2, config.dim)
+    down = table[:, 2 * size :].view(-1, config.dim, config.d_ff)
+    return {"gate_proj": pairs[:, :, 0], "up_proj": pairs[:, :, 1], "down_proj": down}
+
+
+def save(folder: Path, stacked: bool = True, **fields: Any) -> ModelConfig:
+    config = ModelConfig(**(SIZES | {"stem_layers": (1,)} | fields))
+    save_stem(folder, config, schema_tensors(config, stacked))
+    return config
+
+
+def logits(folder: Path, ids: list[int]) -> np.ndarray[Any, Any]:
+    found = read_checkpoint(folder)
+    return forward(found.config, found.backbone, found.rows, ids)
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_logits_of_every_variant(tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = save(tmp_path, **fields)
+    assert read_checkpoint(tmp_path).config == config
+    ids = np.random.default_rng(1).integers(61, size=40).tolist()
+    expected = torch_logits(config, *random_tensors(config, 0), ids).numpy()
+    found = logits(tmp_path, ids)
+    assert np.abs(found - expected).max() < 1e-4
+
+
+def test_experts_can_be_tensors_of_their_own(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"stem_ffn": "hash-moe", "n_experts": 5}
+    save(tmp_path / "stacked", **fields)
+    save(tmp_path / "single", stacked=False, **fields)
+    stacked, single = (read_checkpoint(tmp_path / n) for n in ("stacked", "single"))
+    assert stacked.tables[1].shape == (5, 3 * 96 * 40)
+    assert stacked.nbytes == single.nbytes
+    for start, stop in ((0, 5), (2, 4), (4, 5), (3, 3), (4, 9)):
+        rows = stacked.tables[1].rows(start, stop)
+        assert np.array_equal(rows, random_tables(stacked.config, 0)[1][start:stop].numpy())
+        assert np.array_equal(rows, single.tables[1].rows(start, stop))
+
+
+def test_a_config_written_by_hand(tmp_path: Path) -> None:
+    config = save(tmp_path)
+    by_hand = {
+        "model_type": "stem",
+        "vocab_size": 61,
+        "hidden_size": 40,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_interleave": True,
+        "stem_layers": [1],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(by_hand))
+    assert read_checkpoint(tmp_path).config == config
+    assert set(load_file(tmp_path / "model.safetensors")) == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers.1.mlp.stem_table.weight",
+        *(f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 2)),
+        *(f"model.layers.{n}.self_attn.{x}_proj.weight" for n in range(3) for x in "qkvo"),
+        *(f"model.layers.{n}.mlp.{x}_proj.weight" for n in range(3) for x in ("gate", "down")),
+        *(f"model.layers.{n}.input_layernorm.weight" for n in range(3)),
+        *(f"model.layers.{n}.post_attention_layernorm.weight" for n in range(3)),
+    }
+
+
+def edit(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"stem_layers": [3]}, ["(3,) outside of the 3 layers"]),
+        ({"stem_layers": [1, 1]}, ["(1, 1)"]),
+        ({"stem_layers": [2]}, ["no tensor model.layers.1.mlp.up_proj.weight"]),
+        ({"stem_ffn": "stem-minus"}, ["stem-minus", "stem_ffn"]),
+        ({"stem_ffn": "stem-gate"}, ["no tensor model.layers.1.mlp.up_proj.weight"]),
+        ({"stem_rank": 16}, ["no tensor model.layers.1.mlp.stem_project.weight"]),
+        ({"stem_rank": 97}, ["row_rank is 97"]),
+        ({"num_experts": 4}, ["n_experts is 4 in a stem model"]),
+        ({"stem_table_dtype": "int8"}, ["stem_table_dtype is 'int8'", "stem models"]),
+        ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),
+        ({"attention_bias": True}, ["attention_bias is True"]),
+        ({"biases": ["q"]}, ["'q'", "q_proj", "lm_head"]),
+        ({"biases": ["q_proj"]}, ["no tensor model.layers.0.self_attn.q_proj.bias"]),
+        ({"layer_types": ["sliding_attention"] * 3}, ["no sliding_window"]),
+        ({"final_logit_softcapping": -1}, ["-1"]),
+    ],
+)
+def test_a_config_that_is_not_understood(
+    tmp_path: Path, values: dict[str, Any], parts: list[str]
+) -> None:
+    save(tmp_path)
+    edit(tmp_path, **values)
+    refused(tmp_path, *parts)
+
+
+def refused(folder: Path, *parts: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (str(folder), *parts):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (lambda index: index.float(), ["is F32", "expected one of I32, I64"]),
+        (lambda index: index[:-1], ["is [60]", "expected [61]"]),
+        (lambda index: index + 1, ["values 1 to 5", "expected 0 to 4"]),
+        (lambda index: index - 1, ["values -1 to 3"]),
+        (lambda index: index + (1 << 40), ["values 1099511627776 to"]),
+    ],
+)
+def test_a_map_of_tokens_that_does_not_fit(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], parts: list[str]
+) -> None:
+    save(tmp_path, stem_ffn="hash-moe", n_experts=5)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.expert_of_token"] = change(tensors["model.expert_of_token"])
+    save_file(tensors, path)
+    refused(tmp_path, "model.expert_of_token", *parts)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("count", [4, 6])
+def test_another_number_of_experts(tmp_path: Path, stacked: bool, count: int) -> None:
+    save(tmp_path, stacked=stacked, stem_ffn="hash-moe", n_experts=5)
+    edit(tmp_path, num_experts=count)
+    refused(tmp_path, "expert")
+
+
+def test_a_table_of_another_vocabulary(tmp_path: Path) -> None:
+    save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.stem_table.weight"] = torch.ones(60, 96)
+    save_file(tensors, tmp_path / "model.safetensors")
+    refused(tmp_path, "stem_table.weight is [60, 96]", "expected [61, 96]")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
+        (
+            lambda tensors: tensors.update({"model.extra": torch.ones(1)}),
+            "tensor model.extra is no",
+        ),
+    ],
+)
+def test_what_is_written_is_checked(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], part: str
+) -> None:
+    config = ModelConfig(**SIZES, stem_layers=(1,))
+    tensors = schema_tensors(config)
+    change(tensors)
+    with pytest.raises(CheckpointError, match=part):
+        save_stem(tmp_path, config, tensors)
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    config = save(tmp_path / "one")
+    save_stem(tmp_path / "many", config, schema_tensors(config), shard_nbytes=20_000)
+    files = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 3
+    assert np.array_equal(logits(tmp_path / "one", [1, 2]), logits(tmp_path / "many", [1, 2]))
+
+
+def test_types_are_kept_and_views_are_written(tmp_path: Path) -> None:
+    config = ModelConfig(**SIZES, stem_layers=(1,), tied_head=True)
+    tensors = {name: t.to(torch.bfloat16) for name, t in schema_tensors(config).items()}
+    name = "model.layers.1.mlp.stem_table.weight"
+    tensors[name] = tensors[name].T.contiguous().T.requires_grad_()
+    save_stem(tmp_path, config, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.nbytes == 2 * (config.backbone_parameters + config.table_parameters)
+    assert np.array_equal(checkpoint.tables[1].rows(3, 5), tensors[name][3:5].float().detach())
+
+
+def test_names_of_modules(tmp_path: Path) -> None:
+    save(tmp_path, row_rank=16, biases=("wq",))
+    names = read_checkpoint(tmp_path).names
+    assert names["model.layers.1.mlp.stem_project"] == "layers.1.project"
+    assert names["model.layers.0.self_attn.q_proj"] == "layers.0.wq"
+    assert "layers.0.wq.bias" not in names.values()
+
+
+def test_windows_in_no_layer_are_none() -> None:
+    config = ModelConfig(**SIZES, stem_layers=(), sliding_window=5, window_layers=())
+    assert "sliding_window" not in describe(config)
+
+
+def test_renaming() -> None:
+    one = torch.ones(1)
+    names = {"h.*.attn.q": "model.layers.*.self_attn.q_proj", "wte": "model.embed_tokens"}
+    state = {"h.11.attn.q.bias": one, "h.2.attn.q.weight": one, "wte.weight": one, "x.wte": one}
+    assert list(renamed(state, names)) == [
+        "model.layers.11.self_attn.q_proj.bias",
+        "model.layers.2.self_attn.q_proj.weight",
+        "model.embed_tokens.weight",
+        "x.wte",
+    ]
+
+
+def test_the_demo_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = DemoTokenizer(["a river and a city", "the capital of the country"] * 5, 300)
+    tokenizer.save_ranks(tmp_path / "tokenizer.model")
+    model = DemoModel(DemoConfig(tokenizer.vocab_size, dim=64, n_layers=4, stem_layers=(1, 2)))
+    save_demo(model, tmp_path / "out", tmp_path / "tokenizer.model")
+    ids = tokenizer.prompt("the capital of a city")
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]))[0].numpy()
+    assert np.abs(logits(tmp_path / "out", ids) - expected).max() < 1e-4
+    source = read_checkpoint(tmp_path / "out").tokenizer
+    exported = convert_tokenizer(source.kind, source.path, add_bos=source.add_bos)
+    assert (exported.bos_id, exported.eos_ids) == (tokenizer.bos, (tokenizer.eos,))
+    assert exported.config["add_bos_token"] is True
+
+
+def test_every_option_of_a_model_is_in_a_variant() -> None:
+    """A new field of ModelConfig must find its place in the schema."""
+    tried = {name for fields in VARIANTS for name in SIZES | fields}
+    not_in_schema = {"bos_id", "eos_ids"}  # the tokenizer's
+    assert {f.name for f in msgspec.structs.fields(ModelConfig)} - not_in_schema == tried

@@ -1,0 +1,191 @@
+"""Every model that ModelConfig describes, in plain torch: what graphs and readers are judged by.
+
+Written from the papers' equations, not from stem_edge.reference, so that a slip there shows.
+Tensors have the names of ModelConfig.backbone_shapes(); T tokens, D = dim, F = d_ff.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+
+
+@torch.no_grad()
+def torch_logits(
+    config: ModelConfig, tensors: dict[str, Tensor], rows: dict[int, Tensor], token_ids: list[int]
+) -> Tensor:
+    """Logits [T, V] of token_ids; rows: layer -> the row of each token [V, row width]."""
+    tokens = torch.tensor(token_ids)
+    turns = rope_turns(config, len(tokens))
+    x = tensors["embedding"][tokens]
+    for layer in range(config.n_layers):
+        prefix = f"layers.{layer}."
+        w = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        y = attention(config, layer, w, norm(x, w["attention_norm"], config.norm_eps), turns)
+        x = x + (norm(y, w["attention_post_norm"], config.norm_eps) if config.post_norms else y)
+        row = rows[layer][tokens] if layer in config.stem_layers else None
+        y = ffn(config, w, norm(x, w["ffn_norm"], config.norm_eps), row)
+        x = x + (norm(y, w["ffn_post_norm"], config.norm_eps) if config.post_norms else y)
+    x = norm(x, tensors["norm"], config.norm_eps)
+    head = tensors["embedding"] if config.tied_head else tensors["head"]
+    logits = functional.linear(x, head, tensors.get("head.bias"))
+    cap = config.logit_softcap
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def attention(
+    config: ModelConfig, layer: int, w: dict[str, Tensor], x: Tensor, turns: Tensor
+) -> Tensor:
+    """Causal grouped-query attention of x [T, D]."""
+    q, k, v = (
+        torch.unflatten(linear(x, w, name), -1, (-1, config.head_dim)).transpose(0, 1)
+        for name in ("wq", "wk", "wv")
+    )
+    if config.qk_norm_eps is not None:
+        q, k = norm(q, w["q_norm"], config.qk_norm_eps), norm(k, w["k_norm"], config.qk_norm_eps)
+    q, k = rotate(config, q, turns), rotate(config, k, turns)
+    length = len(x)
+    sees = torch.ones(length, length, dtype=torch.bool).tril()
+    windowed = config.window_layers is None or layer in config.window_layers
+    if config.sliding_window and windowed:
+        sees &= torch.ones(length, length, dtype=torch.bool).triu(1 - config.sliding_window)
+    mixed = functional.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=sees, enable_gqa=True
+    )
+    return linear(mixed[0].transpose(0, 1).flatten(1), w, "wo")
+
+
+def ffn(config: ModelConfig, w: dict[str, Tensor], x: Tensor, row: Tensor | None) -> Tensor:
+    """The feed-forward network of x [T, D], with the tokens' rows [T, row width] in STEM layers."""
+    if row is not None and config.stem_ffn == "hash-moe":  # eq. 3
+        return torch.stack([expert(config, x[t], row[t]) for t in range(len(x))])
+    if row is not None and config.row_rank:
+        row = row @ w["project"].T
+    if row is None:
+        hidden = functional.silu(linear(x, w, "gate")) * linear(x, w, "up")
+    elif config.stem_ffn == "stem":  # eq. 4
+        hidden = functional.silu(linear(x, w, "gate")) * row
+    elif config.stem_ffn == "stem-plus":  # eq. 5
+        hidden = functional.silu(linear(x, w, "gate")) * (linear(x, w, "up") + row)
+    else:  # 4.4.2
+        hidden = functional.silu(row) * linear(x, w, "up")
+    return linear(hidden, w, "down")
+
+
+def expert(config: ModelConfig, x: Tensor, row: Tensor) -> Tensor:
+    """One token's own FFN: x [D] -> [D]."""
+    size = config.d_ff * config.dim
+    both = row[: 2 * size].view(config.d_ff, 2, config.dim)
+    gate, up, down = both[:, 0], both[:, 1], row[2 * size :].view(config.dim, config.d_ff)
+    return down @ (functional.silu(gate @ x) * (up @ x))
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    return functional.linear(x, w[name], w.get(name + ".bias"))
+
+
+def rotate(config: ModelConfig, x: Tensor, turns: Tensor) -> Tensor:
+    """x [heads, T, head_dim], its pairs as complex numbers, times turns [T, head_dim / 2]."""
+    if config.rope_interleaved:
+        pairs = torch.view_as_complex(torch.unflatten(x, -1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * turns).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.complex(first.contiguous(), second.contiguous()) * turns
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def rope_turns(config: ModelConfig, length: int) -> Tensor:
+    """size * exp(i * position * frequency), complex64 [length, head_dim / 2]."""
+    size, scaling = 1.0, config.rope_scaling
+    frequencies = [
+        config.rope_theta ** (-2 * pair / config.head_dim) for pair in range(config.head_dim // 2)
+    ]
+    if isinstance(scaling, LinearRope):
+        frequencies = [f / scaling.factor for f in frequencies]
+    if isinstance(scaling, Llama3Rope):
+        frequencies = [llama3(f, scaling) for f in frequencies]
+    if isinstance(scaling, YarnRope):
+        frequencies = [yarn(f, pair, scaling, config) for pair, f in enumerate(frequencies)]
+        size = scaling.attention_factor
+    angles = torch.outer(torch.arange(length).float(), torch.tensor(frequencies))
+    return torch.polar(torch.full_like(angles, size), angles)
+
+
+def llama3(frequency: float, scaling: Llama3Rope) -> float:
+    wavelength = 2 * math.pi / frequency
+    longest = scaling.original_context / scaling.low_freq_factor
+    shortest = scaling.original_context / scaling.high_freq_factor
+    if wavelength > longest:
+        return frequency / scaling.factor
+    if wavelength < shortest:
+        return frequency
+    smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+def yarn(frequency: float, pair: int, scaling: YarnRope, config: ModelConfig) -> float:
+    """NTK by parts: pairs that turn beta_fast times stay, those below beta_slow are stretched."""
+
+    def pair_that_turns(times: float) -> float:
+        turned = scaling.original_context / (2 * math.pi * times)
+        return config.head_dim / 2 * math.log(turned, config.rope_theta)
+
+    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    stretched = min(1.0, max(0.0, (pair - low) / max(high - low, 0.001)))
+    return stretched * frequency / scaling.factor + (1 - stretched) * frequency
+
+
+def random_tensors(config: ModelConfig, seed: int) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """Random tensors and rows that make every part of the model matter."""
+    random = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: random_tensor(name, shape, random) for name, shape in config.backbone_shapes().items()
+    }
+    tables = random_tables(config, seed)
+    index = expert_of_token(config) if config.n_experts else torch.arange(config.vocab_size)
+    return tensors, {layer: table[index] for layer, table in tables.items()}
+
+
+def random_tables(config: ModelConfig, seed: int) -> dict[int, Tensor]:
+    """Layer -> table [records, row width]."""
+    random = torch.Generator().manual_seed(seed + 1_000_000)
+    return {
+        layer: torch.cat(
+            [
+                torch.randn(config.records, math.prod(part), generator=random)
+                / (math.sqrt(part[1]) if len(part) == 2 else 1)
+                for part in config.row_parts()
+            ],
+            dim=1,
+        )
+        for layer in config.stem_layers
+    }
+
+
+def expert_of_token(config: ModelConfig) -> Tensor:
+    """The expert of each token in random_tensors, int64 [V]: every expert has some."""
+    return (torch.arange(config.vocab_size) * 7 + 3) % config.n_experts
+
+
+def random_tensor(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    values = torch.randn(shape, generator=random)
+    if name.endswith("norm"):
+        return 1 + 0.3 * values
+    if name.endswith(".bias"):
+        return 0.5 * values
+    gain = 2 if name.endswith((".wq", ".wk")) else 1  # attention that prefers some tokens
+    return values if name == "embedding" else gain * values / math.sqrt(shape[1])

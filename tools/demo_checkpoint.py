@@ -1,0 +1,46 @@
+"""A model in the public STEM trainer's training layout."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from demo_model import DemoConfig, DemoModel
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+SHARDS = 2
+
+
+def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> None:
+    """The trainer's training layout: params.json, the backbone, the tables as column shards."""
+    state = model.state_dict()
+    tables = {key: w for key, w in state.items() if key.startswith("stem_embeddings.")}
+    backbone = {key: w for key, w in state.items() if key not in tables}
+    with warnings.catch_warnings():  # one process is what we mean
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        save_distributed({"model": backbone}, checkpoint_id=folder, no_dist=True)
+    (folder / "stem_shards").mkdir(exist_ok=True)
+    for shard in range(SHARDS):
+        columns = {key: w.chunk(SHARDS, dim=1)[shard].clone() for key, w in tables.items()}
+        torch.save(columns, folder / "stem_shards" / f"stem_model_mp{shard}.pt")
+    params = parameters(model.config, name, seed)
+    (folder / "params.json").write_text(json.dumps(params, indent=2) + "\n", encoding="utf-8")
+
+
+def parameters(config: DemoConfig, name: str, seed: int) -> dict[str, object]:
+    """params.json."""
+    sizes = asdict(config) | {"stem_embedding_dim": config.stem_embedding_dim}
+    return {
+        "name": name,
+        "seed": seed,
+        "distributed": {"model_dtype": "fp32", "stem_parallel_size": SHARDS},
+        "model": sizes | {"weight_tying": False},
+        "data": {
+            "tokenizer": {"name": "tiktoken", "path": "tokenizer.model"},
+            "add_bos": True,
+            "add_eos": True,
+        },
+    }

@@ -1,0 +1,165 @@
+"""Write a STEM model of any trainer in the schema that stem_edge/export/stem_schema.py describes.
+
+    state = torch.load("last.pt", weights_only=True)["model"]
+    names = {
+        "tok_embeddings": "model.embed_tokens",
+        "layers.*.attention.wq": "model.layers.*.self_attn.q_proj",
+        "tables.*": "model.layers.*.mlp.stem_table",
+    }
+    config = ModelConfig(vocab_size=32000, dim=512, ..., stem_layers=(1, 3))
+    save_stem(Path("checkpoint"), config, renamed(state, names))
+
+`stem-edge export checkpoint BUNDLE` does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.export.hf_config import FULL, SLIDING
+from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.hugging_face import CONFIG, TOKENIZER, read_checkpoint
+from stem_edge.export.safetensors_files import INDEX, WEIGHTS
+from stem_edge.export.stem_schema import BIAS_NAMES, MODEL_TYPE
+from stem_edge.export.tokenizer import ExportedTokenizer
+
+SHARD_NBYTES = 5_000_000_000
+
+
+def save_stem(
+    out: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    tokenizer: ExportedTokenizer | None = None,
+    shard_nbytes: int = SHARD_NBYTES,
+) -> None:
+    """Write tensors, by their names in the schema, to the folder `out`, and check what was written.
+
+    tokenizer: what convert_tokenizer gives; without it, put a tokenizer.json there. Raises
+    CheckpointError if a tensor is missing, has another shape than config says, or is not part of
+    the model.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if config.tied_head:
+        tensors = {name: t for name, t in tensors.items() if name != tensor_name("head")}
+    shards = list(_shards(tensors, shard_nbytes))
+    files = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [WEIGHTS]
+    for file, names in zip(files, shards, strict=True):
+        pieces = {name: tensors[name].detach().cpu().contiguous() for name in names}
+        save_file(pieces, out / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        _write(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+    _write(out / CONFIG, describe(config))
+    if tokenizer is not None:
+        _write_tokenizer(out, tokenizer)
+    read_checkpoint(out)
+
+
+def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """A trainer's tensors by other names of their modules; `*` in a name is a layer's number.
+
+    Names that are not listed stay as they are.
+    """
+    patterns = [
+        (re.compile(re.escape(old).replace(r"\*", r"(\d+)") + r"(\.weight|\.bias)?"), new)
+        for old, new in names.items()
+    ]
+    found = {}
+    for name, tensor in state.items():
+        for pattern, new in patterns:
+            if match := pattern.fullmatch(name):
+                *numbers, ending = match.groups()
+                name = _filled(new, numbers) + (ending or "")
+                break
+        found[name] = tensor
+    return found
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """config.json of a model."""
+    modules = {name: module for module, name in BIAS_NAMES.items()}
+    known = {
+        "architectures": ["StemForCausalLM"],
+        "model_type": MODEL_TYPE,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_context,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tied_head,
+        "rope_parameters": _describe_rope(config),
+        "rope_interleave": config.rope_interleaved,
+        "stem_layers": list(config.stem_layers),
+        "stem_ffn": config.stem_ffn,
+        "stem_rank": config.row_rank,
+        "num_experts": config.n_experts,
+        "biases": [modules[name] for name in config.biases],
+        "qk_norm_eps": config.qk_norm_eps,
+        "post_norms": config.post_norms,
+        "final_logit_softcapping": config.logit_softcap or None,
+    }
+    windows = [config.window(layer) for layer in range(config.n_layers)]
+    if any(windows):
+        known["sliding_window"] = config.sliding_window
+        known["layer_types"] = [SLIDING if window else FULL for window in windows]
+    return known
+
+
+def _describe_rope(config: ModelConfig) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    match config.rope_scaling:
+        case LinearRope() as scaling:
+            rope |= {"rope_type": "linear", "factor": scaling.factor}
+        case Llama3Rope() | YarnRope() as scaling:
+            fields = msgspec.structs.asdict(scaling)
+            original = fields.pop("original_context")
+            rope |= fields | {"original_max_position_embeddings": original}
+            rope["rope_type"] = "llama3" if isinstance(scaling, Llama3Rope) else "yarn"
+    return rope
+
+
+def _shards(tensors: Mapping[str, Tensor], nbytes: int) -> Iterator[list[str]]:
+    """Names of the tensors of each file; one that is larger than a file has one for itself."""
+    names: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if names and size + tensor.nbytes > nbytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += tensor.nbytes
+    yield names
+
+
+def _filled(name: str, numbers: list[str]) -> str:
+    for number in numbers:
+        name = name.replace("*", number, 1)
+    return name
+
+
+def _write_tokenizer(out: Path, tokenizer: ExportedTokenizer) -> None:
+    (out / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
+    _write(out / "tokenizer_config.json", tokenizer.config)
+    if tokenizer.eos_ids:
+        _write(out / "generation_config.json", {"eos_token_id": list(tokenizer.eos_ids)})
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
