@@ -100,9 +100,9 @@ class Calibrated:
     def _unpadded(self) -> dict[str, F32]:
         """The layer's stored matrices as the checkpoint has them: one by one, heads not padded."""
         matrices: dict[str, F32] = {}
-        for product, pieces in self._stored.items():
+        for product in list(self._stored):
             at, name = product.rsplit(".", 1)
-            rows, start = np.concatenate(pieces), 0
+            rows, start = np.concatenate(self._stored.pop(product)), 0
             for part in STACKED.get(name, (name,)):
                 if part == "wo":
                     matrices[f"{at}.wo"] = rows[:, self._heads["wo"][0]]

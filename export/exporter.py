@@ -19,7 +19,7 @@ from stem_edge.bundle import (
     open_bundle,
 )
 from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError
+from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.acceptance import Acceptance
 from stem_edge.export.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
@@ -31,6 +31,7 @@ from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.steps import Job, Steps
 from stem_edge.export.table_plan import ExportTables, plan_tables
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.footprint import kinds_of
 from stem_edge.progress import Progress
 from stem_edge.token_counts import count_tokens
 
@@ -103,6 +104,7 @@ def export_bundle(
     source = read_checkpoint(checkpoint)
     if lora is not None:
         source = merge_lora(source, Path(lora))
+    _check_kinds(source, bits or {})
     converted = _tokenizer(source, tokenizer)
     source = replace(source, config=_with_special_tokens(source, converted))
     text_ids = read_token_ids(
@@ -135,6 +137,15 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     manifest = Acceptance(job, journal).compare(ids, expected)
     journal.close()
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
+
+
+def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int]) -> None:
+    known = kinds_of(source.config)
+    if absent := sorted(bits.keys() - known):
+        raise ExportError(
+            f"{source.path}: has no matrix of the kind {absent[0]!r}, which bits names; expected "
+            f"some of {', '.join(sorted(known))}"
+        )
 
 
 def _tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from stem_edge.block_search import search_scales
+from stem_edge.errors import ExportError
 from stem_edge.quantize import F32, U8, Blocks, pack_codes, reciprocals
 
 # Share of the mean diagonal that is added to the diagonal: inputs that the calibration text never
@@ -21,21 +22,31 @@ TILE_COLUMNS = 128  # columns whose corrections reach the rest of the matrix at 
 
 
 def inverse_factor(hessian: F32) -> F32:
-    """The upper triangular U [K, K] with U^T U = (H + damping)^-1 of H [K, K] = sum of x x^T."""
+    """The upper triangular U [K, K] with U^T U = (H + damping)^-1 of H [K, K] = sum of x x^T.
+
+    Takes twice the memory of H beside it. Raises ExportError if H is not finite.
+    """
     size, mean = len(hessian), float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
+    if not np.isfinite(hessian).all():
+        raise ExportError(
+            "the calibration text drives hidden states beyond float32; training diverged or the "
+            "weights are damaged: export an earlier step, or see with --quantizer search"
+        )
+    # With the order of rows and columns turned round, H = L L^T is H = R R^T with an upper R, and U
+    # is its inverse: one factorization instead of two and an inversion.
+    damped = torch.from_numpy(np.ascontiguousarray(hessian[::-1, ::-1]))
+    damped /= mean
     damping = DAMPING
-    while True:
-        damped = torch.from_numpy(hessian / np.float32(mean))
-        damped.diagonal().add_(damping)
-        # With the order of rows and columns turned round, H = L L^T is H = R R^T with an upper R,
-        # and U is its inverse: one factorization instead of two and an inversion.
-        factor, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
-        if not failed:
-            break
+    damped.diagonal().add_(damping)
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    while failed:
+        damped.diagonal().add_(damping * (DAMPING_STEP - 1))
         damping *= DAMPING_STEP
-    upper = factor.flip(0, 1)
-    inverse = torch.linalg.solve_triangular(upper, torch.eye(size), upper=True)
-    return np.ascontiguousarray(inverse.numpy())
+        factor, failed = torch.linalg.cholesky_ex(damped)
+    del damped
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(size), upper=False)
+    del factor
+    return np.ascontiguousarray(inverse.numpy()[::-1, ::-1])
 
 
 def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool = False) -> Blocks:

@@ -80,6 +80,11 @@ class BackboneOptions:
             weights=self.weights, head=head, block_size=self.block_size, kinds=kinds
         )
         if not format.quantized:
+            if self.quantizer is not None or self.asymmetric:
+                raise ExportError(
+                    "quantizer and asymmetric are for int4 and int8, and no matrix of an fp32 "
+                    "backbone is; leave them out, or take --backbone int4"
+                )
             return format
         return BackboneFormat(
             weights=self.weights,

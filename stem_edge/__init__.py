@@ -25,7 +25,8 @@ from stem_edge.errors import (
 )
 
 if TYPE_CHECKING:
-    from stem_edge.bundle import open_bundle, verify
+    from stem_edge.bundle import open_bundle
+    from stem_edge.checksums import verify
     from stem_edge.export import export_bundle
     from stem_edge.measuring.bench import bench
     from stem_edge.measuring.fit import Fit, fit
@@ -86,7 +87,7 @@ _HOMES = {
     "memory_plan": "stem_edge.runtime",
     "open_bundle": "stem_edge.bundle",
     "open_tables": "stem_edge.tables",
-    "verify": "stem_edge.bundle",
+    "verify": "stem_edge.checksums",
     "verify_runs": "stem_edge.runtime.runs",
 }
 

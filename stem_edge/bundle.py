@@ -9,15 +9,13 @@
 
 manifest.json lists every other file with its size and sha256. Unknown fields are refused, so that a
 bundle never means more than this version understands; `format_version` grows when the meaning does.
-Opening compares all sizes; `verify` compares the checksums as well.
+Opening compares all sizes; stem_edge.checksums compares the checksums as well.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import stat
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
@@ -41,7 +39,6 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_COUNTS = "token_counts.npy"
 MAX_BLOCK = 256
 MAX_MANIFEST_NBYTES = 1 << 20
-HASH_PIECE_NBYTES = 1 << 22
 
 # Counts of bytes: a damaged one must not reach arithmetic that cannot hold it.
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -206,27 +203,8 @@ def open_bundle(path: str | Path) -> Bundle:
     root = Path(path)
     manifest = open_manifest(root)
     for name, entry in manifest.files.items():
-        _check_file(root / name, entry.nbytes)
+        check_file(root / name, entry.nbytes)
     return Bundle(root, manifest)
-
-
-def verify(
-    path: str | Path, progress: Callable[[int], object] = lambda nbytes: None
-) -> dict[str, str]:
-    """Hash every file of a bundle. Returns file -> "ok" or what is wrong.
-
-    `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
-    cannot be opened at all.
-    """
-    root = Path(path)
-    manifest = open_manifest(root)
-    results = {
-        name: _verify_file(root / name, entry, progress)
-        for name, entry in sorted(manifest.files.items())
-    }
-    known = {MANIFEST, *manifest.files}
-    found = {p.relative_to(root).as_posix() for p in root.rglob("*") if not p.is_dir()}
-    return results | dict.fromkeys(sorted(found - known), "not part of the bundle")
 
 
 def open_manifest(root: str | Path) -> Manifest:
@@ -286,7 +264,8 @@ def _check_name(name: str) -> None:
         raise ValueError(f"file name {name!r} is not a plain path inside the bundle")
 
 
-def _check_file(path: Path, nbytes: int) -> None:
+def check_file(path: Path, nbytes: int) -> None:
+    """Raises BundleError unless a regular file of this size is there."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -301,19 +280,3 @@ def _check_file(path: Path, nbytes: int) -> None:
             f"{path}: {status.st_size} bytes found, {nbytes} expected; "
             "the file is cut or damaged: copy or export the bundle again"
         )
-
-
-def _verify_file(path: Path, entry: FileEntry, progress: Callable[[int], object]) -> str:
-    digest = hashlib.sha256()
-    try:
-        _check_file(path, entry.nbytes)
-        with path.open("rb") as file:
-            while piece := file.read(HASH_PIECE_NBYTES):
-                digest.update(piece)
-                progress(len(piece))
-    except BundleError as error:
-        return str(error).removeprefix(f"{path}: ")
-    except OSError as error:
-        return f"cannot read ({error.strerror})"
-    found = digest.hexdigest()
-    return "ok" if found == entry.sha256 else f"sha256 is {found}, expected {entry.sha256}"

@@ -111,6 +111,13 @@ def _stored_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return stored
 
 
+def kinds_of(model: ModelConfig) -> set[MatrixKind]:
+    """Kinds of matrices that a model has."""
+    shapes = model.backbone_shapes()
+    found = {_kind(name) for name, shape in shapes.items() if len(shape) == 2}
+    return found | set(VOCABULARY_KINDS)
+
+
 def _kind(name: str) -> MatrixKind:
     part = name.rsplit(".", 1)[-1]
     kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]

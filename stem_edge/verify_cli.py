@@ -7,7 +7,8 @@ import json
 import sys
 
 import stem_edge
-from stem_edge.bundle import open_manifest, verify
+from stem_edge.bundle import open_manifest
+from stem_edge.checksums import verify
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.progress import Progress
 from stem_edge.units import format_size

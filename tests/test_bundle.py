@@ -29,8 +29,8 @@ from stem_edge.bundle import (
     QualityReport,
     encode_manifest,
     open_bundle,
-    verify,
 )
+from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.graph_io import graph_file
 from stem_edge.rows import RecordLayout

@@ -86,6 +86,9 @@ def test_an_override_that_changes_nothing_is_not_stored(
         ({"bits": {"head": 5}}, "bits of head is 5; expected 32, 8 or 4"),
         ({"quantizer": "magic"}, "quantizer is 'magic'; expected one of rtn, search, gptq"),
         ({"quantizer": "gptq"}, "quantizer 'gptq' needs.*--calibration FILE.*--quantizer search"),
+        ({"bits": {"project": 8}}, "no matrix of the kind 'project'.*down, embedding"),
+        ({"backbone": "fp32", "quantizer": "rtn"}, "fp32 backbone"),
+        ({"backbone": "fp32", "asymmetric": True}, "fp32 backbone"),
         ({"calibration_tokens": 0}, "calibration_tokens is 0; expected at least 1"),
     ],
 )
@@ -117,7 +120,7 @@ def test_the_command_has_the_options(
     [
         ({}, "search"),
         ({"backbone": "fp32"}, "rtn"),
-        ({"backbone": "fp32", "asymmetric": True}, "rtn"),
+        ({"backbone": "fp32"}, "rtn"),
         ({"calibration": True}, "gptq"),
         ({"calibration": True, "quantizer": "rtn"}, "rtn"),
     ],

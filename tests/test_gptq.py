@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stem_edge.block_search import search_blocks
+from stem_edge.errors import ExportError
 from stem_edge.export.gptq import DAMPING, inverse_factor, solve
 from stem_edge.quantize import F32, Blocks, dequantize_blocks, quantize_asymmetric, quantize_blocks
 
@@ -116,3 +117,11 @@ def test_rows_do_not_depend_on_each_other() -> None:
     found = solve(exact, factor, 4, 32)
     parts = [solve(exact[at : at + 32], factor, 4, 32) for at in range(0, N, 32)]
     assert np.mean(found.codes != np.concatenate([part.codes for part in parts])) < 1e-3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_inputs_beyond_float32_are_an_error_and_not_an_endless_search(bad: float) -> None:
+    hessian = np.eye(32, dtype=np.float32)
+    hessian[3, 3] = bad
+    with pytest.raises(ExportError, match="beyond float32"):
+        inverse_factor(hessian)

@@ -10,7 +10,8 @@ import pytest
 import zarr
 
 import stem_edge
-from stem_edge.bundle import TABLES, open_bundle, verify
+from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.checksums import verify
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.footprint import footprint_of
 from stem_edge.inspect_cli import table
