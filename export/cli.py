@@ -19,8 +19,8 @@ CHECKPOINT is one of
   Hugging Face's              config.json and *.safetensors: Llama, Mistral, Qwen2, Qwen3, SmolLM,
                               and STEM models of any trainer in this project's schema (README)
   BlaGPT's                    state_step*.pt or best_model*.pt, or their folder
-Nothing in it is executed. OUT appears when the export is complete, and not before; an export that was interrupted or
-killed goes on where it stood when it is started again."""
+Nothing in it is executed. OUT appears when the export is complete, and not before; an export that
+was interrupted or killed goes on where it stood when it is started again."""
 
 EPILOG = """\
 examples:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frequent",
         type=float,
         metavar="SHARE",
-        help="share of the vocabulary that mixed tables keep at 8 bits, the tokens that the "
+        help="share of the records that mixed tables keep at 8 bits, those that the "
         f"calibration text uses most ({FREQUENT:g})",
     )
     parser.add_argument(

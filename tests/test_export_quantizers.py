@@ -120,7 +120,6 @@ def test_the_command_has_the_options(
     [
         ({}, "search"),
         ({"backbone": "fp32"}, "rtn"),
-        ({"backbone": "fp32"}, "rtn"),
         ({"calibration": True}, "gptq"),
         ({"calibration": True, "quantizer": "rtn"}, "rtn"),
     ],
