@@ -62,16 +62,21 @@ def _encode(tokenizer: Tokenizer, path: Path) -> npt.NDArray[np.int64]:
 def probe_ids(
     text_ids: npt.NDArray[np.int64], converted: ExportedTokenizer, max_context: int
 ) -> list[int]:
-    """A few tokens for comparing the bundle with its checkpoint."""
+    """A few tokens for comparing the bundle with its checkpoint: the last of the text."""
+    count = min(PROBE_TOKENS, max_context)
     if not len(text_ids):
-        encoded = Tokenizer.from_str(converted.json).encode(PROBE_TEXT)
-        text_ids = np.array(encoded.ids, np.int64)
-    ids: list[int] = text_ids[: min(PROBE_TOKENS, max_context)].tolist()
+        return list(Tokenizer.from_str(converted.json).encode(PROBE_TEXT).ids[:count])
+    ids: list[int] = text_ids[-count:].tolist()
     return ids
 
 
 def sequences(text_ids: npt.NDArray[np.int64], tokens: int, max_context: int) -> list[list[int]]:
-    """About so many tokens of a text in sequences from all over it, none overlapping; or all."""
+    """About so many tokens of a text in sequences from all over it, none overlapping; or all.
+
+    But not the last, which judge the result, unless there are hardly any others.
+    """
+    if len(text_ids) >= 2 * PROBE_TOKENS:
+        text_ids = text_ids[:-PROBE_TOKENS]
     length = min(SEQUENCE_TOKENS, max_context, tokens, len(text_ids))
     count = min(-(-tokens // length), len(text_ids) // length)
     starts = np.linspace(0, len(text_ids) - length, count).astype(int)

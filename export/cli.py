@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
-from stem_edge.bundle import MATRIX_KINDS, WEIGHT_BITS
+from stem_edge.bundle import MATRIX_KINDS, WEIGHT_BITS, Bundle
 from stem_edge.export.exporter import export_bundle
+from stem_edge.export.files import WORKING
 from stem_edge.export.options import CALIBRATION_TOKENS, QUANTIZERS
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
 from stem_edge.inspect_cli import table
@@ -118,7 +121,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    bundle = export_bundle(
+    try:
+        bundle = _export(args)
+    except KeyboardInterrupt:
+        out = Path(args.out)
+        kept = out.with_name(WORKING + out.name)
+        if kept.exists():
+            print(
+                f"stem-edge: the same command goes on where this stood; {kept} is kept for that",
+                file=sys.stderr,
+            )
+        raise
+    print(table(bundle))
+    print(f"\ntry it: stem-edge generate {args.out} -p 'Once upon a time'")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> Bundle:
+    return export_bundle(
         args.checkpoint,
         args.out,
         backbone=args.backbone,
@@ -139,9 +159,6 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         force=args.force,
     )
-    print(table(bundle))
-    print(f"\ntry it: stem-edge generate {args.out} -p 'Once upon a time'")
-    return 0
 
 
 def _bits(text: str) -> dict[str, int]:

@@ -18,7 +18,6 @@ from stem_edge.bundle import (
     encode_manifest,
     open_bundle,
 )
-from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.acceptance import Acceptance
 from stem_edge.export.calibration import observe, probe_ids, read_token_ids
@@ -34,6 +33,8 @@ from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.footprint import kinds_of
 from stem_edge.progress import Progress
 from stem_edge.token_counts import count_tokens
+
+NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"
 
 
 def export_bundle(
@@ -81,7 +82,7 @@ def export_bundle(
     calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: it
         warms the row cache, balances the channels of the prefill graph, and guides the quantizer.
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
-    max_kl: fail if the mean divergence from the checkpoint, in nats, on a few tokens (the first of
+    max_kl: fail if the mean divergence from the checkpoint, in nats, on a few tokens (the last of
         the calibration text) is greater: of what decodes, and of the prefill graph.
     frequent: share of the vocabulary that mixed tables keep at 8 bits. Default: a twentieth.
     force: replace an existing bundle; it stays whole until the new one is.
@@ -106,7 +107,7 @@ def export_bundle(
         source = merge_lora(source, Path(lora))
     _check_kinds(source, bits or {})
     converted = _tokenizer(source, tokenizer)
-    source = replace(source, config=_with_special_tokens(source, converted))
+    source = _with_special_tokens(source, converted)
     text_ids = read_token_ids(
         Path(calibration) if calibration else None, converted, source.config.vocab_size
     )
@@ -161,7 +162,9 @@ def _tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedToken
     return converted
 
 
-def _with_special_tokens(source: Checkpoint, converted: ExportedTokenizer) -> ModelConfig:
-    return msgspec.structs.replace(
+def _with_special_tokens(source: Checkpoint, converted: ExportedTokenizer) -> Checkpoint:
+    config = msgspec.structs.replace(
         source.config, bos_id=converted.bos_id, eos_ids=converted.eos_ids
     )
+    missing = () if converted.eos_ids else (NO_END,)
+    return replace(source, config=config, notes=source.notes + missing)

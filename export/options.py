@@ -122,6 +122,11 @@ def make_options(
             f"frequent is {frequent} with {tables} tables; expected more than 0 and less than 1, "
             "with mixed tables"
         )
+    if calibration_tokens is not None and not calibrated:
+        raise ExportError(
+            "calibration_tokens counts tokens of a calibration text, and there is none; give one with "
+            "--calibration FILE"
+        )
     if calibration_tokens is None:
         calibration_tokens = CALIBRATION_TOKENS
     for name, count in (("threads", threads), ("calibration_tokens", calibration_tokens)):

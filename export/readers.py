@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stem_edge.bundle import MANIFEST
 from stem_edge.errors import CheckpointError
 from stem_edge.export.blagpt import find_states
 from stem_edge.export.blagpt import read_checkpoint as read_blagpt
@@ -34,6 +35,17 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         return read_lingua(path)
     if find_states(path):
         return read_blagpt(path)
-    if path.is_file():
-        raise CheckpointError(f"{path}: not a checkpoint; give a folder, or a .pt file of BlaGPT")
+    _refuse(path)
     return read_lingua(path)  # which says what is missing, and where it may be
+
+
+def _refuse(path: Path) -> None:
+    """What is often given in place of a checkpoint."""
+    if path.is_file():
+        raise CheckpointError(
+            f"{path}: not a checkpoint; give the folder it lies in, or a .pt file of BlaGPT"
+        )
+    if (path / MANIFEST).is_file():
+        raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made of")
+    if any(path.glob("*.safetensors")):
+        raise CheckpointError(f"{path}: holds safetensors, but no {CONFIG}; copy that file, too")

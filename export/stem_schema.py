@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.config import BIASED, ModelConfig, StemFfn
+from stem_edge.config import BIASED, ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import SourceMatrix
 from stem_edge.export.hf_config import FULL, SLIDING, Windowed
@@ -57,7 +57,7 @@ class Stem(Windowed, kw_only=True):
     """The keys of config.json."""
 
     stem_layers: tuple[int, ...] = ()
-    stem_ffn: StemFfn = "stem"
+    stem_ffn: str = "stem"
     stem_rank: int = 0
     num_experts: int = 0
     biases: tuple[str, ...] = ()

@@ -160,7 +160,7 @@ def _storage(manifest: Manifest) -> Rows:
     prefill = manifest.files[PREFILL_DATA].nbytes if backbone.prefill else 0
     return [
         ("backbone", f"{format_size(report.backbone_nbytes)}, {_weights(backbone)}"),
-        ("  embedding, head", ", ".join(dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS)))),
+        ("  embedding, head", " and ".join(dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS)))),
         ("  prefill graph", f"{format_size(prefill)} of it, int8" if prefill else "none"),
         *_tables(manifest),
         ("checkpoint was", format_size(report.checkpoint_nbytes)),
@@ -195,19 +195,21 @@ def _tables(manifest: Manifest) -> Rows:
 
 def _quality(manifest: Manifest) -> Rows:
     report = manifest.report
-    rows = [("quantization error", f"{'worst':>10}{'mean':>10}  of the greatest value in a row")]
-    for kind, error in report.errors.items():
-        rows.append((f"  {kind}", f"{error.worst:>10.4%}{error.mean:>10.4%}"))
-    difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
-    rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
     divergence = f"{report.divergence:g} nats from the checkpoint, mean"
     if report.divergence_99 is not None:
         divergence += f"; 99th percentile {report.divergence_99:g}"
-    rows.append(("divergence", divergence))
+    rows = [("divergence", divergence)]
     if report.prefill_divergence is not None:
         rows.append(("  of prefill graph", f"{report.prefill_divergence:g} nats"))
     if report.agreement is not None:
         rows.append(("same best token", f"at {report.agreement:.1%} of positions"))
+    difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
+    rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
+    rows.append(("quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"))
+    for kind, error in report.errors.items():
+        rows.append((f"  {kind}", f"{error.worst:>8.2%}{error.mean:>8.2%}"))
+    if manifest.backbone.quantizer == "gptq":
+        rows.append(("", "gptq gives these up for the error of products: see the divergence"))
     return rows + [("note", note) for note in report.notes]
 
 

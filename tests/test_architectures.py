@@ -177,7 +177,7 @@ def test_experts_of_16_bits_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """README, "Add a model": what FFN_TERMS says of a kind is what is computed everywhere."""
+    """README, "Add a model": from the checkpoint to the bundle, nothing else knows the kinds."""
 
     def ffn(config: ModelConfig, w: Tensors, x: Tensor, row: Tensor | None) -> Tensor:
         gate, up = functional.linear(x, w["gate"]), functional.linear(x, w["up"])
@@ -186,10 +186,9 @@ def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )
 
     monkeypatch.setattr(torch_model, "ffn", ffn)
-    terms = {"gate": ("matrix", "row"), "up": ("matrix",)}
-    monkeypatch.setitem(FFN_TERMS, "stem-plus", terms)
+    monkeypatch.setitem(FFN_TERMS, "new", {"gate": ("matrix", "row"), "up": ("matrix",)})
     path, ids, expected = write(
-        tmp_path / "checkpoint", ModelConfig(**(SIZES | {"stem_ffn": "stem-plus"}))
+        tmp_path / "checkpoint", ModelConfig(**(SIZES | {"stem_ffn": "new"}))
     )
     out = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
     with stem_edge.load(out.path) as model:

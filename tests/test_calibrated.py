@@ -9,11 +9,12 @@ import pytest
 from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.export.calibrated import Calibrated, head_positions
-from stem_edge.export.calibration import SEQUENCE_TOKENS, sequences
+from stem_edge.export.calibration import PROBE_TOKENS, SEQUENCE_TOKENS, probe_ids, sequences
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.heads import pad_heads
 from stem_edge.export.hidden_states import HiddenStates
 from stem_edge.export.lingua import read_checkpoint
+from stem_edge.export.tokenizer import convert_tokenizer
 from stem_edge.quantize import F32, dequantize_blocks
 from stem_edge.reference import ArrayMatrix, Matrix, forward, whole
 
@@ -21,6 +22,9 @@ IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
 
 
 @pytest.fixture(scope="module")
+BYTES = convert_tokenizer("bytes", None, add_bos=True)
+
+
 def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
     return read_checkpoint(tiny_checkpoint)
 
@@ -107,13 +111,15 @@ def test_sequences_come_from_all_over_the_text() -> None:
     text = np.arange(10_000)
     found = sequences(text, 3 * SEQUENCE_TOKENS, 4096)
     assert [len(ids) for ids in found] == [SEQUENCE_TOKENS] * 3
-    assert (found[0][0], found[-1][-1]) == (0, 9_999)
-    everything = [token for ids in sequences(text, 1 << 20, 100) for token in ids]
-    assert everything == list(range(10_000))
+    used = 10_000 - PROBE_TOKENS  # what judges the result guides nothing
+    assert (found[0][0], found[-1][-1]) == (0, used - 1)
+    assert probe_ids(text, BYTES, 4096) == list(range(used, 10_000))
+    everything = [token for ids in sequences(text, 1 << 20, 8) for token in ids]
+    assert everything == list(range(used))
 
 
 @pytest.mark.parametrize(
-    ("length", "tokens", "expected"), [(7, 100, [7]), (100, 7, [7]), (1, 1, [1])]
+    ("length", "tokens", "expected"), [(7, 100, [7]), (90, 7, [7]), (1, 1, [1])]
 )
 def test_short_texts_and_small_wishes(length: int, tokens: int, expected: list[int]) -> None:
     assert [len(ids) for ids in sequences(np.arange(length), tokens, 4096)] == expected

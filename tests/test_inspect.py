@@ -53,7 +53,7 @@ def test_text(bundle: Path, capsys: Capture) -> None:
     assert lines["embedding, head"] == "int8"
     assert lines["one record"] == "20 B, what a token reads at most"
     assert lines["checkpoint was"] == "2 kB"
-    assert lines["tables"].split() == ["50.0000%", "25.0000%"]
+    assert lines["tables"].split() == ["50.00%", "25.00%"]
     assert lines["logit difference"] == "0.125 at most, on 3 tokens (logits up to 4)"
 
 

@@ -62,7 +62,12 @@ def test_a_hugging_face_folder_may_hold_params_of_another_kind(llama: Path) -> N
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
+    for file in ("bundle/manifest.json", "weights/model.safetensors"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("{}")
     for path, expected in (
+        (tmp_path / "bundle", "is a bundle"),
+        (tmp_path / "weights", "no config.json"),
         (tmp_path / "none", "no such checkpoint"),
         (tmp_path / "a.txt", "not a checkpoint"),
         (tmp_path, "no params.json"),

@@ -115,6 +115,10 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "post_norms": config.post_norms,
         "final_logit_softcapping": config.logit_softcap or None,
     }
+    if config.bos_id is not None:
+        known["bos_token_id"] = config.bos_id
+    if config.eos_ids:
+        known["eos_token_id"] = list(config.eos_ids)
     windows = [config.window(layer) for layer in range(config.n_layers)]
     if any(windows):
         known["sliding_window"] = config.sliding_window
