@@ -21,10 +21,10 @@ from stem_edge.reference import ArrayMatrix, Matrix, forward, whole
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
 
 
-@pytest.fixture(scope="module")
 BYTES = convert_tokenizer("bytes", None, add_bos=True)
 
 
+@pytest.fixture(scope="module")
 def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
     return read_checkpoint(tiny_checkpoint)
 
