@@ -218,6 +218,8 @@ def test_records_that_tokens_share() -> None:
         plan_memory(bundle, CONTEXT, None, slots=41)
     few = plan_memory(bundle, CONTEXT, None, slots=8)
     assert (few.slots, few.chunk_tokens, few.reads) == (8, 8, 2 * 8 * record)
+    threads = plan_memory(bundle, CONTEXT, None, threads=3)  # each dequantizes an expert
+    assert threads.activations - plan.activations == 2 * 4 * layout.row_width
 
 
 def test_rare_tables_take_slots_and_reads_of_the_widened_size() -> None:
