@@ -24,7 +24,7 @@ TILE_COLUMNS = 128  # columns whose corrections reach the rest of the matrix at 
 def inverse_factor(hessian: F32) -> F32:
     """The upper triangular U [K, K] with U^T U = (H + damping)^-1 of H [K, K] = sum of x x^T.
 
-    Takes twice the memory of H beside it. Raises ExportError if H is not finite.
+    Takes three times the memory of H beside it. Raises ExportError if H is not finite.
     """
     size, mean = len(hessian), float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
     if not np.isfinite(hessian).all():
