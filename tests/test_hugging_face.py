@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from hf_folders import edit, edit_tensors, refused
 
-from stem_edge import CheckpointError
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.hugging_face import read_checkpoint
@@ -132,26 +129,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llama(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "llama"))
-
-
-def edit(folder: Path, file: str = "config.json", **values: Any) -> None:
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def refused(folder: Path, *parts: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (str(folder), *parts):
-        assert part in message
 
 
 def config_of(folder: Path, **values: Any) -> ModelConfig:

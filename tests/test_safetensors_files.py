@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_folders import edit_tensors, refused
 from safetensors.torch import load_file, save_file
 from stem_format import save_stem
 from torch_model import random_tensors
 
-from stem_edge import CheckpointError
 from stem_edge.config import ModelConfig
 from stem_edge.export.hf_names import tensor_name
 from stem_edge.export.hugging_face import read_checkpoint
@@ -48,21 +48,6 @@ def edit_index(folder: Path, places: dict[str, Any]) -> None:
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {"total_size": 1}, "weight_map": places})
     )
-
-
-def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def refused(folder: Path, *parts: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (str(folder), *parts):
-        assert part in message
 
 
 def logits(folder: Path) -> np.ndarray[Any, Any]:

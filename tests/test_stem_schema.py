@@ -14,6 +14,7 @@ import torch
 from demo_model import DemoConfig, DemoModel
 from demo_stem_format import save_demo
 from demo_tokenizer import DemoTokenizer
+from hf_folders import edit, refused
 from safetensors.torch import load_file, save_file
 from stem_format import describe, renamed, save_stem
 from torch import Tensor
@@ -174,11 +175,6 @@ def test_a_config_written_by_hand(tmp_path: Path) -> None:
     }
 
 
-def edit(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
@@ -205,15 +201,6 @@ def test_a_config_that_is_not_understood(
     save(tmp_path)
     edit(tmp_path, **values)
     refused(tmp_path, *parts)
-
-
-def refused(folder: Path, *parts: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (str(folder), *parts):
-        assert part in message
 
 
 @pytest.mark.parametrize(
