@@ -39,6 +39,8 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
             for quantizer in ("rtn", "search", "gptq"):
                 name = f"int4 b{block}{' asymmetric' * asymmetric} {quantizer}"
                 yield name, _int4(block, asymmetric=asymmetric, quantizer=quantizer)
+        blind = {"calibration": None, "calibration_tokens": None}
+        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **blind)
     for bits in ({"head": 8}, {"head": 8, "embedding": 8}, {"head": 8, "embedding": 8, "down": 8}):
         name = ", ".join(f"{kind} {count}" for kind, count in bits.items())
         for quantizer in ("rtn", "gptq"):
@@ -73,14 +75,12 @@ def main() -> None:
             if not re.search(args.only, name):
                 continue
             out = Path(folder) / "quantized"
-            export_bundle(
-                args.checkpoint,
-                out,
-                **(EXACT | {"prefill_graph": False} | options),
-                calibration=args.calibration,
-                calibration_tokens=args.calibration_tokens,
-                force=True,
-            )
+            usual = EXACT | {
+                "prefill_graph": False,
+                "calibration": args.calibration,
+                "calibration_tokens": args.calibration_tokens,
+            }
+            export_bundle(args.checkpoint, out, **(usual | options), force=True)
             print(row(name, out, args.text, exact), flush=True)
 
 
