@@ -20,9 +20,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
-from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.machine import own_pages, return_freed_memory
 from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.slots import ArraySlots
 
 Arrays = dict[str, npt.NDArray[Any]]
 # The KV cache begins with room for so many tokens, and doubles when it is full: it is copied then.
@@ -36,7 +36,7 @@ class OrtBackend:
         self,
         config: ModelConfig,
         files: Mapping[str, Path],
-        cache: RowCache | None,
+        slots: ArraySlots | None,
         threads: int,
         providers: Sequence[str],
     ) -> None:
@@ -45,7 +45,7 @@ class OrtBackend:
         for name, path in files.items():
             self.sessions[name] = open_session(path, threads, providers)
             return_freed_memory()  # what packing took
-        self.rows = _row_inputs(cache) if cache is not None else {}
+        self.rows = _row_inputs(slots) if slots is not None else {}
 
     def open_context(self, length: int) -> OrtContext:
         """An empty context for up to `length` tokens."""
@@ -195,17 +195,17 @@ class _Bound:
         self._session.run_with_iobinding(self._binding)
 
 
-def _row_inputs(cache: RowCache) -> Arrays:
+def _row_inputs(slots: ArraySlots) -> Arrays:
     """The slots of the row cache as graph inputs, in the shapes of the rows' parts."""
-    layout = cache.layout
+    layout = slots.layout
     arrays: dict[str, npt.NDArray[Any]] = {}
     for index, layer in enumerate(layout.layers):
         for part in range(len(layout.parts)):
-            codes, shape = cache.codes[index][part], layout.codes_shape(part)
-            arrays[io.row_codes(layer, part)] = codes.reshape(cache.slots, *shape)
+            codes, shape = slots.codes[index][part], layout.codes_shape(part)
+            arrays[io.row_codes(layer, part)] = codes.reshape(slots.count, *shape)
             if layout.quantized:
-                scales, shape = cache.scales[index][part], layout.scales_shape(part)
-                arrays[io.row_scales(layer, part)] = scales.reshape(cache.slots, *shape)
+                scales, shape = slots.scales[index][part], layout.scales_shape(part)
+                arrays[io.row_scales(layer, part)] = scales.reshape(slots.count, *shape)
     if layout.quantized:
-        arrays[io.ROW_ZERO_POINTS] = layout.zero_points(cache.slots)
+        arrays[io.ROW_ZERO_POINTS] = layout.zero_points(slots.count)
     return arrays

@@ -1,9 +1,9 @@
 """The row cache: slots in memory that hold recent rows, evicted by aged LFU.
 
-The slots are the backbone graph's inputs: an engine binds these arrays once, and a step passes only
-slot numbers. All bookkeeping is numpy arrays over record numbers and slots, so a prompt chunk is one
-vectorised operation and the memory is exact: `slot_nbytes` for each slot. A record is one token's
-unless the table store has an index: the prefetcher knows which.
+The slots are the backbone graph's inputs (stem_edge.runtime.slots): an engine binds their memory
+once, and a step passes only slot numbers. All bookkeeping is numpy arrays over record numbers and
+slots, so a prompt chunk is one vectorised operation and the memory is exact: `slot_nbytes` for each
+slot. A record is one token's unless the table store has an index: the prefetcher knows which.
 
 Not thread-safe: only the thread that runs the engine may call it.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.quantize import F32, U8
-from stem_edge.rows import Codes, RecordLayout
+from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES
+from stem_edge.quantize import U8
+from stem_edge.runtime.slots import Slots
 from stem_edge.token_counts import Counts
 
 I64 = npt.NDArray[np.int64]
@@ -26,20 +27,11 @@ EMPTY = -1
 
 
 class RowCache:
-    """Slots for `slots` records, all STEM layers each."""
+    """Which record is in which slot of `storage`: all STEM layers of as many records as it holds."""
 
-    def __init__(self, layout: RecordLayout, slots: int) -> None:
-        self.layout, self.slots = layout, slots
-        layers, parts = range(len(layout.layers)), range(len(layout.parts))
-        # [layer][part], an array each, because each is an input of the graph: [slots, columns].
-        self.codes: list[list[Codes]] = [
-            [np.zeros((slots, layout.codes_width(part)), layout.codes_dtype) for part in parts]
-            for _ in layers
-        ]
-        self.scales: list[list[F32]] = [
-            [np.zeros((slots, layout.part_groups(part)), np.float32) for part in parts]
-            for _ in (layers if layout.quantized else ())
-        ]
+    def __init__(self, storage: Slots) -> None:
+        layout, slots = storage.layout, storage.count
+        self.layout, self.slots, self.storage = layout, slots, storage
         self._slot_of = np.full(layout.records, EMPTY, np.int32)  # record -> slot
         self._record_of = np.full(slots, EMPTY, np.int64)  # slot -> record
         self._count = np.zeros(layout.records, np.uint32)  # uses, halved now and then
@@ -50,11 +42,10 @@ class RowCache:
         self.hits = 0  # uses of records that were in a slot when a step asked for them
         self.misses = 0
 
-    @staticmethod
-    def slot_nbytes(layout: RecordLayout) -> int:
-        """Bytes of one slot: its rows, its zero points and its bookkeeping."""
-        zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
-        return layout.slot_nbytes + zero_points + 16
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one slot: its rows and its bookkeeping."""
+        return self.storage.slot_nbytes + SLOT_BOOKKEEPING_NBYTES
 
     @property
     def filled(self) -> int:
@@ -109,11 +100,7 @@ class RowCache:
         stale = (evicted == EMPTY) | (self._slot_of[evicted] != slots)
         self._slot_of[evicted[~stale]] = EMPTY
         self._record_of[slots] = EMPTY
-        for index, parts in enumerate(self.codes):
-            for part, codes in enumerate(parts):
-                codes[slots] = self.layout.codes(records, index, part)
-                if self.scales:
-                    self.scales[index][part][slots] = self.layout.scales(records, index, part)
+        self.storage.write(slots, records)
         self._record_of[slots] = numbers
         self._slot_of[numbers] = slots
         self._last_use[slots] = self._clock

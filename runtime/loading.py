@@ -21,6 +21,7 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.ort_session import CPU
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
 from stem_edge.runtime.prefetch import NoRows, Prefetcher
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
 from stem_edge.runtime.user_cache import Prepared
@@ -107,15 +108,16 @@ def load(
     plan = plan_memory(bundle, loading, memory, available_memory())
     files = preparing.graph_files(bundle, prepared, prefill=loading.prefill)
 
-    def open_backend(cache: RowCache | None) -> OrtBackend:
-        return OrtBackend(bundle.manifest.model, files, cache, threads, providers or [CPU])
+    def open_backend(slots: ArraySlots | None) -> OrtBackend:
+        return OrtBackend(bundle.manifest.model, files, slots, threads, providers or [CPU])
 
     format = bundle.manifest.table_format
     if format is None:
         engine = Engine(open_backend(None), NoRows(), plan.chunk_tokens, overlap=overlap)
         return Model(bundle, engine, plan, text)
     store = open_store(bundle.file(TABLES), format, reads, flash)
-    cache = RowCache(format.tables, plan.slots)
+    storage = ArraySlots(format.tables, plan.slots)
+    cache = RowCache(storage)
     rows = Prefetcher(store, cache, overlap=overlap)
     try:
         wanted = np.zeros(0, np.int64)
@@ -124,7 +126,7 @@ def load(
         elif warm_start:
             wanted = expected_records(bundle, rows, cache_dir)
         backend = _open_while_filling(
-            lambda: open_backend(cache), lambda: fill(rows, wanted, plan.chunk_tokens)
+            lambda: open_backend(storage), lambda: fill(rows, wanted, plan.chunk_tokens)
         )
         engine = Engine(backend, rows, plan.chunk_tokens, overlap=overlap)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if warm_start else None
@@ -196,4 +198,4 @@ def _context(bundle: Bundle, wanted: int | None) -> int:
 def _prefill(bundle: Bundle, wanted: bool | None, prepared: tuple[Path, Prepared] | None) -> bool:
     if wanted is None:
         wanted = True if prepared is None else prepared[1].prefill is not False
-    return wanted and bundle.manifest.backbone.prefill
+    return wanted and bundle.manifest.has_prefill

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stem_edge.bundle import Bundle
-from stem_edge.config import ModelConfig
+from stem_edge.bundle import Bundle, EngineName
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import FLOAT, Footprint, footprint_of
-from stem_edge.graph_io import head_width
-from stem_edge.runtime.cache import RowCache
+from stem_edge.footprint import Footprint, footprint_of
+from stem_edge.runtime import ggml_memory, ort_memory
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.table_store import TableFormat
@@ -29,11 +27,6 @@ SLOTS_PER_CHUNK_TOKEN = 8
 # a few percent of a 1B model's tables; beyond, slots gain little.
 SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
-WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
-# What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (README); beside
-# weights in its own memory, with small ones.
-PREPARED_FIXED_NBYTES = 32 << 20
-UNPREPARED_FIXED_NBYTES = 12 << 20
 
 
 @dataclass(frozen=True)
@@ -42,10 +35,12 @@ class Loading:
 
     context_length: int
     process: int  # bytes that this process has taken already
+    engine: EngineName = "onnxruntime"
     prepared: bool = False  # weights stay in their files
     prefill: bool = False  # the graph for prompts is loaded, too
     slots: int | None = None  # this many slots, and not as many as fit
     threads: int = 1  # of the backbone
+    repack: bool = False  # weights are rearranged in memory
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class MemoryPlan:
     chunk_tokens: int
     slots: int
     process: int
-    weights: int  # matrices that onnxruntime rearranges into its own memory, and its bookkeeping
+    weights: int  # matrices that the engine rearranges into its own memory, and its bookkeeping
     kv_cache: int  # once the context is full; it grows in steps
     activations: int
     reads: int  # records on their way from flash
@@ -88,7 +83,7 @@ def plan_memory(
     fit, InputError for slots that cannot be.
     """
     limit = parse_size(memory) if memory is not None else loading.process + available
-    footprint = footprint_of(bundle.manifest)
+    footprint = footprint_of(bundle.manifest, loading.engine)
     least = least_plan(footprint, loading, limit)
     if least.total > limit:
         raise MemoryPlanError(_refusal(bundle, least, limit, loading, asked=memory is not None))
@@ -119,7 +114,7 @@ class _Planner:
 
     def __init__(self, footprint: Footprint, loading: Loading) -> None:
         self.footprint, self.loading = footprint, loading
-        self.tables, self.config = footprint.table_format, footprint.model
+        self.tables = footprint.table_format
         self.records = self.tables.tables.records if self.tables else 0
 
     def chunk(self, limit: int) -> int:
@@ -148,44 +143,40 @@ class _Planner:
         spare = limit - least.total
         if capped:
             spare = min(spare, DEFAULT_CACHE_NBYTES - least.row_cache)
-        return least.slots + max(0, spare) // RowCache.slot_nbytes(self.tables.tables)
+        return least.slots + max(0, spare) // self.footprint.slot_nbytes
 
     def plan(self, chunk: int, slots: int) -> MemoryPlan:
-        config, context = self.config, self.loading.context_length
+        footprint, loading = self.footprint, self.loading
+        context = loading.context_length
         slots = min(slots, self.records)
         # The rows of a chunk are resident at once: of any chunk, if all are.
         chunk = min(chunk, slots) if slots < self.records else chunk
-        width = head_width(config)
         return MemoryPlan(
             context_length=context,
             chunk_tokens=chunk,
             slots=slots,
             process=self.loading.process,
-            weights=_weights_nbytes(self.footprint, self.loading),
-            kv_cache=2 * config.n_layers * config.n_kv_heads * context * width * FLOAT,
-            activations=_activations_nbytes(config, chunk, context, prefill=self.loading.prefill)
-            + _experts_nbytes(config, self.tables, min(chunk, self.loading.threads)),
+            weights=self._weights_nbytes(),
+            kv_cache=footprint.kv_nbytes(context),
+            activations=self._activations_nbytes(chunk),
             reads=_reads_nbytes(self.tables, chunk),
-            row_cache=_row_cache_nbytes(self.tables, slots),
+            row_cache=_row_cache_nbytes(footprint, slots),
         )
 
+    def _weights_nbytes(self) -> int:
+        if self.footprint.engine == "ggml":
+            return ggml_memory.weights_nbytes(self.footprint, repack=self.loading.repack)
+        return ort_memory.weights_nbytes(
+            self.footprint, prepared=self.loading.prepared, prefill=self.loading.prefill
+        )
 
-def _activations_nbytes(config: ModelConfig, chunk: int, context: int, *, prefill: bool) -> int:
-    heads, width = config.n_heads, head_width(config)
-    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. Measured:
-    # onnxruntime has more of these alive at once than the graph needs, and most of them in prefill.
-    wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * config.d_ff
-    # Tables of RoPE and, twice, logits of one position.
-    fixed = context * width + 2 * config.vocab_size
-    return FLOAT * (chunk * (per_token + heads * context) + fixed)
-
-
-def _experts_nbytes(config: ModelConfig, tables: TableFormat | None, threads: int) -> int:
-    """Quantized experts are dequantized while they run, one in each thread."""
-    if tables is None or not config.n_experts or not tables.tables.quantized:
-        return 0
-    return threads * FLOAT * tables.tables.row_width
+    def _activations_nbytes(self, chunk: int) -> int:
+        footprint, context = self.footprint, self.loading.context_length
+        if footprint.engine == "ggml":
+            return ggml_memory.activations_nbytes(footprint, chunk, context, self.loading.threads)
+        return ort_memory.activations_nbytes(
+            footprint, chunk, context, self.loading.threads, prefill=self.loading.prefill
+        )
 
 
 def _reads_nbytes(tables: TableFormat | None, chunk: int) -> int:
@@ -195,20 +186,11 @@ def _reads_nbytes(tables: TableFormat | None, chunk: int) -> int:
     return 2 * min(chunk, layout.records) * (layout.record_nbytes + CRC_NBYTES)
 
 
-def _row_cache_nbytes(tables: TableFormat | None, slots: int) -> int:
+def _row_cache_nbytes(footprint: Footprint, slots: int) -> int:
     """With what is known of every record, and of every token where there is an index."""
-    if tables is None:
+    if (tables := footprint.table_format) is None:
         return 0
-    layout = tables.tables
-    return slots * RowCache.slot_nbytes(layout) + 8 * layout.records + tables.index_nbytes
-
-
-def _weights_nbytes(footprint: Footprint, loading: Loading) -> int:
-    """Of external data, what does not stay in its file."""
-    if loading.prepared:
-        return PREPARED_FIXED_NBYTES
-    prefill = footprint.prefill_nbytes if loading.prefill else 0
-    return UNPREPARED_FIXED_NBYTES + footprint.step_nbytes + prefill
+    return slots * footprint.slot_nbytes + 8 * tables.tables.records + tables.index_nbytes
 
 
 def _refusal(

@@ -23,10 +23,10 @@ from stem_edge.graph_io import PREFILL, graph_file
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.ort_session import CPU, open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
 from stem_edge.runtime.prepared import graph_files, worth_preparing
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest
 
 ROUNDS = 3
@@ -52,9 +52,9 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
         prefill=None,
         seconds={},
     )
-    for prefill in {False, bundle.manifest.backbone.prefill}:
+    for prefill in {False, bundle.manifest.has_prefill}:
         _check(bundle, folder, record, threads, prefill=prefill)
-    if bundle.manifest.backbone.prefill:
+    if bundle.manifest.has_prefill:
         seconds = _measure(bundle, graph_files(bundle, (folder, record), prefill=True), threads)
         faster = seconds["prefill"] < seconds["decode"]
         record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
@@ -92,14 +92,14 @@ def _slots(layout: RecordLayout | None, tokens: int) -> npt.NDArray[np.int32]:
 
 def _open(bundle: Bundle, files: Mapping[str, Path], tokens: int, threads: int) -> OrtBackend:
     """A backend whose slots hold some rows."""
-    layout, cache = bundle.manifest.tables, None
+    layout, storage = bundle.manifest.tables, None
     if layout is not None:
         numbers = np.unique(_slots(layout, tokens)).astype(np.int64)
-        cache, rng = RowCache(layout, len(numbers)), np.random.default_rng(0)
+        storage, rng = ArraySlots(layout, len(numbers)), np.random.default_rng(0)
         shape = (len(numbers), layout.row_width)
         rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
-        cache.install(numbers, layout.pack(rows), numbers)
-    return OrtBackend(bundle.manifest.model, files, cache, threads, [CPU])
+        storage.write(numbers, layout.pack(rows))
+    return OrtBackend(bundle.manifest.model, files, storage, threads, [CPU])
 
 
 def _measure(bundle: Bundle, files: Mapping[str, Path], threads: int) -> dict[str, float]:

@@ -36,7 +36,7 @@ def verify_runs(
     """
     bundle = open_bundle(path)
     results: dict[str, str] = {}
-    for prefill in [False, True][: 1 + bundle.manifest.backbone.prefill]:
+    for prefill in [False, True][: 1 + bundle.manifest.has_prefill]:
         expected: list[int] | None = None
         for name, options in _ways(path).items():
             name = f"{name}, prefill graph" if prefill else name

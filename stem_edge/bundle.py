@@ -1,13 +1,14 @@
 """The bundle: the folder that the exporter writes and the runtime reads.
 
     manifest.json                     this module's Manifest
-    backbone.*.onnx  backbone.onnx.data   stem_edge.graph_io
+    backbone.*.onnx  backbone.onnx.data   stem_edge.graph_io: the backbone for onnxruntime
     prefill.onnx  prefill.onnx.data       optional: int8 matrices for prompts
+    backbone.gguf                     stem_edge.gguf_schema: the backbone for ggml
     tables.zarr/                          stem_edge.table_store; a dense model has none
     tokenizer.json  tokenizer_config.json
     token_counts.npy                      optional: stem_edge.token_counts
 
-manifest.json lists every other file with its size and sha256. Unknown fields are refused, so that a
+A bundle has one backbone or both; they share everything else. manifest.json lists every other file with its size and sha256. Unknown fields are refused, so that a
 bundle never means more than this version understands; `format_version` grows when the meaning does.
 Opening compares all sizes; stem_edge.checksums compares the checksums as well.
 """
@@ -33,6 +34,7 @@ FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 BACKBONE_DATA = "backbone.onnx.data"
 PREFILL_DATA = "prefill.onnx.data"
+GGUF = "backbone.gguf"
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -49,6 +51,10 @@ MatrixKind = Literal["embedding", "head", "qkv", "wo", "gate", "up", "down", "pr
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
+EngineName = Literal["onnxruntime", "ggml"]
+# As llama.cpp names its mixtures of tensor types (stem_edge.gguf_schema).
+GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
+GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +90,13 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
 
 
+class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the backbone for ggml is stored."""
+
+    weights: GgufType
+    importance: bool = False  # whether channels were weighted by a calibration text
+
+
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Quantization error of one kind of tensor: |stored - original| / max |original| of the row."""
 
@@ -115,17 +128,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     format_version: int
     model: ModelConfig
-    backbone: BackboneFormat
+    backbone: BackboneFormat | None = None  # for onnxruntime
+    gguf: GgufFormat | None = None  # for ggml
     tables: RecordLayout | None  # of a slot of the row cache; of a dense model: None
     rare_tables: RecordLayout | None = (
         None  # of the records of rare tokens, if they have fewer bits
     )
     indexed: bool = False  # whether an index says which record a token has
     files: dict[str, FileEntry]  # path with forward slashes -> entry
-    report: QualityReport
+    reports: dict[EngineName, QualityReport]  # of each backbone
 
     def __post_init__(self) -> None:
         model = self.model
+        if not self.engines or set(self.reports) != set(self.engines):
+            raise ValueError(f"backbones for {self.engines}, reports of {tuple(self.reports)}")
         if (tables := self.table_format) is not None:
             _check_tables(model, tables.tables)
         elif model.stem_layers or self.rare_tables is not None or self.indexed:
@@ -137,8 +153,25 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in self.required_files():
             if name not in self.files:
                 raise ValueError(f"no entry for {name}")
-        if self.backbone.quantized and not fitting_block(model.dim, self.backbone.block_size):
+        backbone = self.backbone
+        if backbone and backbone.quantized and not fitting_block(model.dim, backbone.block_size):
             raise ValueError(f"dim {model.dim} cannot be cut into blocks")
+
+    @property
+    def engines(self) -> tuple[EngineName, ...]:
+        """Engines that this bundle has a backbone for."""
+        kinds: dict[EngineName, object] = {"onnxruntime": self.backbone, "ggml": self.gguf}
+        return tuple(name for name, format in kinds.items() if format is not None)
+
+    @property
+    def report(self) -> QualityReport:
+        """Of the first of the backbones."""
+        return self.reports[self.engines[0]]
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether there is a graph of its own for prompts."""
+        return self.backbone is not None and self.backbone.prefill
 
     @property
     def table_format(self) -> TableFormat | None:
@@ -154,13 +187,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def graphs(self) -> list[str]:
         """Names of the graphs (stem_edge.graph_io) in the bundle, in their order."""
-        return decode_graphs(self.model) + ([PREFILL] if self.backbone.prefill else [])
+        if self.backbone is None:
+            return []
+        return decode_graphs(self.model) + ([PREFILL] if self.has_prefill else [])
 
     def required_files(self) -> list[str]:
         """Files without which the bundle is incomplete; shards follow from the tables."""
         names = [graph_file(graph) for graph in self.graphs()]
-        names += [BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG]
-        names += [PREFILL_DATA] if self.backbone.prefill else []
+        names += [TOKENIZER, TOKENIZER_CONFIG]
+        names += [BACKBONE_DATA] if self.backbone is not None else []
+        names += [PREFILL_DATA] if self.has_prefill else []
+        names += [GGUF] if self.gguf is not None else []
         if (tables := self.table_format) is not None:
             folders = [f"{TABLES}/{folder}" for folder in tables.folders()]
             names += [f"{folder}/zarr.json" for folder in (TABLES, *folders)]

@@ -1,15 +1,19 @@
-"""Bytes that a bundle takes on flash, part by part: of one that exists, or of one still to be made."""
+"""Bytes that a bundle takes, part by part: of one that exists, or of one still to be made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stem_edge import ggml_types, gguf_schema
 from stem_edge.bundle import (
     BACKBONE_DATA,
+    GGUF,
     PREFILL_DATA,
     VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
+    EngineName,
+    GgufFormat,
     Manifest,
     MatrixKind,
     WeightType,
@@ -20,28 +24,26 @@ from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat
 
-FLOAT = 4
+FLOAT, HALF = 4, 2
+SLOT_BOOKKEEPING_NBYTES = 16  # stem_edge.runtime.cache
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """A bundle by what decides its memory and speed. All sizes in bytes."""
+    """A bundle on one engine, by what decides its memory and speed. All sizes in bytes."""
 
+    engine: EngineName
     model: ModelConfig
-    backbone: BackboneFormat
+    backbone: BackboneFormat | GgufFormat
     table_format: TableFormat | None
-    backbone_nbytes: int  # weights of the graphs that decode, embedding and head included
+    backbone_nbytes: int  # weights of what decodes, embedding and head included
+    embedding_nbytes: int  # which is read in place, a row a token
+    head_nbytes: int
+    step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
-
-    @property
-    def embedding_nbytes(self) -> int:
-        """Of the embedding, which is read in place, a row a token."""
-        return _kind_nbytes(self.backbone, "embedding", self.model.vocab_size, self.model.dim)
-
-    @property
-    def step_nbytes(self) -> int:
-        """Weights that a decode step reads: all but the embedding."""
-        return max(0, self.backbone_nbytes - self.embedding_nbytes)
+    repacked_nbytes: int  # weights that can be rearranged in memory, where that is a choice
+    kv_token_nbytes: int  # keys and values of one token
+    slot_nbytes: int  # one slot of the row cache, with its bookkeeping
 
     @property
     def tables(self) -> RecordLayout | None:
@@ -59,20 +61,20 @@ class Footprint:
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
 
     def kv_nbytes(self, tokens: int) -> int:
-        """Keys and values of so many tokens, in float32."""
-        model = self.model
-        return 2 * model.n_layers * model.n_kv_heads * head_width(model) * FLOAT * tokens
+        """Keys and values of so many tokens."""
+        return self.kv_token_nbytes * tokens
 
 
-def footprint_of(manifest: Manifest) -> Footprint:
-    """Of a bundle that exists."""
-    return Footprint(
-        manifest.model,
-        manifest.backbone,
-        manifest.table_format,
-        manifest.files[BACKBONE_DATA].nbytes,
-        manifest.files[PREFILL_DATA].nbytes if manifest.backbone.prefill else 0,
-    )
+def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
+    """Of a bundle that exists, on an engine that it has a backbone for. Default: the first."""
+    tables, model = manifest.table_format, manifest.model
+    if (engine or manifest.engines[0]) == "ggml" and manifest.gguf is not None:
+        return gguf_footprint(model, manifest.gguf, tables, manifest.files[GGUF].nbytes)
+    if manifest.backbone is None:
+        raise ValueError(f"the bundle has no backbone for {engine}")
+    prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
+    data = manifest.files[BACKBONE_DATA].nbytes
+    return _onnx_footprint(model, manifest.backbone, tables, data, prefill)
 
 
 def expected_footprint(
@@ -88,13 +90,66 @@ def expected_footprint(
     norms = sum(FLOAT * s[0] for s in model.backbone_shapes().values() if len(s) == 1)
     # Of prompts: one byte a weight, a scale for each output.
     prefill = norms + sum(rows * (width + FLOAT) for rows, width in layers.values())
-    return Footprint(
-        model,
-        backbone,
-        tables,
-        matrices + norms,
-        prefill if backbone.prefill else 0,
+    return _onnx_footprint(
+        model, backbone, tables, matrices + norms, prefill if backbone.prefill else 0
     )
+
+
+def _onnx_footprint(
+    model: ModelConfig,
+    backbone: BackboneFormat,
+    tables: TableFormat | None,
+    data: int,
+    prefill: int,
+) -> Footprint:
+    embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
+    step = max(0, data - embedding)
+    slot = array_slot_nbytes(tables.tables) if tables else 0
+    return Footprint(
+        engine="onnxruntime",
+        model=model,
+        backbone=backbone,
+        table_format=tables,
+        backbone_nbytes=data,
+        embedding_nbytes=embedding,
+        head_nbytes=min(step, _kind_nbytes(backbone, "head", model.vocab_size, model.dim)),
+        step_nbytes=step,
+        prefill_nbytes=prefill,
+        repacked_nbytes=0,
+        kv_token_nbytes=2 * model.n_layers * model.n_kv_heads * head_width(model) * FLOAT,
+        slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
+    )
+
+
+def gguf_footprint(
+    model: ModelConfig, gguf: GgufFormat, tables: TableFormat | None, data: int | None = None
+) -> Footprint:
+    """Of a backbone for ggml. `data`: bytes of the file; default: of its tensors."""
+    sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
+    head = sizes["embedding" if model.tied_head else "head"]
+    kv = FLOAT if gguf_schema.kv_type(gguf.weights) == ggml_types.F32 else HALF
+    slot = gguf_schema.slot_nbytes(tables.tables) if tables else 0
+    total = sum(sizes.values())
+    return Footprint(
+        engine="ggml",
+        model=model,
+        backbone=gguf,
+        table_format=tables,
+        backbone_nbytes=total if data is None else data,
+        embedding_nbytes=sizes["embedding"],
+        head_nbytes=head,
+        step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
+        prefill_nbytes=0,
+        repacked_nbytes=gguf_schema.repacked_nbytes(model, gguf.weights),
+        kv_token_nbytes=2 * model.n_layers * model.n_kv_heads * model.head_dim * kv,
+        slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
+    )
+
+
+def array_slot_nbytes(layout: RecordLayout) -> int:
+    """One slot as arrays of codes and scales, with the zero points that dequantizing needs."""
+    zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
+    return layout.slot_nbytes + zero_points
 
 
 def _stored_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -11,12 +11,14 @@ import msgspec
 
 import stem_edge
 from stem_edge.bundle import (
+    GGUF,
     MATRIX_KINDS,
     PREFILL_DATA,
     TABLES,
     VOCABULARY_KINDS,
     BackboneFormat,
     Bundle,
+    EngineName,
     Manifest,
     open_bundle,
 )
@@ -87,7 +89,7 @@ def figures(manifest: Manifest) -> dict[str, object]:
         "parameters_tables": model.table_parameters,
         "record_nbytes": tables.record_nbytes if tables else 0,
         "flash_nbytes": _nbytes(manifest, TABLES),
-        "backbone_nbytes": manifest.report.backbone_nbytes,
+        "backbone_nbytes": sum(r.backbone_nbytes for r in manifest.reports.values()),
     }
     return derived | dict(msgspec.to_builtins(manifest))
 
@@ -156,15 +158,34 @@ def _ffn(model: ModelConfig) -> str:
 
 
 def _storage(manifest: Manifest) -> Rows:
-    backbone, report = manifest.backbone, manifest.report
+    checkpoint = max(report.checkpoint_nbytes for report in manifest.reports.values())
+    return [
+        *_onnx_backbone(manifest),
+        *_gguf_backbone(manifest),
+        *_tables(manifest),
+        ("checkpoint was", format_size(checkpoint)),
+    ]
+
+
+def _onnx_backbone(manifest: Manifest) -> Rows:
+    backbone = manifest.backbone
+    if backbone is None:
+        return []
+    nbytes = manifest.reports["onnxruntime"].backbone_nbytes
     prefill = manifest.files[PREFILL_DATA].nbytes if backbone.prefill else 0
     return [
-        ("backbone", f"{format_size(report.backbone_nbytes)}, {_weights(backbone)}"),
+        ("backbone", f"{format_size(nbytes)}, {_weights(backbone)}"),
         ("  embedding, head", " and ".join(dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS)))),
         ("  prefill graph", f"{format_size(prefill)} of it, int8" if prefill else "none"),
-        *_tables(manifest),
-        ("checkpoint was", format_size(report.checkpoint_nbytes)),
     ]
+
+
+def _gguf_backbone(manifest: Manifest) -> Rows:
+    if manifest.gguf is None:
+        return []
+    weighted = ", channels weighted by a text" if manifest.gguf.importance else ""
+    nbytes = format_size(manifest.files[GGUF].nbytes)
+    return [("backbone for ggml", f"{nbytes}, {manifest.gguf.weights}{weighted}")]
 
 
 def _weights(backbone: BackboneFormat) -> str:
@@ -194,7 +215,15 @@ def _tables(manifest: Manifest) -> Rows:
 
 
 def _quality(manifest: Manifest) -> Rows:
-    report = manifest.report
+    rows: Rows = []
+    for engine in manifest.engines:
+        rows += [("on " + engine, "")] if len(manifest.engines) > 1 else []
+        rows += _report(manifest, engine)
+    return rows
+
+
+def _report(manifest: Manifest, engine: EngineName) -> Rows:
+    report = manifest.reports[engine]
     divergence = f"{report.divergence:g} nats from the checkpoint, mean"
     if report.divergence_99 is not None:
         divergence += f"; 99th percentile {report.divergence_99:g}"
@@ -208,7 +237,8 @@ def _quality(manifest: Manifest) -> Rows:
     rows.append(("quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"))
     for kind, error in report.errors.items():
         rows.append((f"  {kind}", f"{error.worst:>8.2%}{error.mean:>8.2%}"))
-    if manifest.backbone.quantizer == "gptq":
+    gptq = manifest.backbone is not None and manifest.backbone.quantizer == "gptq"
+    if gptq and engine == "onnxruntime":
         rows.append(("", "gptq gives these up for the error of products: see the divergence"))
     return rows + [("note", note) for note in report.notes]
 

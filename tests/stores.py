@@ -9,10 +9,18 @@ import numpy as np
 
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
+from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.shards import ShardGrid, array_metadata
 from stem_edge.table_store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
 from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.zarr_json import encode_metadata
+
+
+def arrays_of(cache: RowCache) -> ArraySlots:
+    """The arrays of a row cache for onnxruntime."""
+    assert isinstance(cache.storage, ArraySlots)
+    return cache.storage
 
 
 def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard: int) -> ShardGrid:

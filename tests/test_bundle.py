@@ -43,6 +43,18 @@ SHARDS = [f"{TABLES}/records/c/0/0", f"{TABLES}/records/c/1/0"]
 NAMES = sorted([*GRAPHS, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
 
 
+REPORT = QualityReport(
+    checkpoint_nbytes=2000,
+    backbone_nbytes=8,
+    tables_nbytes=200,
+    errors={"tables": KindError(worst=0.5, mean=0.25)},
+    probe_tokens=(1, 2, 3),
+    worst_logit_difference=0.125,
+    greatest_logit=4.0,
+    divergence=0.5,
+)
+
+
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
         format_version=3,
@@ -50,16 +62,7 @@ def make_manifest(files: dict[str, FileEntry]) -> Manifest:
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
         tables=LAYOUT,
         files=files,
-        report=QualityReport(
-            checkpoint_nbytes=2000,
-            backbone_nbytes=8,
-            tables_nbytes=200,
-            errors={"tables": KindError(worst=0.5, mean=0.25)},
-            probe_tokens=(1, 2, 3),
-            worst_logit_difference=0.125,
-            greatest_logit=4.0,
-            divergence=0.5,
-        ),
+        reports={"onnxruntime": REPORT},
     )
 
 
@@ -165,6 +168,7 @@ GOLDEN = """\
   }
  },
  "format_version": 3,
+ "gguf": null,
  "indexed": false,
  "model": {
   "biases": [],
@@ -198,28 +202,30 @@ GOLDEN = """\
   "window_layers": null
  },
  "rare_tables": null,
- "report": {
-  "agreement": null,
-  "backbone_nbytes": 8,
-  "checkpoint_nbytes": 2000,
-  "divergence": 0.5,
-  "divergence_99": null,
-  "errors": {
-   "tables": {
-    "mean": 0.25,
-    "worst": 0.5
-   }
-  },
-  "greatest_logit": 4.0,
-  "notes": [],
-  "prefill_divergence": null,
-  "probe_tokens": [
-   1,
-   2,
-   3
-  ],
-  "tables_nbytes": 200,
-  "worst_logit_difference": 0.125
+ "reports": {
+  "onnxruntime": {
+   "agreement": null,
+   "backbone_nbytes": 8,
+   "checkpoint_nbytes": 2000,
+   "divergence": 0.5,
+   "divergence_99": null,
+   "errors": {
+    "tables": {
+     "mean": 0.25,
+     "worst": 0.5
+    }
+   },
+   "greatest_logit": 4.0,
+   "notes": [],
+   "prefill_divergence": null,
+   "probe_tokens": [
+    1,
+    2,
+    3
+   ],
+   "tables_nbytes": 200,
+   "worst_logit_difference": 0.125
+  }
  },
  "tables": {
   "group_size": 16,
@@ -267,7 +273,15 @@ def test_a_manifest_comes_back(bundle: Path) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["", "model", "backbone", "tables", "report", "report errors tables", "files tokenizer.json"],
+    [
+        "",
+        "model",
+        "backbone",
+        "tables",
+        "reports onnxruntime",
+        "reports onnxruntime errors tables",
+        "files tokenizer.json",
+    ],
 )
 def test_unknown_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, f"{where} surprise".strip(), 1)
@@ -275,12 +289,16 @@ def test_unknown_fields(bundle: Path, where: str) -> None:
 
 
 REQUIRED = [
-    *["format_version", "model", "backbone", "tables", "files", "report"],
+    *["format_version", "model", "backbone", "tables", "files", "reports", "reports onnxruntime"],
     *["model vocab_size", "model stem_layers", "model norm_eps", "model max_context"],
     *["backbone weights", "backbone head", "backbone block_size"],
     *["tables records", "tables layers", "tables parts", "tables row_type"],
     *["files tokenizer.json nbytes", "files tokenizer.json sha256"],
-    *["report checkpoint_nbytes", "report errors", "report errors tables worst"],
+    *[
+        "reports onnxruntime checkpoint_nbytes",
+        "reports onnxruntime errors",
+        "reports onnxruntime errors tables worst",
+    ],
     *["files backbone.late.onnx", "files tokenizer.json", "files tokenizer_config.json"],
     # Without these two nothing could be read of the tables.
     *[f"files {GROUP}", f"files {ARRAY}"],
@@ -298,8 +316,12 @@ def test_missing_fields(bundle: Path, where: str) -> None:
 
 INTEGERS = [
     *["format_version", "model vocab_size", "model dim", "backbone block_size", "tables records"],
-    *["files backbone.late.onnx nbytes", "report checkpoint_nbytes", "report backbone_nbytes"],
-    "report tables_nbytes",
+    *[
+        "files backbone.late.onnx nbytes",
+        "reports onnxruntime checkpoint_nbytes",
+        "reports onnxruntime backbone_nbytes",
+    ],
+    "reports onnxruntime tables_nbytes",
 ]
 
 
@@ -327,8 +349,16 @@ def test_numbers_that_count_nothing(bundle: Path, where: str, value: object) -> 
         ("files", [], "Expected `object`, got `array` - at `$.files`"),
         (f"files {BACKBONE} sha256", 5, "Expected `str`, got `int`"),
         (f"files {BACKBONE} nbytes", -1, "Expected `int` >= 0"),
-        ("report errors", [], "Expected `object`, got `array` - at `$.report.errors`"),
-        ("report probe_tokens", ["1"], "Expected `int`, got `str` - at `$.report.probe_tokens"),
+        (
+            "reports onnxruntime errors",
+            [],
+            "Expected `object`, got `array` - at `$.reports[...].errors`",
+        ),
+        (
+            "reports onnxruntime probe_tokens",
+            ["1"],
+            "Expected `int`, got `str` - at `$.reports[...].probe_tokens",
+        ),
     ],
 )
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:

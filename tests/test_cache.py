@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from stores import arrays_of
 
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout, RowType, make_layout
 from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, I64, RowCache
+from stem_edge.runtime.slots import ArraySlots
 
 V = 60
 
@@ -66,15 +68,15 @@ def check_contents(cache: RowCache, records: U8) -> None:
     layout = cache.layout
     for index, part in product(range(len(layout.layers)), range(len(layout.parts))):
         codes = layout.codes(records, index, part)
-        assert np.array_equal(cache.codes[index][part][slots], codes[tokens])
+        assert np.array_equal(arrays_of(cache).codes[index][part][slots], codes[tokens])
         if layout.quantized:
             scales = layout.scales(records, index, part)
-            assert np.array_equal(cache.scales[index][part][slots], scales[tokens])
+            assert np.array_equal(arrays_of(cache).scales[index][part][slots], scales[tokens])
 
 
-def arrays_of(cache: RowCache) -> list[npt.NDArray[Any]]:
+def inputs_of(cache: RowCache) -> list[npt.NDArray[Any]]:
     """The inputs of the graph."""
-    return [*chain(*cache.codes), *chain(*cache.scales)]
+    return [*chain(*arrays_of(cache).codes), *chain(*arrays_of(cache).scales)]
 
 
 class Oracle:
@@ -122,7 +124,11 @@ class Oracle:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    cache, oracle, records = RowCache(layout, slots), Oracle(slots), make_records(layout)
+    cache, oracle, records = (
+        RowCache(ArraySlots(layout, slots)),
+        Oracle(slots),
+        make_records(layout),
+    )
     for step in range(150):
         tokens = (rng.zipf(1.3, rng.integers(1, slots + 1)) + step // 40) % V
         cache.use(tokens)
@@ -139,12 +145,12 @@ def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, see
 
 
 def test_new_cache_holds_nothing() -> None:
-    cache = RowCache(INT4, 4)
+    cache = RowCache(ArraySlots(INT4, 4))
     assert cache.missing(ids(0, V - 1, 3, 3)).tolist() == [0, 3, V - 1]
 
 
 def test_empty_slots_are_filled_before_any_is_evicted() -> None:
-    cache, records = RowCache(INT4, 3), make_records(INT4)
+    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
     for token in (V - 1, 4, 9):
         fetch(cache, records, ids(token))
     assert resident(cache) == {V - 1, 4, 9}
@@ -160,14 +166,14 @@ def test_empty_slots_are_filled_before_any_is_evicted() -> None:
     ],
 )
 def test_the_least_and_then_longest_ago_used_is_evicted(uses: list[int], evicted: int) -> None:
-    cache, records = RowCache(INT4, 3), make_records(INT4)
+    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
     for token in [*uses, 50]:
         fetch(cache, records, ids(token))
     assert resident(cache) == {1, 2, 3, 50} - {evicted}
 
 
 def test_an_evicted_token_keeps_its_count() -> None:
-    cache, records = RowCache(INT4, 2), make_records(INT4)
+    cache, records = RowCache(ArraySlots(INT4, 2)), make_records(INT4)
     for token in [1, 1, 2, 2, 2, 3, 1]:  # 3 evicts 1, which comes back to its three uses
         fetch(cache, records, ids(token))
     fetch(cache, records, ids(4))  # 2 has three uses as well, longer ago
@@ -175,7 +181,7 @@ def test_an_evicted_token_keeps_its_count() -> None:
 
 
 def test_ageing_lets_new_favourites_in() -> None:
-    cache, records = RowCache(INT4, 2), make_records(INT4)
+    cache, records = RowCache(ArraySlots(INT4, 2)), make_records(INT4)
     fetch(cache, records, ids(*[1] * (AGEING_USES_PER_SLOT * 2 - 1)))  # 15 uses
     fetch(cache, records, ids(2))  # the 16th use halves all counts: 7 and 0
     for _ in range(8):
@@ -185,7 +191,7 @@ def test_ageing_lets_new_favourites_in() -> None:
 
 
 def test_kept_ids_stay_however_rarely_used() -> None:
-    cache, records = RowCache(INT4, 3), make_records(INT4)
+    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
     fetch(cache, records, ids(1, 2))
     fetch(cache, records, ids(3, 3, 3, 3))
     cache.install(ids(5), records[[5]], keep=ids(1, 2, 5))
@@ -195,8 +201,8 @@ def test_kept_ids_stay_however_rarely_used() -> None:
 @every_layout
 @pytest.mark.parametrize("slots", [1, 33])
 def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int) -> None:
-    cache = RowCache(layout, slots)
-    arrays = arrays_of(cache)
+    cache = RowCache(ArraySlots(layout, slots))
+    arrays = inputs_of(cache)
     arrays += [value for value in vars(cache).values() if isinstance(value, np.ndarray)]
     if layout.quantized:
         arrays.append(layout.zero_points(slots))  # made by the backend, one for all layers
@@ -204,17 +210,17 @@ def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int
     by_slot = [array for array in arrays if len(array) == slots]
     assert len(by_token) + len(by_slot) == len(arrays)
     assert sum(array.nbytes for array in by_token) == 8 * V
-    assert sum(array.nbytes for array in by_slot) == slots * RowCache.slot_nbytes(layout)
+    assert sum(array.nbytes for array in by_slot) == slots * cache.slot_nbytes
 
 
 @every_layout
 def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
     """The backbone graph is bound to their addresses."""
-    cache, records = RowCache(layout, 4), make_records(layout)
-    before = [array.ctypes.data for array in arrays_of(cache)]
+    cache, records = RowCache(ArraySlots(layout, 4)), make_records(layout)
+    before = [array.ctypes.data for array in inputs_of(cache)]
     for token in range(20):
         fetch(cache, records, ids(token))
-    assert [array.ctypes.data for array in arrays_of(cache)] == before
+    assert [array.ctypes.data for array in inputs_of(cache)] == before
 
 
 class Interrupt:
@@ -254,7 +260,7 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     """Whatever the moment, no slot claims rows that it has not, then and ever after."""
     layout, records, line = INT4, make_records(INT4), 0
     while True:
-        cache = RowCache(layout, 4)
+        cache = RowCache(ArraySlots(layout, 4))
         fetch(cache, records, ids(1, 2, 3, 4))
         interrupted = interrupted_install(cache, records, ids(3, 10, 11), line)
         check_contents(cache, records)
@@ -273,13 +279,13 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
 @every_layout
 def test_slots_are_what_a_graph_can_be_bound_to(layout: RecordLayout) -> None:
     """Contiguous, so that they can be seen in the shapes of the parts, with float32 scales."""
-    cache = RowCache(layout, 3)
+    cache = RowCache(ArraySlots(layout, 3))
     for part, shape in enumerate(layout.parts):
-        for codes in (layer[part] for layer in cache.codes):
+        for codes in (layer[part] for layer in arrays_of(cache).codes):
             assert codes.reshape(3, *layout.codes_shape(part)).base is not None
             assert codes.flags.c_contiguous
             assert layout.codes_shape(part)[:-1] == shape[:-1]
-        for scales in (layer[part] for layer in cache.scales):
+        for scales in (layer[part] for layer in arrays_of(cache).scales):
             assert scales.dtype == np.float32
             assert scales.flags.c_contiguous
             assert scales.shape == (3, layout.part_groups(part))

@@ -19,6 +19,7 @@ from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine, cut
 from stem_edge.runtime.ort_session import CPU
 from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import ReadMode, open_store
 
 PROMPT = [256, *b"Not all rows fit: the cache must choose, and choose again.", 5, 299, 0]
@@ -39,9 +40,10 @@ def run(
     tables = opened.manifest.table_format
     assert tables is not None
     files = {name: opened.file(graph_file(name)) for name in opened.manifest.graphs()}
-    cache = RowCache(tables.tables, slots)
+    storage = ArraySlots(tables.tables, slots)
+    cache = RowCache(storage)
     store = open_store(opened.file(TABLES), tables, reads)
-    backend = OrtBackend(opened.manifest.model, files, cache, threads, [CPU])
+    backend = OrtBackend(opened.manifest.model, files, storage, threads, [CPU])
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)

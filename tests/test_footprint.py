@@ -18,6 +18,7 @@ def manifest(request: pytest.FixtureRequest, tiny_bundle: Path) -> Manifest:
 
 def test_what_an_export_will_take_is_known_before(manifest: Manifest) -> None:
     found = footprint_of(manifest)
+    assert manifest.backbone is not None
     expected = expected_footprint(manifest.model, manifest.backbone, manifest.table_format)
     # The files align their tensors, which counts in small ones.
     slack = 64 * 20 * manifest.model.n_layers

@@ -22,6 +22,7 @@ from stem_edge.bundle import (
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
+from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes
 from stem_edge.graph_io import decode_graphs, graph_file
 from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module
@@ -34,6 +35,7 @@ from stem_edge.runtime.plan import (
     Loading,
     MemoryPlan,
 )
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.units import parse_size
 
@@ -76,7 +78,7 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
         backbone=BackboneFormat(weights="int4", head="int4", block_size=32),
         tables=make_layout(vocab_size, config.stem_layers, config.row_parts(), "int8", 32),
         files=files | {DATA: FileEntry(embedding + 1_000_000, "0" * 64)},
-        report=report,
+        reports={"onnxruntime": report},
     )
     return Bundle(Path("model"), msgspec.structs.replace(manifest, **changes))
 
@@ -92,7 +94,7 @@ def plan_memory(
 BUNDLE = make_bundle()
 assert BUNDLE.manifest.tables is not None
 LAYOUT = BUNDLE.manifest.tables
-SLOT = RowCache.slot_nbytes(LAYOUT)
+SLOT = array_slot_nbytes(LAYOUT) + SLOT_BOOKKEEPING_NBYTES
 
 
 def smallest(bundle: Bundle, context: int = CONTEXT) -> int:
@@ -213,7 +215,7 @@ def test_records_that_tokens_share() -> None:
     record = layout.record_nbytes + CRC_NBYTES
     assert (plan.slots, plan.chunk_tokens) == (40, CHUNK_TOKENS)
     assert plan.reads == 2 * 40 * record
-    assert plan.row_cache == 40 * RowCache.slot_nbytes(layout) + 8 * 40 + 4 * 20_000
+    assert plan.row_cache == 40 * RowCache(ArraySlots(layout, 1)).slot_nbytes + 8 * 40 + 4 * 20_000
     with pytest.raises(InputError, match="slots is 41; expected 4 to 40"):
         plan_memory(bundle, CONTEXT, None, slots=41)
     few = plan_memory(bundle, CONTEXT, None, slots=8)
@@ -247,7 +249,7 @@ def test_without_a_limit_the_row_cache_takes_its_share(layers: int) -> None:
     bundle = make_bundle(200_000, layers)
     plan = plan_memory(bundle, CONTEXT, None)
     assert bundle.manifest.tables is not None
-    each = RowCache.slot_nbytes(bundle.manifest.tables)
+    each = RowCache(ArraySlots(bundle.manifest.tables, 1)).slot_nbytes
     assert plan.chunk_tokens == CHUNK_TOKENS
     assert DEFAULT_CACHE_NBYTES - each < plan.row_cache <= DEFAULT_CACHE_NBYTES
 

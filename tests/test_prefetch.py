@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from stores import arrays_of
 
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import RowStore
 from stem_edge.token_index import I32
 
@@ -62,7 +64,9 @@ def make() -> Iterator[Make]:
     def prefetcher(
         overlap: bool = True, slots: int = SLOTS, index: I32 | None = None
     ) -> Prefetcher:
-        made.append(Prefetcher(FakeStore(index), RowCache(LAYOUT, slots), overlap=overlap))
+        made.append(
+            Prefetcher(FakeStore(index), RowCache(ArraySlots(LAYOUT, slots)), overlap=overlap)
+        )
         return made[-1]
 
     yield prefetcher
@@ -78,7 +82,7 @@ def store_of(rows: Prefetcher) -> FakeStore:
 
 def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
     """The records that are in these slots; every value of every layer must agree."""
-    found = np.concatenate([codes[slots] for (codes,) in rows.cache.codes], axis=1)
+    found = np.concatenate([codes[slots] for (codes,) in arrays_of(rows.cache).codes], axis=1)
     assert (found == found[:, :1]).all()
     tokens: list[int] = found[:, 0].astype(int).tolist()
     return tokens
@@ -165,13 +169,13 @@ def test_at_most_one_read_is_under_way(make: Make) -> None:
 def test_submit_returns_while_flash_is_busy_and_leaves_the_slots_alone(make: Make) -> None:
     rows = make()
     rows.fetch(ids(1, 2, 3, 4))
-    before = [codes.copy() for (codes,) in rows.cache.codes]
+    before = [codes.copy() for (codes,) in arrays_of(rows.cache).codes]
     store_of(rows).gate.clear()
     rows.submit(ids(5, 6, 7, 8))  # would wait for ever if it read in this thread
     wait_until(lambda: len(store_of(rows).reads) == 2)
     store_of(rows).gate.set()
     time.sleep(0.02)
-    assert all(map(np.array_equal, [codes for (codes,) in rows.cache.codes], before))
+    assert all(map(np.array_equal, [codes for (codes,) in arrays_of(rows.cache).codes], before))
     assert resident(rows) == [1, 2, 3, 4]
 
 

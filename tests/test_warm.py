@@ -15,6 +15,7 @@ from stem_edge.bundle import open_bundle
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.token_counts import encode_counts, read_counts, write_counts
 
@@ -22,7 +23,7 @@ PROMPT = "The capital of France is Paris. The capital of Peru is"
 
 
 def new_cache(slots: int) -> RowCache:
-    return RowCache(make_layout(50, (0,), ((16,),), "int8", 16), slots)
+    return RowCache(ArraySlots(make_layout(50, (0,), ((16,),), "int8", 16), slots))
 
 
 def test_the_best_tokens_come_first_and_no_more_than_fit() -> None:

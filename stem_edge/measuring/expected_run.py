@@ -61,7 +61,7 @@ def expect_run(
     prepare = options.get("prepare", True) and on_cpu(options.get("providers"))
     record = find(bundle, options.get("cache_dir")) if prepare else None
     wanted = options.get("prefill_graph")
-    prefill = bundle.manifest.backbone.prefill and wanted is not False
+    prefill = bundle.manifest.has_prefill and wanted is not False
     if prefill and wanted is None and record is not None:
         prefill = record[1].prefill is not False
     tokenizer = tokenizer_nbytes(bundle.path)

@@ -11,6 +11,7 @@ from stem_edge.bundle import TABLES, Bundle
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import cut
+from stem_edge.runtime.slots import ArraySlots
 from stem_edge.table_store import open_table_store
 from stem_edge.token_counts import Counts
 from stem_edge.token_index import I32
@@ -35,7 +36,7 @@ def simulate(
     """
     layout = make_layout(records, (0,), ((16,),), "int8", 16)
     slots = min(slots, records)
-    cache = RowCache(layout, slots)
+    cache = RowCache(ArraySlots(layout, slots))
     read = np.zeros((max(chunk, slots), layout.record_nbytes), np.uint8)
     if counts is not None:
         best = np.sort(cache.expect_counts(counts))

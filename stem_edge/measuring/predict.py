@@ -14,7 +14,6 @@ from stem_edge.footprint import FLOAT, Footprint
 from stem_edge.graph_io import head_width
 from stem_edge.measuring.rates import Rates
 from stem_edge.runtime.backend_ort import KV_STEP
-from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import PREFILL_FROM
 from stem_edge.runtime.flash import FlashProfile
 from stem_edge.runtime.plan import MemoryPlan
@@ -93,7 +92,7 @@ def predict(
     """
     prefill = prefill and footprint.prefill_nbytes > 0
     tables = footprint.tables
-    row_cache = 0 if tables is None else usage.filled_slots * RowCache.slot_nbytes(tables)
+    row_cache = 0 if tables is None else usage.filled_slots * footprint.slot_nbytes
     kv_cache = _kv_capacity(footprint, plan.context_length, usage)
     fixed = IMPORTED_NBYTES + SESSIONS_NBYTES + tokenizer_nbytes
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
@@ -127,8 +126,7 @@ def _kv_capacity(footprint: Footprint, context: int, usage: Usage) -> int:
     capacity = min(context, -(-(usage.prompt_tokens + 1) // KV_STEP) * KV_STEP)
     while capacity < min(context, usage.tokens):
         capacity = min(context, 2 * capacity)
-    model = footprint.model
-    return 2 * model.n_layers * model.n_kv_heads * head_width(model) * FLOAT * capacity
+    return footprint.kv_nbytes(capacity)
 
 
 def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:
@@ -166,12 +164,12 @@ def _times(
 ) -> tuple[float, float]:
     """Seconds of stall and of computing in a decode step half way through the new tokens."""
     model = footprint.model
-    head = footprint.embedding_nbytes  # the same values, once more
-    layers = max(0, footprint.step_nbytes - head)
+    head = footprint.head_nbytes
+    layers = footprint.step_nbytes - head
     early = (model.stem_layers[0] if model.stem_layers else 0) / model.n_layers
     in_layers = layers / rates.weights + model.n_layers * rates.layer_seconds
     kv = footprint.kv_nbytes(usage.prompt_tokens + usage.new_tokens // 2) / rates.kv
-    step = in_layers + kv + min(head, footprint.step_nbytes) / rates.head
+    step = in_layers + kv + head / rates.head
     if flash is None or not record:
         return 0.0, step
     # The layers before the first STEM layer run while a record is read.

@@ -120,7 +120,7 @@ def evaluate(
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
     opened = open_bundle(bundle)
-    if prefill_graph and not opened.manifest.backbone.prefill:
+    if prefill_graph and not opened.manifest.has_prefill:
         raise InputError(f"{bundle}: no prefill graph in it; measure without, or export with one")
     if worst < 0:
         raise InputError(f"worst is {worst}; expected 0 tokens or more")

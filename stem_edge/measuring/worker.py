@@ -70,7 +70,7 @@ class StemEdge:
     def counters(self) -> dict[str, float]:
         """See MeasuredEngine."""
         rows, cache = self._engine.rows, getattr(self._engine.rows, "cache", None)
-        slot_nbytes = 0 if cache is None else cache.slot_nbytes(cache.layout)
+        slot_nbytes = 0 if cache is None else cache.slot_nbytes
         return {
             **vars(rows.counters()),
             "planned": self._model.plan.total,

@@ -1,0 +1,37 @@
+"""Tensor types of ggml that a backbone may have. GGUF files name them by number, so these are frozen.
+
+Source: enum ggml_type and the block structs of ggml; ggml's docs/gguf.md lists the numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class TensorType(NamedTuple):
+    """A type: values come in blocks of `block`, which take `nbytes` each."""
+
+    name: str
+    number: int
+    block: int
+    nbytes: int
+
+    def row_nbytes(self, width: int) -> int:
+        """Bytes of `width` values, a multiple of the block."""
+        return width // self.block * self.nbytes
+
+
+F32 = TensorType("F32", 0, 1, 4)
+F16 = TensorType("F16", 1, 1, 2)
+Q4_0 = TensorType("Q4_0", 2, 32, 18)
+Q5_0 = TensorType("Q5_0", 6, 32, 22)
+Q5_1 = TensorType("Q5_1", 7, 32, 24)
+Q8_0 = TensorType("Q8_0", 8, 32, 34)
+Q4_K = TensorType("Q4_K", 12, 256, 144)
+Q5_K = TensorType("Q5_K", 13, 256, 176)
+Q6_K = TensorType("Q6_K", 14, 256, 210)
+# Of inputs, never of weights.
+I32 = TensorType("I32", 26, 1, 4)
+I64 = TensorType("I64", 27, 1, 8)
+
+WEIGHT_TYPES = {t.number: t for t in (F32, F16, Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
