@@ -1,9 +1,18 @@
 # make demo    see it work (installs into .venv, no torch)
-# make test    run all checks (installs into .venv-dev, with torch)
+# make test    run all checks (installs into .venv-dev, with torch; compiles ggml, some minutes)
 # make model   train the demo model again and put it into the package (some minutes)
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+
+# How llama-cpp-python compiles ggml here: the same everywhere, for any x86-64 of the last ten years
+# and for ARM (where the AVX options mean nothing), not for what this processor announces; without
+# its vision library and TLS. pip keeps the wheel that it compiles, so a second environment takes
+# seconds; it does not look at the flags again then. After changing them: pip cache remove llama_cpp_python
+CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON \
+	-DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF
+CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN)
+export CMAKE_ARGS CMAKE_BUILD_PARALLEL_LEVEL
 
 .PHONY: demo test lint model clean
 

@@ -7,17 +7,23 @@ import numpy as np
 
 from stem_edge.bundle import (
     FORMAT_VERSION,
+    GGUF,
     MANIFEST,
     TABLES,
+    BackboneFormat,
+    EngineName,
+    GgufFormat,
+    KindError,
     Manifest,
     QualityReport,
     encode_manifest,
 )
 from stem_edge.export.files import write_file
+from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
+from stem_edge.export.onnx_steps import PREFILL_STEP
 from stem_edge.export.probe import Comparison, check_divergence, compare_logits
 from stem_edge.export.report import errors
-from stem_edge.export.steps import PREFILL_STEP, Job
 from stem_edge.quantize import F32
 
 
@@ -27,6 +33,7 @@ class Acceptance:
     def __init__(self, job: Job, journal: Journal) -> None:
         self.job, self.journal = job, journal
         self.folder, self.source, self.options = job.folder, job.source, job.options
+        self.engine = job.options.engine
 
     def compare(self, ids: list[int], expected: F32) -> Manifest:
         """The manifest with what the new bundle computes, as a user would load it.
@@ -45,10 +52,12 @@ class Acceptance:
                 self.journal.forget(PREFILL_STEP)
                 prefill = None
         greatest = max(found.divergence for found in (decode, prefill) if found)
-        check_divergence(greatest, self.options.max_kl, self.source.path, len(ids))
+        check_divergence(
+            greatest, self.options.max_kl, self.source.path, len(ids), engine=self.engine
+        )
         manifest = self._manifest(prefill=prefill is not None)
         report = msgspec.structs.replace(
-            manifest.report,
+            manifest.reports[self.engine],
             notes=notes,
             probe_tokens=tuple(ids),
             worst_logit_difference=decode.worst_difference,
@@ -58,39 +67,64 @@ class Acceptance:
             divergence_99=decode.divergence_99,
             agreement=decode.agreement,
         )
-        return msgspec.structs.replace(manifest, report=report)
+        return msgspec.structs.replace(manifest, reports=manifest.reports | {self.engine: report})
 
     def _measure(self, ids: list[int], expected: F32, *, prefill: bool) -> Comparison:
         path = self.folder / MANIFEST
         write_file(path, encode_manifest(self._manifest(prefill=prefill)))
         try:
             return compare_logits(
-                self.folder, ids, expected, self.options.threads, prefill_graph=prefill
+                self.folder,
+                ids,
+                expected,
+                self.options.threads,
+                engine=self.engine,
+                prefill_graph=prefill,
             )
         finally:
             path.unlink()
 
     def _manifest(self, *, prefill: bool) -> Manifest:
-        files, plan = self.journal.files(), self.job.tables
+        base, plan = self.job.base, self.job.tables
         format = plan.format if plan else None
-        tables = sum(e.nbytes for name, e in files.items() if name.startswith(TABLES + "/"))
-        backbone = sum(e.nbytes for name, e in files.items() if ".onnx" in name)
+        backbone, gguf = (base.manifest.backbone, base.manifest.gguf) if base else (None, None)
+        reports: dict[EngineName, QualityReport] = dict(base.manifest.reports) if base else {}
+        match self.options.backbone:
+            case BackboneFormat() as new:
+                backbone = msgspec.structs.replace(new, prefill=prefill)
+            case GgufFormat() as gguf:
+                pass
         return Manifest(
             format_version=FORMAT_VERSION,
             model=self.source.config,
-            backbone=msgspec.structs.replace(self.options.backbone, prefill=prefill),
+            backbone=backbone,
+            gguf=gguf,
             tables=format.tables if format else None,
             rare_tables=format.rare_tables if format else None,
             indexed=format is not None and format.indexed,
-            files=files,
-            report=QualityReport(
-                checkpoint_nbytes=self.source.nbytes,
-                backbone_nbytes=backbone,
-                tables_nbytes=tables,
-                errors=errors(step.totals for step in self.journal.steps.values()),
-                probe_tokens=(),
-                worst_logit_difference=0.0,
-                greatest_logit=0.0,
-                divergence=0.0,
-            ),
+            files=self.journal.files(),
+            reports=reports | {self.engine: self._report()},
         )
+
+    def _report(self) -> QualityReport:
+        """With what was measured while writing."""
+        files = self.journal.files()
+        backbone = [n for n in files if (n == GGUF if self.engine == "ggml" else ".onnx" in n)]
+        return QualityReport(
+            checkpoint_nbytes=self.source.nbytes,
+            backbone_nbytes=sum(files[name].nbytes for name in backbone),
+            tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
+            errors=self._errors(),
+            probe_tokens=(),
+            worst_logit_difference=0.0,
+            greatest_logit=0.0,
+            divergence=0.0,
+        )
+
+    def _errors(self) -> dict[str, KindError]:
+        """Tables that were there before have the errors that they had when they were written."""
+        found = errors(step.totals for step in self.journal.steps.values())
+        if self.job.base is not None:
+            before = self.job.base.manifest.report.errors
+            found |= {kind: e for kind, e in before.items() if kind.startswith("tables")}
+        return dict(sorted(found.items()))

@@ -7,11 +7,19 @@ import sys
 from pathlib import Path
 
 from stem_edge.bundle import MATRIX_KINDS, WEIGHT_BITS, Bundle
+from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle
 from stem_edge.export.files import WORKING
-from stem_edge.export.options import CALIBRATION_TOKENS, QUANTIZERS
+from stem_edge.export.gguf_dense import export_dense_gguf
+from stem_edge.export.options import BACKBONES, BLOCK_SIZE, CALIBRATION_TOKENS, QUANTIZERS
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
 from stem_edge.inspect_cli import table
+from stem_edge.units import format_size
+
+LLAMA = "llama.cpp"
+# Options that such a file has no use for.
+OF_BUNDLES = ("tables", "frequent", "group_size", "add", "max_kl", "head", "bits", "block_size")
+OF_BUNDLES += ("asymmetric", "quantizer", "prefill_graph")
 
 DESCRIPTION = """\
 Turn a trained checkpoint into a bundle.
@@ -31,7 +39,16 @@ examples:
   stem-edge export runs/0000100000/consolidated model --backbone int8 --tables int4
   stem-edge export runs/0000100000 exact --backbone fp32 --tables fp32
   stem-edge export SmolLM2-135M smol --lora adapter
-  stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.1"""
+  stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.1
+  stem-edge export runs/0000100000 model --engine gguf --backbone q4_k_m --add
+  stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0"""
+
+BACKBONE_HELP = """\
+onnx runs on onnxruntime, which is always there: on processors and, through its providers, on
+accelerators. gguf runs on ggml's kernels (pip install 'stem-edge[gguf]'), on processors only, and
+can leave weights in the file, where the system may drop them when memory is short. Its types are
+llama.cpp's mixtures: q4_k_m is the usual one, q4_0 the fastest to rearrange, q6_k and q8_0 are
+nearly exact, f16 and f32 are not quantized. A bundle can have both, which share its tables."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,57 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or file of the checkpoint")
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
-    weights = list(WEIGHT_BITS)
+    _add_source(parser)
+    _add_backbone(parser)
+    _add_onnx(parser)
+    _add_tables(parser)
     parser.add_argument(
-        "--backbone", choices=weights, default="int4", help="type of the layers' matrices (int4)"
-    )
-    parser.add_argument(
-        "--tables",
-        choices=EXPORT_TABLES,
-        default="int8",
-        help="type of the rows on flash (int8); mixed: int8 of frequent tokens, int4 of the others",
-    )
-    parser.add_argument(
-        "--frequent",
+        "--max-kl",
         type=float,
-        metavar="SHARE",
-        help="share of the records that mixed tables keep at 8 bits, those that the "
-        f"calibration text uses most ({FREQUENT:g})",
+        metavar="NATS",
+        help="fail, and leave OUT as it was, if the mean divergence from the checkpoint on a few "
+        "tokens (of the calibration text, if there is one) is greater",
     )
-    parser.add_argument(
-        "--head",
-        choices=weights,
-        help="type of embedding and head (as --backbone)",
-    )
-    parser.add_argument(
-        "--bits",
-        type=_bits,
-        metavar="KIND=BITS,...",
-        help=f"4, 8 or 32 bits for some kinds of matrices ({', '.join(MATRIX_KINDS)}), as in "
-        "--bits head=8,down=8",
-    )
-    parser.add_argument(
-        "--block-size", type=int, default=128, help="backbone values that share a scale (128)"
-    )
-    parser.add_argument(
-        "--asymmetric", action="store_true", help="give each block of the backbone a zero point"
-    )
-    parser.add_argument(
-        "--quantizer",
-        choices=QUANTIZERS,
-        help="how the backbone's codes are found: rtn rounds, search finds the scales that lose "
-        "least, gptq lets weights make up for each other (gptq with --calibration, else search)",
-    )
-    parser.add_argument(
-        "--group-size",
-        type=int,
-        help="row values that share a scale (int4: 32, else 128)",
-    )
-    parser.add_argument(
-        "--prefill-graph",
-        action=argparse.BooleanOptionalAction,
-        help="add int8 matrices for prompts (with a quantized backbone, if they are as exact)",
-    )
+    parser.add_argument("--threads", type=int, help="threads that quantize (all CPUs)")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is a bundle")
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         metavar="FILE",
@@ -108,19 +90,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="a tokenizer.json instead of the checkpoint's tokenizer"
     )
-    parser.add_argument(
-        "--max-kl",
-        type=float,
-        metavar="NATS",
-        help="fail, and leave OUT as it was, if the mean divergence from the checkpoint on a few "
-        "tokens (of the calibration text, if there is one) is greater",
+
+
+def _add_backbone(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("backbone", BACKBONE_HELP)
+    group.add_argument(
+        "--engine",
+        choices=[*BACKBONES, LLAMA],
+        default="onnx",
+        help=f"what runs the backbone (onnx); {LLAMA}: instead of a bundle, OUT becomes an ordinary "
+        "GGUF file of a dense checkpoint, which llama.cpp runs by itself",
     )
-    parser.add_argument("--threads", type=int, help="threads that quantize (all CPUs)")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a bundle")
+    group.add_argument(
+        "--backbone",
+        choices=[name for types, _ in BACKBONES.values() for name in types],
+        metavar="TYPE",
+        help="; ".join(
+            f"{engine}: {', '.join(types)} ({usual})"
+            for engine, (types, usual) in BACKBONES.items()
+        ),
+    )
+    group.add_argument(
+        "--add",
+        action="store_true",
+        help="put the backbone into the bundle OUT, beside that of the other engine or in place of "
+        "an older one; its tables and everything else stay, and must be of this checkpoint",
+    )
+
+
+def _add_onnx(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("backbone, --engine onnx only")
+    group.add_argument(
+        "--head", choices=list(WEIGHT_BITS), help="type of embedding and head (as --backbone)"
+    )
+    group.add_argument(
+        "--bits",
+        type=_bits,
+        metavar="KIND=BITS,...",
+        help=f"4, 8 or 32 bits for some kinds of matrices ({', '.join(MATRIX_KINDS)}), as in "
+        "--bits head=8,down=8",
+    )
+    group.add_argument(
+        "--block-size", type=int, help=f"backbone values that share a scale ({BLOCK_SIZE})"
+    )
+    group.add_argument(
+        "--asymmetric", action="store_true", help="give each block of the backbone a zero point"
+    )
+    group.add_argument(
+        "--quantizer",
+        choices=QUANTIZERS,
+        help="how the backbone's codes are found: rtn rounds, search finds the scales that lose "
+        "least, gptq lets weights make up for each other (gptq with --calibration, else search)",
+    )
+    group.add_argument(
+        "--prefill-graph",
+        action=argparse.BooleanOptionalAction,
+        help="add int8 matrices for prompts (with a quantized backbone, if they are as exact)",
+    )
+
+
+def _add_tables(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tables")
+    group.add_argument(
+        "--tables",
+        choices=EXPORT_TABLES,
+        help="type of the rows on flash (int8); mixed: int8 of frequent tokens, int4 of the others",
+    )
+    group.add_argument(
+        "--frequent",
+        type=float,
+        metavar="SHARE",
+        help="share of the records that mixed tables keep at 8 bits, those that the "
+        f"calibration text uses most ({FREQUENT:g})",
+    )
+    group.add_argument(
+        "--group-size", type=int, help="row values that share a scale (int4: 32, else 128)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    if args.engine == LLAMA:
+        return _run_dense(args)
     try:
         bundle = _export(args)
     except KeyboardInterrupt:
@@ -133,7 +184,9 @@ def run(args: argparse.Namespace) -> int:
             )
         raise
     print(table(bundle))
-    print(f"\ntry it: stem-edge generate {args.out} -p 'Once upon a time'")
+    second = args.engine == "gguf" and len(bundle.manifest.engines) > 1
+    engine = " --engine ggml" if second else ""
+    print(f"\ntry it: stem-edge generate {args.out}{engine} -p 'Once upon a time'")
     return 0
 
 
@@ -141,6 +194,7 @@ def _export(args: argparse.Namespace) -> Bundle:
     return export_bundle(
         args.checkpoint,
         args.out,
+        engine=args.engine,
         backbone=args.backbone,
         tables=args.tables,
         frequent=args.frequent,
@@ -157,8 +211,31 @@ def _export(args: argparse.Namespace) -> Bundle:
         tokenizer=args.tokenizer,
         max_kl=args.max_kl,
         threads=args.threads,
+        add=args.add,
         force=args.force,
     )
+
+
+def _run_dense(args: argparse.Namespace) -> int:
+    given = [name for name in OF_BUNDLES if getattr(args, name) not in (None, False)]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise ExportError(
+            f"{option} belongs to bundles, and --engine {LLAMA} makes none; leave it out"
+        )
+    out = export_dense_gguf(
+        args.checkpoint,
+        args.out,
+        backbone=args.backbone or "q4_k_m",
+        calibration=args.calibration,
+        calibration_tokens=args.calibration_tokens,
+        lora=args.lora,
+        tokenizer=args.tokenizer,
+        force=args.force,
+        threads=args.threads,
+    )
+    print(f"{out}: {format_size(out.stat().st_size)}")
+    return 0
 
 
 def _bits(text: str) -> dict[str, int]:

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from stem_edge.bundle import (
     MANIFEST,
     Bundle,
+    GgufType,
     MatrixKind,
     QuantizerName,
     WeightType,
@@ -20,17 +23,22 @@ from stem_edge.bundle import (
 )
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.acceptance import Acceptance
+from stem_edge.export.adding import check_base, open_base
 from stem_edge.export.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.files import publish, write_file
+from stem_edge.export.gguf_values import import_gguf
+from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal, subject
 from stem_edge.export.lora import merge_lora
-from stem_edge.export.options import BackboneOptions, make_options
+from stem_edge.export.options import BackboneOptions, ExportEngine, ExportOptions, make_options
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.export.steps import Job, Steps
-from stem_edge.export.table_plan import ExportTables, plan_tables
+from stem_edge.export.steps import all_steps
+from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.footprint import kinds_of
+from stem_edge.ggml import Ggml
+from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.token_counts import count_tokens
 
@@ -41,13 +49,14 @@ def export_bundle(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    backbone: WeightType = "int4",
-    tables: ExportTables = "int8",
+    engine: ExportEngine = "onnx",
+    backbone: WeightType | GgufType | None = None,
+    tables: ExportTables | None = None,
     lora: str | Path | None = None,
     tokenizer: str | Path | None = None,
     head: WeightType | None = None,
     bits: Mapping[MatrixKind, int] | None = None,
-    block_size: int = 128,
+    block_size: int | None = None,
     asymmetric: bool = False,
     quantizer: QuantizerName | None = None,
     group_size: int | None = None,
@@ -56,18 +65,23 @@ def export_bundle(
     calibration_tokens: int | None = None,
     max_kl: float | None = None,
     frequent: float | None = None,
+    add: bool = False,
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Bundle:
     """Export a checkpoint (stem_edge.export.readers says of whom) to a bundle in the folder `out`.
 
-    backbone: "int4", "int8" or "fp32" matrices in the layers.
-    tables: "int8", "int4", "fp16" or "fp32" rows, or "mixed": int8 of the tokens that the
-        calibration text uses most, int4 of the others.
+    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml.
+    backbone: of onnx, "int4" (the default), "int8" or "fp32" matrices in the layers; of gguf, one of
+        llama.cpp's mixtures of types, for the whole backbone: "q4_k_m" (the default), "q4_0",
+        "q5_k_m", "q6_k", "q8_0", "f16" or "f32".
+    tables: "int8" (the default), "int4", "fp16" or "fp32" rows, or "mixed": int8 of the tokens that
+        the calibration text uses most, int4 of the others.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
-    head: type of embedding and head. Default: as the backbone.
+    head: type of embedding and head. Default: as the backbone. Of onnx alone, as are bits,
+        block_size, asymmetric, quantizer and prefill_graph.
     bits: bits (4, 8 or 32) of some kinds of matrices, where they differ from that: "embedding",
         "head", "qkv", "wo", "gate", "up", "down" and, of low-rank tables, "project".
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
@@ -80,49 +94,88 @@ def export_bundle(
     prefill_graph: add int8 matrices for prompts, a byte a parameter of the layers. Default: with a
         quantized backbone, if they are no less exact than it is.
     calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: it
-        warms the row cache, balances the channels of the prefill graph, and guides the quantizer.
+        warms the row cache, balances the channels of the prefill graph, and guides the quantizer;
+        of gguf, channels of the quantized matrices then count by their size.
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
     max_kl: fail if the mean divergence from the checkpoint, in nats, on a few tokens (the last of
         the calibration text) is greater: of what decodes, and of the prefill graph.
     frequent: share of the vocabulary that mixed tables keep at 8 bits. Default: a twentieth.
+    add: put the backbone into the bundle that `out` is, beside that of the other engine, or in
+        place of an older one; tables, tokenizer and counts stay as they are, and must be those of
+        the checkpoint.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
 
     An export that was killed goes on where it stood when it is started again. Raises
-    CheckpointError, ExportError; then `out` is what it was.
+    CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not there, with add
+    BundleError; then `out` is what it was.
     """
+    out = Path(out)
+    asked = BackboneOptions(
+        engine, backbone, head, bits or {}, block_size, asymmetric, quantizer, prefill_graph
+    )
     options = make_options(
-        BackboneOptions(backbone, head, bits or {}, block_size, asymmetric, quantizer),
+        asked,
         tables=tables,
         group_size=group_size,
         frequent=frequent,
+        add=add,
         calibrated=calibration is not None,
         calibration_tokens=calibration_tokens,
-        prefill_graph=prefill_graph,
         threads=threads,
         max_kl=max_kl,
     )
+    if add:
+        check_base(out, force=force)
+    ggml = _library() if options.engine == "ggml" else None  # before gigabytes are read
     source = read_checkpoint(checkpoint)
     if lora is not None:
         source = merge_lora(source, Path(lora))
     _check_kinds(source, bits or {})
-    converted = _tokenizer(source, tokenizer)
+    converted = tokenizer_of(source, tokenizer)
     source = _with_special_tokens(source, converted)
     text_ids = read_token_ids(
         Path(calibration) if calibration else None, converted, source.config.vocab_size
     )
-    out = Path(out)
-    with publish(out, force=force) as folder:
-        text_hash = hashlib.sha256(text_ids.tobytes()).hexdigest()
-        files = [source.path, *([Path(lora)] if lora is not None else [])]
-        asked = (options.described(), converted, text_hash)
-        described = subject(asked, files, [out, folder])
-        counts = count_tokens(text_ids, source.config.vocab_size)
-        plan = plan_tables(source, options.tables, options.group_size, options.frequent, counts)
-        job = Job(folder, source, converted, options, text_ids, counts, plan)
+    files = [source.path, *([Path(lora)] if lora is not None else [])]
+    with publish(out, force=force or add) as folder:
+        base = open_base(out, source, converted) if add else None
+        job = _make_job(folder, source, converted, options, text_ids, base, ggml)
+        journal = Journal(folder, subject(_described(job), files, [out, folder]))
         with Progress(job.total, "exporting", progress) as bar:
-            _run(job, Journal(folder, described), bar)
+            _run(job, journal, bar)
     return open_bundle(out)
+
+
+def _library() -> Ggml:
+    """What writes a GGUF file: ggml, and the package that judges it. Raises BackendError, ExportError."""
+    import_gguf()
+    return checked_ggml()
+
+
+def _make_job(
+    folder: Path,
+    source: Checkpoint,
+    converted: ExportedTokenizer,
+    options: ExportOptions,
+    text_ids: npt.NDArray[np.int64],
+    base: Bundle | None,
+    ggml: Ggml | None,
+) -> Job:
+    counts, plan = count_tokens(text_ids, source.config.vocab_size), None
+    if (tables := options.tables) is not None:
+        plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
+    elif base is not None and (format := base.manifest.table_format) is not None:
+        plan = TablePlan(format)
+    return Job(folder, source, converted, options, text_ids, counts, plan, base, ggml)
+
+
+def _described(job: Job) -> tuple[object, ...]:
+    """All that changes the bytes of the bundle, beside the checkpoint's files."""
+    text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
+    base = encode_manifest(job.base.manifest) if job.base else None
+    ggml = job.ggml.version if job.ggml else None
+    return job.options.described(), job.converted, text_hash, base, ggml
 
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
@@ -132,7 +185,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     ids = probe_ids(job.text_ids, job.converted, job.source.config.max_context)
     expected, peaks = observe(job.source, ids)
     bar.describe("exporting")
-    for name, work in Steps(job, peaks, bar.describe).all():
+    for name, work in all_steps(job, peaks, journal.files, bar.describe):
         journal.run(name, work, bar.advance)
     bar.describe("comparing with the checkpoint")
     manifest = Acceptance(job, journal).compare(ids, expected)
@@ -149,7 +202,7 @@ def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int]) -> None:
         )
 
 
-def _tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
+def tokenizer_of(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
     wanted = source.tokenizer
     if override is not None:
         wanted = TokenizerSource("json", Path(override), wanted.add_bos)

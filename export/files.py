@@ -99,10 +99,10 @@ def publish(out: Path, *, force: bool) -> Iterator[Path]:
     try:
         yield folder
         for below in sorted(p for p in folder.rglob("*") if p.is_dir()):
-            _sync_folder(below)
+            sync_folder(below)
         lock.release()
         (folder / LOCK).unlink(missing_ok=True)
-        _sync_folder(folder)
+        sync_folder(folder)
         _replace(folder, out)
     except KeyboardInterrupt:
         keep = True
@@ -143,14 +143,14 @@ def _replace(folder: Path, out: Path) -> None:
         except OSError:
             aside.rename(out)
             raise
-        _sync_folder(out.parent)
+        sync_folder(out.parent)
         shutil.rmtree(aside, ignore_errors=True)
     else:
         folder.rename(out)
-    _sync_folder(out.parent)
+    sync_folder(out.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make names in a folder durable; Windows cannot open folders and needs no such call."""
     if os.name != "posix":
         return

@@ -9,10 +9,17 @@ from pathlib import Path
 import numpy as np
 
 import stem_edge
+from stem_edge.bundle import EngineName
 from stem_edge.distributions import F64, kullback_leibler, log_softmax, positions_at_once
 from stem_edge.errors import ExportError
 from stem_edge.quantize import F32
 
+# Engine -> what to try when the result is not good enough: nothing is quantized; more bits.
+EXACT = {"onnxruntime": "--backbone fp32 --tables fp32", "ggml": "--backbone f32 --tables fp32"}
+BETTER = {
+    "onnxruntime": "(--backbone int8, --tables int8), smaller blocks (--block-size 32)",
+    "ggml": "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)",
+}
 # Reruns on other processors differ in the last digits of a sum; the report does not.
 DIGITS = 3
 
@@ -28,14 +35,21 @@ class Comparison:
 
 
 def compare_logits(
-    folder: Path, token_ids: list[int], expected: F32, threads: int, *, prefill_graph: bool
+    folder: Path,
+    token_ids: list[int],
+    expected: F32,
+    threads: int,
+    *,
+    engine: EngineName,
+    prefill_graph: bool,
 ) -> Comparison:
     """Compare over all positions. Raises ExportError when the bundle computes no numbers."""
     with stem_edge.load(
         folder,
         threads=threads,
+        engine=engine,
         context_length=len(token_ids),
-        prefill_graph=prefill_graph,
+        prefill_graph=prefill_graph if engine == "onnxruntime" else None,
         prepare=False,
         warm_start=False,
     ) as model:
@@ -43,7 +57,7 @@ def compare_logits(
     if not np.isfinite(found).all():
         raise ExportError(
             f"{folder}: the exported model computes NaN or infinite logits; "
-            "export with --backbone fp32 --tables fp32 to see whether quantization is the cause"
+            f"export with {EXACT[engine]} to see whether quantization is the cause"
         )
     divergences = divergence(expected, found)
     return Comparison(
@@ -63,13 +77,15 @@ def divergence(expected: F32, found: F32) -> F64:
     )
 
 
-def check_divergence(found: float, allowed: float | None, source: Path, positions: int) -> None:
+def check_divergence(
+    found: float, allowed: float | None, source: Path, positions: int, *, engine: EngineName
+) -> None:
     """Raises ExportError when a bundle's mean divergence from its checkpoint is not allowed."""
     if allowed is not None and found > allowed:
         raise ExportError(
             f"{source}: the exported model's mean divergence from the checkpoint is {found:g} nats "
-            f"over {positions} tokens, max_kl allows {allowed:g}; take more bits (--backbone int8, "
-            "--tables int8), smaller blocks (--block-size 32), or allow more; nothing was exported"
+            f"over {positions} tokens, max_kl allows {allowed:g}; take more bits {BETTER[engine]}, "
+            "or allow more; nothing was exported"
         )
 
 

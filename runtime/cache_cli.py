@@ -13,10 +13,10 @@ from stem_edge.runtime.user_cache import Entry, cache_folder, entries, remove
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, and
-counts of used tokens, which warm the row cache. Everything there can be removed: what is needed is
-made again. Old is what another onnxruntime or processor made, what is damaged, and what belongs to
-a bundle that is gone."""
+List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
+of used tokens, which warm the row cache, and verdicts on the ggml that is installed. Everything
+there can be removed: what is needed is made again. Old is what another onnxruntime, ggml or
+processor made, what is damaged, and what belongs to a bundle or library that is gone."""
 
 EPILOG = """\
 examples:

@@ -11,20 +11,17 @@ import numpy as np
 
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime import prepared as preparing
-from stem_edge.runtime.backend_ort import OrtBackend
+from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.engines import EngineChoice, choose_engine, open_loader
 from stem_edge.runtime.flash import FlashName, open_flash
 from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.ort_session import CPU
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
 from stem_edge.runtime.prefetch import NoRows, Prefetcher
-from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
-from stem_edge.runtime.user_cache import Prepared
 from stem_edge.runtime.warm import expected_records, fill, keep_counts
 
 # The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
@@ -36,6 +33,7 @@ class LoadOptions(TypedDict, total=False):
 
     memory: int | str | None
     threads: int | None
+    engine: EngineChoice
     providers: list[str] | None
     context_length: int | None
     reads: ReadMode
@@ -44,6 +42,7 @@ class LoadOptions(TypedDict, total=False):
     overlap: bool
     prefill_graph: bool | None
     prepare: bool
+    repack: bool
     warm_start: bool
     cache_dir: str | None
     emulate_flash: FlashName | None
@@ -57,11 +56,13 @@ def load(
     context_length: int | None = None,
     reads: ReadMode = "pread",
     *,
+    engine: EngineChoice = "auto",
     slots: int | None = None,
     resident: bool = False,
     overlap: bool = True,
     prefill_graph: bool | None = None,
     prepare: bool = True,
+    repack: bool = False,
     warm_start: bool = True,
     cache_dir: str | Path | None = None,
     emulate_flash: FlashName | None = None,
@@ -73,15 +74,20 @@ def load(
         row cache gets what the rest leaves. Default: half of what the machine and its cgroups leave,
         with a row cache of up to 256 MiB.
     threads: of the backbone. Default: the CPUs this process may use.
-    providers: onnxruntime execution providers, tried in this order. Default: the CPU.
+    providers: of onnxruntime: execution providers, tried in this order. Default: the CPU.
     context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
     reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
+    engine: "onnxruntime" or "ggml". Default, "auto": the first of them that the bundle has a
+        backbone for and that is installed; Model.plan.engine says which it was.
     slots: of the row cache, instead of as many as fit.
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it the same tokens come out, more slowly.
-    prefill_graph: whether the bundle's int8 graph takes prompts. Default: if it was the faster one
+    prefill_graph: of onnxruntime: whether the bundle's int8 graph takes prompts. Default: if it was the faster one
         when the backbone was prepared; unprepared, yes.
-    prepare: rearrange a large backbone for this processor at the first load, and keep that.
+    prepare: of onnxruntime: rearrange a large backbone for this processor at the first load, and
+        keep that.
+    repack: of ggml: rearrange the matrices that it has faster kernels for, in memory: copies of
+        them, which the memory plan counts ("weights"), beside pages of the file that are not read.
     warm_start: fill the row cache with the tokens that are used most, and keep count of them.
     cache_dir: where both are kept. Default: the user's cache folder.
     emulate_flash: delay reads as slower flash would: "nvme", "ufs4", "ufs2", "emmc", "sdcard".
@@ -93,30 +99,33 @@ def load(
     threads = _threads(threads)
     context = _context(bundle, context_length)
     flash = open_flash(emulate_flash)
-    prepared = None
-    if prepare and on_cpu(providers):
-        prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
+    chosen = choose_engine(bundle, engine)
+    loader = open_loader(
+        bundle,
+        chosen,
+        threads,
+        providers=list(providers) if providers else None,
+        prefill_graph=prefill_graph,
+        prepare=prepare,
+        repack=repack,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
     text = TextCodec(bundle.file(TOKENIZER))
     loading = Loading(
         context_length=context,
         process=own_memory(),
-        prepared=prepared is not None,
-        prefill=_prefill(bundle, prefill_graph, prepared),
+        engine=chosen,
         slots=bundle.manifest.model.records if resident else slots,
         threads=threads,
     )
-    plan = plan_memory(bundle, loading, memory, available_memory())
-    files = preparing.graph_files(bundle, prepared, prefill=loading.prefill)
-
-    def open_backend(slots: ArraySlots | None) -> OrtBackend:
-        return OrtBackend(bundle.manifest.model, files, slots, threads, providers or [CPU])
-
+    plan = plan_memory(bundle, loader.describe(loading), memory, available_memory())
     format = bundle.manifest.table_format
     if format is None:
-        engine = Engine(open_backend(None), NoRows(), plan.chunk_tokens, overlap=overlap)
-        return Model(bundle, engine, plan, text)
+        made = Engine(loader.open(None), NoRows(), plan.chunk_tokens, overlap=overlap)
+        return Model(bundle, made, plan, text)
     store = open_store(bundle.file(TABLES), format, reads, flash)
-    storage = ArraySlots(format.tables, plan.slots)
+    storage = loader.make_slots(format.tables, plan.slots)
     cache = RowCache(storage)
     rows = Prefetcher(store, cache, overlap=overlap)
     try:
@@ -126,19 +135,14 @@ def load(
         elif warm_start:
             wanted = expected_records(bundle, rows, cache_dir)
         backend = _open_while_filling(
-            lambda: open_backend(storage), lambda: fill(rows, wanted, plan.chunk_tokens)
+            lambda: loader.open(storage), lambda: fill(rows, wanted, plan.chunk_tokens)
         )
-        engine = Engine(backend, rows, plan.chunk_tokens, overlap=overlap)
+        made = Engine(backend, rows, plan.chunk_tokens, overlap=overlap)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if warm_start else None
-        return Model(bundle, engine, plan, text, keep)
+        return Model(bundle, made, plan, text, keep)
     except BaseException:
         rows.close()
         raise
-
-
-def on_cpu(providers: Sequence[str] | None) -> bool:
-    """Whether the backbone runs on the CPU alone, for which it can be prepared."""
-    return not providers or list(providers) == [CPU]
 
 
 def memory_plan(
@@ -146,10 +150,12 @@ def memory_plan(
     memory: int | str | None = None,
     context_length: int | None = None,
     *,
+    engine: EngineChoice = "auto",
     slots: int | None = None,
     resident: bool = False,
     prefill_graph: bool | None = None,
     prepare: bool = True,
+    repack: bool = False,
     cache_dir: str | Path | None = None,
 ) -> MemoryPlan:
     """The memory plan that `load` would follow here and now; see there. Loads nothing.
@@ -157,22 +163,28 @@ def memory_plan(
     prepare: as if the backbone were prepared, which a first load does.
     """
     bundle = open_bundle(path)
-    prepared = preparing.find(bundle, cache_dir) if prepare else None
+    chosen = choose_engine(bundle, engine)
     TextCodec(bundle.file(TOKENIZER))
     loading = Loading(
         context_length=_context(bundle, context_length),
         process=own_memory(),
-        prepared=prepare and preparing.matrices_nbytes(bundle) >= preparing.LEAST_NBYTES,
-        prefill=_prefill(bundle, prefill_graph, prepared),
+        engine=chosen,
         slots=bundle.manifest.model.records if resident else slots,
         threads=usable_cpus(),
+        repack=repack,
     )
+    if chosen == "onnxruntime":
+        from stem_edge.runtime.loading_ort import planned
+
+        loading = planned(
+            bundle, loading, prefill_graph=prefill_graph, prepare=prepare, cache_dir=cache_dir
+        )
     return plan_memory(bundle, loading, memory, available_memory())
 
 
 def _open_while_filling(
-    open_backend: Callable[[], OrtBackend], fill_slots: Callable[[], None]
-) -> OrtBackend:
+    open_backend: Callable[[], Backend], fill_slots: Callable[[], None]
+) -> Backend:
     """Rows are read while graphs are loaded: nothing looks at the slots before both are done."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = thread.submit(fill_slots)
@@ -193,9 +205,3 @@ def _context(bundle: Bundle, wanted: int | None) -> int:
     if not 0 < context <= longest:
         raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
     return context
-
-
-def _prefill(bundle: Bundle, wanted: bool | None, prepared: tuple[Path, Prepared] | None) -> bool:
-    if wanted is None:
-        wanted = True if prepared is None else prepared[1].prefill is not False
-    return wanted and bundle.manifest.has_prefill

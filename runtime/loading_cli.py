@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import argparse
 
+from stem_edge.runtime.engines import ENGINES
 from stem_edge.runtime.flash import FLASH_NAMES
 from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.store import READ_MODES
+
+
+def add_engine(group: argparse._ActionsContainer) -> None:
+    """Declare what chooses the engine and how it holds the weights."""
+    group.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="what runs the backbone (the first that the bundle has one for and that is installed)",
+    )
+    group.add_argument(
+        "--repack",
+        action="store_true",
+        help="rearrange ggml's 4-bit matrices in memory: faster, for a copy of them that stays there",
+    )
 
 
 def add_loading(group: argparse._ArgumentGroup) -> None:
@@ -20,6 +36,7 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--context-length", type=int, metavar="N", help="prompt and answer together, in tokens"
     )
+    add_engine(group)
     group.add_argument(
         "--providers", nargs="+", metavar="NAME", help="onnxruntime execution providers (CPU)"
     )
@@ -57,6 +74,7 @@ def loading_options(args: argparse.Namespace) -> LoadOptions:
     return {
         "memory": args.memory,
         "threads": args.threads,
+        "engine": args.engine,
         "providers": args.providers,
         "context_length": args.context_length,
         "reads": args.reads,
@@ -65,6 +83,7 @@ def loading_options(args: argparse.Namespace) -> LoadOptions:
         "overlap": not args.no_overlap,
         "prefill_graph": args.prefill_graph,
         "prepare": not args.no_prepare,
+        "repack": args.repack,
         "warm_start": not args.no_warm_start,
         "cache_dir": args.cache_dir,
         "emulate_flash": args.emulate_flash,

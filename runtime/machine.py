@@ -72,6 +72,12 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
+def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Bytes of zeros that begin at a page; the pages come when they are written."""
+    memory = mmap.mmap(-1, max(1, int(np.prod(shape))))
+    return np.frombuffer(memory, np.uint8, int(np.prod(shape))).reshape(shape)
+
+
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
     """The folder of the cgroup that accounts this process's memory, and its version, 1 or 2."""
     for line in _lines(proc / "self" / "cgroup"):

@@ -57,7 +57,7 @@ class Model:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.bundle, self.plan = bundle, plan
-        self.stats = GenerationStats()  # of the latest call of generate or logits
+        self.stats = GenerationStats(engine=plan.engine)  # of the latest call of generate or logits
         self.engine = engine  # for those who measure, or feed tokens of their own
         self._text, self._on_close = text, on_close
         self._closed = False
@@ -238,7 +238,7 @@ class _Recorder:
     """Fills Model.stats during one call: what the cache and the store counted since it began."""
 
     def __init__(self, model: Model) -> None:
-        self._stats = model.stats = GenerationStats()
+        self._stats = model.stats = GenerationStats(engine=model.plan.engine)
         self._rows = model.engine.rows
         self._started = time.perf_counter()
         self._before = self._counters()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stem_edge.bundle import Bundle, EngineName
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import Footprint, footprint_of
-from stem_edge.runtime import ggml_memory, ort_memory
+from stem_edge.runtime import plan_ggml, plan_ort
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.table_store import TableFormat
@@ -47,6 +47,7 @@ class Loading:
 class MemoryPlan:
     """Bytes of each part, and the numbers they follow from."""
 
+    engine: EngineName
     context_length: int
     chunk_tokens: int
     slots: int
@@ -152,6 +153,7 @@ class _Planner:
         # The rows of a chunk are resident at once: of any chunk, if all are.
         chunk = min(chunk, slots) if slots < self.records else chunk
         return MemoryPlan(
+            engine=footprint.engine,
             context_length=context,
             chunk_tokens=chunk,
             slots=slots,
@@ -165,16 +167,16 @@ class _Planner:
 
     def _weights_nbytes(self) -> int:
         if self.footprint.engine == "ggml":
-            return ggml_memory.weights_nbytes(self.footprint, repack=self.loading.repack)
-        return ort_memory.weights_nbytes(
+            return plan_ggml.weights_nbytes(self.footprint, repack=self.loading.repack)
+        return plan_ort.weights_nbytes(
             self.footprint, prepared=self.loading.prepared, prefill=self.loading.prefill
         )
 
     def _activations_nbytes(self, chunk: int) -> int:
         footprint, context = self.footprint, self.loading.context_length
         if footprint.engine == "ggml":
-            return ggml_memory.activations_nbytes(footprint, chunk, context, self.loading.threads)
-        return ort_memory.activations_nbytes(
+            return plan_ggml.activations_nbytes(footprint, chunk, context, self.loading.threads)
+        return plan_ort.activations_nbytes(
             footprint, chunk, context, self.loading.threads, prefill=self.loading.prefill
         )
 

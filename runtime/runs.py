@@ -6,16 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle import Bundle, EngineName, open_bundle
 from stem_edge.errors import InputError
+from stem_edge.footprint import footprint_of
 from stem_edge.runtime.engine import LEAST_CHUNK
+from stem_edge.runtime.engines import check_installed, is_installed
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.machine import available_memory
-from stem_edge.runtime.prepared import LEAST_NBYTES, matrices_nbytes
+from stem_edge.runtime.plan import SMALLEST_CHUNK
 
 PROMPT_TOKENS = 96
 # Of what the machine leaves, tables may take so much to be read whole for this.
 RESIDENT_SHARE = 0.5
+NOT_RUN = "not run"
 TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
 and the ropes, the gulls above them, will remember the cold, and the colour of the water."""
@@ -28,38 +31,73 @@ def verify_runs(
     cache_dir: str | Path | None = None,
     progress: Callable[[str], object] = lambda name: None,
 ) -> dict[str, str]:
-    """Generate greedily in every way of running, which must not change a token.
+    """Generate greedily in every way: name of the way -> "ok", or where tokens begin to differ.
 
-    Returns way -> "ok" or where it differs from the plain loop with rows for a single chunk. The
-    two graphs that can take prompts round differently, so each is compared with itself.
-    `progress` is called with the name of each way. Raises what `load` raises.
+    Engines, and what in them computes with other kernels, round differently, so ways are compared
+    within each of these. An engine that the bundle has a backbone for and that is not installed is
+    a way that was "not run: ...". `progress` is called with the name of each way. Raises what
+    `load` raises, BackendError if no engine is installed.
     """
     bundle = open_bundle(path)
+    engines = bundle.manifest.engines
+    if not any(map(is_installed, engines)):
+        check_installed(bundle, engines[0])
     results: dict[str, str] = {}
-    for prefill in [False, True][: 1 + bundle.manifest.has_prefill]:
-        expected: list[int] | None = None
-        for name, options in _ways(path).items():
-            name = f"{name}, prefill graph" if prefill else name
-            progress(name)
-            tokens = _run(path, prompt, max_new_tokens, options, prefill, cache_dir)
-            expected = expected or tokens
-            results[name] = _compared(tokens, expected)
+    for engine in engines:
+        if not is_installed(engine):
+            progress(engine)
+            results[engine] = f"{NOT_RUN}: {engine} is not installed"
+            continue
+        for kernels, choice in _kernels(bundle, engine, cache_dir).items():
+            expected: list[int] | None = None
+            for way, options in _ways(bundle, engine).items():
+                name = f"{way}, {kernels}" if kernels else way
+                progress(name)
+                tokens = _run(path, prompt, max_new_tokens, options | choice, cache_dir)
+                expected = expected or tokens
+                results[name] = _compared(tokens, expected)
     return results
 
 
-def _ways(path: str | Path) -> dict[str, dict[str, Any]]:
+def _kernels(
+    bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
+) -> dict[str, dict[str, Any]]:
+    """What rounds in its own way -> options of load that choose it."""
+    if engine == "onnxruntime":
+        found: dict[str, dict[str, Any]] = {"": {"prefill_graph": False}}
+        if bundle.manifest.has_prefill:
+            found["prefill graph"] = {"prefill_graph": True}
+    else:
+        found = {"ggml": {}}
+        if _can_repack(bundle, cache_dir):
+            found["ggml repacked"] = {"repack": True}
+    return {name: options | {"engine": engine} for name, options in found.items()}
+
+
+def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
+    """Whether there are matrices that this build of ggml rearranges."""
+    from stem_edge.ggml_check import checked_ggml
+    from stem_edge.runtime.ggml_weights import REPACK
+
+    ggml = checked_ggml(cache_dir)
+    kernels = ggml.repack and ggml.extra_buffer_type(REPACK) is not None
+    return kernels and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0
+
+
+def _ways(bundle: Bundle, engine: EngineName) -> dict[str, dict[str, Any]]:
     """Name -> options of load. The first is the one that the others are compared with."""
-    bundle = open_bundle(path)
     tables = bundle.manifest.tables
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
-    if matrices_nbytes(bundle) >= LEAST_NBYTES:
+    if engine == "onnxruntime" and _is_prepared(bundle):
         ways["prepared"] = plain | {"prepare": True}
     if tables is None:
         return ways
+    # ggml has other kernels for chunks of a few tokens, which no plan makes by itself.
+    fewest = LEAST_CHUNK if engine == "onnxruntime" else SMALLEST_CHUNK
     several = min(64, tables.records)
     ways |= {
-        "fewest slots": plain | {"slots": min(LEAST_CHUNK, tables.records)},
+        "fewest slots": plain | {"slots": min(fewest, tables.records)},
         f"{several} slots, overlapped": plain | {"slots": several, "overlap": True},
         "mmap": plain | {"reads": "mmap"},
         "mmap, overlapped": plain | {"reads": "mmap", "overlap": True},
@@ -71,15 +109,21 @@ def _ways(path: str | Path) -> dict[str, dict[str, Any]]:
     return ways
 
 
+def _is_prepared(bundle: Bundle) -> bool:
+    """Whether load prepares a backbone of this size."""
+    from stem_edge.runtime import prepared
+
+    return prepared.matrices_nbytes(bundle) >= prepared.LEAST_NBYTES
+
+
 def _run(
     path: str | Path,
     prompt: str,
     max_new_tokens: int,
     options: dict[str, Any],
-    prefill: bool,
     cache_dir: str | Path | None,
 ) -> list[int]:
-    with load(path, prefill_graph=prefill, cache_dir=cache_dir, **options) as model:
+    with load(path, cache_dir=cache_dir, **options) as model:
         room = model.plan.context_length - max_new_tokens
         if room < 1:
             raise InputError(f"{max_new_tokens} new tokens do not fit into the context")

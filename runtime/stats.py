@@ -18,6 +18,7 @@ class GenerationStats:
     row_misses: int = 0
     flash_bytes: int = 0  # of records, read from the table store
     stall_seconds: float = 0.0  # waiting for those reads
+    engine: str = ""  # that computed this
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -35,7 +36,7 @@ class GenerationStats:
         uses = self.row_hits + self.row_misses
         return self.row_hits / uses if uses else 0.0
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float | str]:
         """All figures, for JSON."""
         return asdict(self) | {
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
@@ -45,8 +46,9 @@ class GenerationStats:
 
     def line(self) -> str:
         """One line for people."""
+        engine = f"{self.engine}: " if self.engine else ""
         return (
-            f"prompt {self.prompt_tokens} tokens at {self.prefill_tokens_per_second:.0f}/s, "
+            f"{engine}prompt {self.prompt_tokens} tokens at {self.prefill_tokens_per_second:.0f}/s, "
             f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s, "
             f"first after {self.first_token_seconds * 1000:.0f} ms; "
             f"rows {self.hit_rate:.0%} hits, {self.flash_bytes / 1e6:.2f} MB read from flash, "

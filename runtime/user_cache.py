@@ -1,7 +1,8 @@
-"""What stem-edge keeps in the user's cache folder: prepared backbones and token counts.
+"""What stem-edge keeps in the user's cache folder: prepared backbones, token counts, verdicts.
 
     prepared/<key>/   prepared.json and the graphs, rearranged for one processor and onnxruntime
     counts/<key>.npy  how often each token was used with one bundle
+    ggml/<key>.json   that a library of ggml computes what it should (stem_edge.ggml_check)
 
 Everything here can be deleted at any time: it is made again, or done without.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +19,29 @@ from typing import Annotated
 import msgspec
 
 from stem_edge.bundle import MANIFEST, Bundle
+from stem_edge.ggml_check import FOLDER as VERDICTS
+from stem_edge.ggml_check import read_verdict, verdict_file
+from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
+
+__all__ = [  # with what the rest of the runtime expects here
+    "FORMAT",
+    "RECORD",
+    "Entry",
+    "Prepared",
+    "cache_folder",
+    "counts_file",
+    "cpu_digest",
+    "entries",
+    "prepared_folder",
+    "read_prepared",
+    "remove",
+    "temporary_folder",
+]
 
 FORMAT = 1
 PREPARED, COUNTS = "prepared", "counts"
 RECORD = "prepared.json"
 TEMPORARY = ".making-"  # of a prepared backbone that is being made, or was when it was killed
-KEY_CHARS = 32
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -49,15 +66,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     of: str  # what it belongs to
     stale: str  # why nothing will use it again; empty if it may be used
-
-
-def cache_folder(given: str | Path | None) -> Path:
-    """The folder: the given one, or where this system keeps caches of applications."""
-    if given is not None:
-        return Path(given)
-    from platformdirs import user_cache_path
-
-    return user_cache_path("stem-edge", appauthor=False)
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
@@ -86,19 +94,6 @@ def read_prepared(folder: Path) -> Prepared | None:
     return record if record.format == FORMAT and plain and sizes == record.files else None
 
 
-def cpu_digest() -> str:
-    """A digest of what kernels are chosen by: the processor's name and features."""
-    described = [platform.machine(), platform.processor()]
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for name in ("model name", "flags", "Features"):
-        found = next((line for line in lines if line.split(":")[0].strip() == name), "")
-        described.append(" ".join(sorted(found.split(":", 1)[-1].split())))
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:KEY_CHARS]
-
-
 def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:
     """Everything in the cache folder."""
     for folder in sorted((root / PREPARED).glob("*")):
@@ -113,6 +108,9 @@ def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:
         yield Entry(path=folder, kind=PREPARED, nbytes=nbytes, of=of, stale=stale)
     for path in sorted((root / COUNTS).glob("*.npy")):
         yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
+    for path in sorted((root / VERDICTS).glob("*")):
+        of, stale = _verdict(root, path)
+        yield Entry(path=path, kind=VERDICTS, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
 def temporary_folder(root: Path) -> Path:
@@ -137,6 +135,18 @@ def _stale(record: Prepared, onnxruntime: str) -> str:
     if record.cpu != cpu_digest():
         return "made for another processor"
     return "" if Path(record.bundle).is_dir() else "its bundle is gone"
+
+
+def _verdict(root: Path, path: Path) -> tuple[str, str]:
+    """The library that a verdict is about, and why it does not count, if so."""
+    verdict = read_verdict(path)
+    if verdict is None:
+        return "", "damaged"
+    try:
+        current = verdict_file(root, Path(verdict.library)) == path
+    except OSError:
+        return verdict.library, "its library is gone"
+    return verdict.library, "" if current else "of another library, processor or stem-edge"
 
 
 def _is_alive(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from stem_edge.errors import (
 if TYPE_CHECKING:
     from stem_edge.bundle import open_bundle
     from stem_edge.checksums import verify
-    from stem_edge.export import export_bundle
+    from stem_edge.export import export_bundle, export_dense_gguf
     from stem_edge.measuring.bench import bench
     from stem_edge.measuring.fit import Fit, fit
     from stem_edge.measuring.measurement import Measurement, measure
@@ -59,6 +59,7 @@ __all__ = [
     "bench",
     "evaluate",
     "export_bundle",
+    "export_dense_gguf",
     "fit",
     "load",
     "measure",
@@ -81,6 +82,7 @@ _HOMES = {
     "bench": "stem_edge.measuring.bench",
     "evaluate": "stem_edge.measuring.quality",
     "export_bundle": "stem_edge.export",
+    "export_dense_gguf": "stem_edge.export.gguf_dense",
     "fit": "stem_edge.measuring.fit",
     "load": "stem_edge.runtime",
     "measure": "stem_edge.measuring.measurement",

@@ -130,6 +130,8 @@ def backbone_nbytes(config: ModelConfig, weights: GgufType) -> dict[str, int]:
 def model_metadata(config: ModelConfig) -> dict[str, Value]:
     """Keys `stem.*` -> values that follow from the model."""
     at = ARCHITECTURE
+    # As a manifest gives it back, where 10000 has become 10000.0.
+    config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
     values: dict[str, Value] = {
         f"{at}.vocab_size": config.vocab_size,
         f"{at}.context_length": config.max_context,
@@ -179,7 +181,10 @@ def slot_nbytes(layout: RecordLayout) -> int:
 
 
 def repacks(stored: TensorType, rows: int) -> bool:
-    """Whether ggml can rearrange a matrix of so many rows for faster products, on any processor."""
+    """Whether ggml can rearrange a matrix of so many rows for faster products.
+
+    Builds for some processors cannot: stem_edge.ggml_check finds out.
+    """
     return stored in (types.Q4_0, types.Q4_K) and rows % 8 == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -59,6 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context-length", type=int, metavar="N", help="for --memory and --cost, in tokens"
     )
     parser.add_argument(
+        "--engine",
+        choices=("auto", *get_args(EngineName)),
+        default="auto",
+        help="for --memory: what runs the backbone (as load chooses)",
+    )
+    parser.add_argument(
+        "--repack", action="store_true", help="for --memory: with ggml's matrices rearranged"
+    )
+    parser.add_argument(
         "--text", metavar="FILE", help="for --cost: how many distinct rows this text (UTF-8) uses"
     )
 
@@ -72,7 +81,13 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(cost_figures(report), indent=1) if args.json else cost_table(report))
         return 0
     if args.memory is not None:
-        plan = stem_edge.memory_plan(args.bundle, args.memory or None, args.context_length)
+        plan = stem_edge.memory_plan(
+            args.bundle,
+            args.memory or None,
+            args.context_length,
+            engine=args.engine,
+            repack=args.repack,
+        )
         print(json.dumps(memory_figures(plan), indent=1) if args.json else memory_table(plan))
         return 0
     bundle = open_bundle(args.bundle)

@@ -16,19 +16,34 @@ def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
     Computed in float32 throughout, as the trainers do: at large positions the rounding of the angle
     is part of what the model was trained with.
     """
-    pairs = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = np.float32(1) / np.power(np.float32(config.rope_theta), pairs)
-    size = np.float32(1)
-    match config.rope_scaling:
-        case LinearRope(factor):
-            frequencies = frequencies / np.float32(factor)
-        case Llama3Rope() as scaling:
-            frequencies = _llama3(frequencies, scaling)
-        case YarnRope() as scaling:
-            frequencies = _yarn(frequencies, scaling, config)
-            size = np.float32(scaling.attention_factor)
+    frequencies, size = rope_frequencies(config)
     angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float32)
     return np.cos(angles) * size, np.sin(angles) * size
+
+
+def rope_frequencies(config: ModelConfig) -> tuple[F32, np.float32]:
+    """Radians a position, [head_dim / 2], and the factor on cosines and sines."""
+    frequencies = _unscaled(config)
+    match config.rope_scaling:
+        case LinearRope(factor):
+            return frequencies / np.float32(factor), np.float32(1)
+        case Llama3Rope() as scaling:
+            return _llama3(frequencies, scaling), np.float32(1)
+        case YarnRope() as scaling:
+            return _yarn(frequencies, scaling, config), np.float32(scaling.attention_factor)
+    return frequencies, np.float32(1)
+
+
+def frequency_factors(config: ModelConfig) -> F32 | None:
+    """What RoPE's scaling divides each frequency by, [head_dim / 2]; None if there is none."""
+    if config.rope_scaling is None:
+        return None
+    return np.asarray(_unscaled(config) / rope_frequencies(config)[0], np.float32)
+
+
+def _unscaled(config: ModelConfig) -> F32:
+    pairs = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    return np.asarray(np.float32(1) / np.power(np.float32(config.rope_theta), pairs), np.float32)
 
 
 def _llama3(frequencies: F32, scaling: Llama3Rope) -> F32:

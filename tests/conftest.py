@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,16 +13,27 @@ from pathlib import Path
 import pytest
 
 import stem_edge
+from stem_edge.ggml_check import checked_ggml
 
 DATA = Path(__file__).parent / "data"
 DEMO = Path(stem_edge.__file__).parent / "demo_model"
 FDS = Path("/proc/self/fd")
 
 
+@pytest.fixture(scope="session")
+def tried_ggml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder in which ggml has been tried, which takes half a second."""
+    folder = tmp_path_factory.mktemp("tried")
+    checked_ggml(folder)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, tried_ggml: Path) -> Iterator[Path]:
     """Tests and the commands they start keep nothing in the user's cache folder."""
     folder = tmp_path_factory.mktemp("cache")
+    if sys.platform == "linux":
+        shutil.copytree(tried_ggml, folder / "stem-edge")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
             patch.setenv(name, str(folder))
@@ -54,7 +67,7 @@ def _open_files() -> set[str]:
             target = str(link.readlink())
         except OSError:  # the descriptor that listed the folder
             continue
-        if "tables.zarr" in target or target.endswith((".onnx", ".onnx.data")):
+        if "tables.zarr" in target or target.endswith((".onnx", ".onnx.data", ".gguf")):
             targets.add(f"{link.name} {target}")
     return targets
 
@@ -72,4 +85,13 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     """The bundle of `tiny_checkpoint` with an fp32 backbone and int8 tables. Not to be changed."""
     out = tmp_path_factory.mktemp("bundle") / "tiny"
     stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `tiny_checkpoint` with an f32 backbone for ggml and fp32 tables. Not to be
+    changed."""
+    out = tmp_path_factory.mktemp("bundle") / "gguf"
+    stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="f32", tables="fp32")
     return out

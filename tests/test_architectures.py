@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
 import stem_edge
+from stem_edge.bundle import EngineName
 from stem_edge.config import (
     BIASED,
     FFN_TERMS,
@@ -131,27 +132,41 @@ def variant(
 def bundle(
     variant: tuple[Path, list[int], F32], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
+    """With a backbone for each engine, over one table store."""
     out = tmp_path_factory.mktemp("bundle") / "out"
     stem_edge.export_bundle(variant[0], out, backbone="fp32", tables="fp32")
+    stem_edge.export_bundle(variant[0], out, engine="gguf", backbone="f32", add=True)
     yield out
 
 
-def test_logits_in_one_pass(variant: tuple[Path, list[int], F32], bundle: Path) -> None:
+@pytest.fixture(params=get_args(EngineName))
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    name: EngineName = request.param
+    return name
+
+
+def test_logits_in_one_pass(
+    variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
+) -> None:
     _, ids, expected = variant
-    with stem_edge.load(bundle) as model:
+    with stem_edge.load(bundle, engine=engine) as model:
         assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
 
 
-def test_logits_token_by_token(variant: tuple[Path, list[int], F32], bundle: Path) -> None:
+def test_logits_token_by_token(
+    variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
+) -> None:
     _, ids, expected = variant
-    with stem_edge.load(bundle) as model:
+    with stem_edge.load(bundle, engine=engine) as model:
         assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
 
 
-def test_logits_with_few_slots(variant: tuple[Path, list[int], F32], bundle: Path) -> None:
+def test_logits_with_few_slots(
+    variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
+) -> None:
     _, ids, expected = variant
     slots = 4 if stem_edge.open_bundle(bundle).manifest.tables else None
-    with stem_edge.load(bundle, slots=slots) as model:
+    with stem_edge.load(bundle, engine=engine, slots=slots) as model:
         assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
 
 

@@ -93,13 +93,13 @@ def test_a_prefill_graph_that_is_less_exact_is_left_out(
 ) -> None:
     """With an int8 backbone it is: int8 in blocks is more exact than int8 by rows."""
     found = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a", backbone="int8", block_size=16)
-    assert not found.manifest.backbone.prefill
+    assert not found.manifest.has_prefill
     assert "no prefill graph: its divergence" in found.manifest.report.notes[0]
     assert not list((tmp_path / "a").glob("prefill*"))
     assert set(stem_edge.verify(tmp_path / "a").values()) == {"ok"}
     asked = stem_edge.export_bundle(
         tiny_checkpoint, tmp_path / "b", backbone="int8", block_size=16, prefill_graph=True
     )
-    assert asked.manifest.backbone.prefill
+    assert asked.manifest.has_prefill
     without = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "c", prefill_graph=False)
-    assert not without.manifest.backbone.prefill
+    assert not without.manifest.has_prefill

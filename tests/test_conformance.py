@@ -9,12 +9,14 @@ empty context, in float32. Written by the public STEM trainer: `full` and `third
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from conftest import DATA
 
 import stem_edge
+from stem_edge.bundle import EngineName
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.quantize import F32
 from stem_edge.reference import forward
@@ -39,9 +41,17 @@ def case(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a backbone for each engine, over one table store."""
     out = tmp_path_factory.mktemp("conformance") / "bundle"
     stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
+    stem_edge.export_bundle(CONFORMANCE / case, out, engine="gguf", backbone="f32", add=True)
     return out
+
+
+@pytest.fixture(params=get_args(EngineName))
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    name: EngineName = request.param
+    return name
 
 
 def test_reference_model_computes_the_trainers_logits(case: str) -> None:
@@ -51,14 +61,16 @@ def test_reference_model_computes_the_trainers_logits(case: str) -> None:
         assert np.abs(found - expected).max() < TOLERANCE
 
 
-def test_one_pass_computes_the_trainers_logits(case: str, bundle: Path) -> None:
-    with stem_edge.load(bundle) as model:
+def test_one_pass_computes_the_trainers_logits(case: str, bundle: Path, engine: EngineName) -> None:
+    with stem_edge.load(bundle, engine=engine) as model:
         for ids, expected in zip(*reference(case), strict=True):
             assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
 
 
-def test_token_by_token_computes_the_trainers_logits(case: str, bundle: Path) -> None:
-    with stem_edge.load(bundle) as model:
+def test_token_by_token_computes_the_trainers_logits(
+    case: str, bundle: Path, engine: EngineName
+) -> None:
+    with stem_edge.load(bundle, engine=engine) as model:
         for ids, expected in zip(*reference(case), strict=True):
             assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
 
@@ -70,9 +82,11 @@ def stepwise(model: Model, ids: list[int]) -> F32:
     return np.concatenate([engine.step(context, np.array([token])).copy() for token in ids])
 
 
-def test_greedy_generation_follows_the_trainers_argmax(case: str, bundle: Path) -> None:
+def test_greedy_generation_follows_the_trainers_argmax(
+    case: str, bundle: Path, engine: EngineName
+) -> None:
     ids, logits = reference(case)
-    with stem_edge.load(bundle) as model:
+    with stem_edge.load(bundle, engine=engine) as model:
         for prompt, expected in zip(ids, logits, strict=True):
             for length in (1, len(prompt) // 2, len(prompt)):
                 chunks = list(model.generate(prompt[:length], max_new_tokens=1))

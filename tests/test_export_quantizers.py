@@ -13,7 +13,7 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import ExportError
-from stem_edge.bundle import MATRIX_KINDS, Bundle
+from stem_edge.bundle import MATRIX_KINDS, BackboneFormat, Bundle
 from stem_edge.cli import main
 from stem_edge.export.journal import Journal
 from stem_edge.export.options import QUANTIZERS
@@ -26,6 +26,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.npy"
     np.save(path, np.random.default_rng(0).integers(0, 256, 3000))
     return path
+
+
+def format_of(bundle: Bundle) -> BackboneFormat:
+    """How the backbone for onnxruntime is stored."""
+    assert bundle.manifest.backbone is not None
+    return bundle.manifest.backbone
 
 
 def bits_in_graphs(bundle: Bundle) -> dict[str, int]:
@@ -60,14 +66,10 @@ def test_kinds_of_matrices_have_their_bits(
     bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
     expected = {kind: 4 for kind in MATRIX_KINDS if kind != "project"} | changed
     assert bits_in_graphs(bundle) == expected
-    manifest = bundle.manifest
-    assert {kind: manifest.backbone.bits(kind) for kind in MATRIX_KINDS} == expected | {
-        "project": 4
-    }
-    found, size = (
-        footprint_of(manifest),
-        expected_footprint(manifest.model, manifest.backbone, manifest.table_format),
-    )
+    manifest, format = bundle.manifest, format_of(bundle)
+    assert {kind: format.bits(kind) for kind in MATRIX_KINDS} == expected | {"project": 4}
+    found = footprint_of(manifest)
+    size = expected_footprint(manifest.model, format, manifest.table_format)
     assert abs(found.backbone_nbytes - size.backbone_nbytes) < 64 * 100
 
 
@@ -107,7 +109,7 @@ def test_the_command_has_the_options(
     arguments = ["--bits", "head=8,down=8", "--asymmetric", "--quantizer", "search"]
     arguments += ["--calibration", str(text), "--calibration-tokens", "64"]
     assert main(["export", str(tiny_checkpoint), str(out), *arguments]) == 0
-    format = stem_edge.open_bundle(out).manifest.backbone
+    format = format_of(stem_edge.open_bundle(out))
     assert format.kinds == {"head": "int8", "down": "int8"}
     assert (format.asymmetric, format.quantizer) == (True, "search")
     with pytest.raises(SystemExit):
@@ -129,8 +131,8 @@ def test_the_quantizer_that_is_usual(
 ) -> None:
     options = options | ({"calibration": text} if "calibration" in options else {})
     bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
-    assert bundle.manifest.backbone.quantizer == expected
-    assert not bundle.manifest.backbone.asymmetric
+    assert format_of(bundle).quantizer == expected
+    assert not format_of(bundle).asymmetric
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,21 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
+from stem_edge.bundle import BackboneFormat, WeightType
 from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.measuring import fit_cli
 from stem_edge.measuring.devices import DEVICES, find_device
-from stem_edge.measuring.fit import CHOICES, fit_on_device
+from stem_edge.measuring.fit import CHOICES, Fit, Way, fit_on_device
 from stem_edge.units import parse_size
 
 Capture = pytest.CaptureFixture[str]
+
+
+def onnx_types(one: Fit) -> tuple[WeightType, int]:
+    """Weights and block size."""
+    assert isinstance(one.types, BackboneFormat)
+    return one.types.weights, one.types.block_size
 
 
 def test_what_is_planned_can_be_loaded(tiny_bundle: Path) -> None:
@@ -81,7 +88,7 @@ def test_a_text_decides_the_hit_rate(tiny_bundle: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_gets_types_to_export_it_with(tiny_checkpoint: Path, capsys: Capture) -> None:
     found = stem_edge.fit(tiny_checkpoint, device="pi5")
-    assert [(one.types.weights, one.tables, one.types.block_size) for one in found] == list(CHOICES)
+    assert [(*onnx_types(one), one.tables) for one in found] == [(w, b, t) for w, t, b in CHOICES]
     sizes = [one.footprint.flash_nbytes for one in found]
     assert sizes[0] == max(sizes) and sizes[-1] == min(sizes)
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5"]) == 0
@@ -92,11 +99,12 @@ def test_a_checkpoint_gets_types_to_export_it_with(tiny_checkpoint: Path, capsys
 
 def test_the_predicted_size_is_that_of_the_export(tiny_checkpoint: Path, tmp_path: Path) -> None:
     planned = stem_edge.fit(tiny_checkpoint, device="pi5")[2]
+    weights, block_size = onnx_types(planned)
     stem_edge.export_bundle(
         tiny_checkpoint,
         tmp_path / "bundle",
-        backbone=planned.types.weights,
-        block_size=planned.types.block_size,
+        backbone=weights,
+        block_size=block_size,
         tables="int8",
         prefill_graph=True,
     )
@@ -155,6 +163,7 @@ def test_devices_are_plausible() -> None:
 
 def test_memory_on_a_device_leaves_room_for_mapped_weights(tiny_bundle: Path) -> None:
     bundle = stem_edge.open_bundle(tiny_bundle)
-    assert 30_000_000 < fit_on_device(bundle, 1_000_000_000, 64, prepared=False) < 1_000_000_000
+    fitting = fit_on_device(bundle, "onnxruntime", 1_000_000_000, 64, Way())
+    assert 30_000_000 < fitting < 1_000_000_000
     with pytest.raises(MemoryPlanError, match="take a larger device"):
-        fit_on_device(bundle, 1_000_000, 64, prepared=False)
+        fit_on_device(bundle, "onnxruntime", 1_000_000, 64, Way())

@@ -10,12 +10,8 @@ import onnxruntime as ort
 import pytest
 
 from stem_edge.bundle import BackboneFormat
-from stem_edge.measuring.rates import (
-    PROBES,
-    derived_rates,
-    matmul_probe,
-    measure_rates,
-)
+from stem_edge.measuring.rates import derived_rates
+from stem_edge.measuring.rates_ort import PROBES, matmul_probe, ort_rates
 from stem_edge.runtime.ort_session import CPU, open_session
 
 
@@ -40,7 +36,7 @@ def test_weights_of_a_probe_are_not_folded_into_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["int4", "int8", "fp32"])
 def test_rates_of_this_machine(weights: str) -> None:
     backbone = BackboneFormat(weights=weights, head="int4", block_size=48)  # type: ignore[arg-type]
-    found = measure_rates(backbone, threads=1)
+    found = ort_rates(backbone, threads=1)
     assert 1e7 < found.kv < 1e12
     assert 1e8 < found.weights < 1e12
     assert 1e-6 < found.layer_seconds < 0.1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from stem_edge.cli import main
+from stem_edge.ggml_check import check_library
 from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries
 from stem_edge.token_counts import write_counts
 
@@ -38,6 +41,19 @@ def put(root: Path, name: str, **changes: object) -> Path:
     return folder
 
 
+def put_verdict(root: Path, name: str, into: str = "") -> None:
+    """A good verdict on a library that exists, under its own name unless another is given."""
+    library = root / "libraries" / name / "libggml.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    told = {"ok": True, "version": "0.25.3", "repack": True, "amx": False, "seconds": 0.1}
+    before = set(root.glob("ggml/*"))
+    check_library(library, root, [sys.executable, "-c", f"print({json.dumps(told)!r})"])
+    (made,) = set(root.glob("ggml/*")) - before
+    if into:
+        made.rename(made.with_name(into))
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     put(tmp_path, "good")
@@ -48,6 +64,11 @@ def root(tmp_path: Path) -> Path:
     put(tmp_path, f".making-{os.getpid()}")
     put(tmp_path, ".making-999999999")
     write_counts(tmp_path / "counts" / "c.npy", np.ones(3, np.uint32))
+    put_verdict(tmp_path, "as it was")
+    put_verdict(tmp_path, "changed", into="changed.json")
+    put_verdict(tmp_path, "gone", into="gone.json")
+    shutil.rmtree(tmp_path / "libraries" / "gone")
+    (tmp_path / "ggml" / "cut.json").write_text('{"format":')
     return tmp_path
 
 
@@ -60,30 +81,49 @@ STALE = {
     f".making-{os.getpid()}": "",
     ".making-999999999": "was not finished",
     "c.npy": "",
+    "changed.json": "of another library, processor or stem-edge",
+    "gone.json": "its library is gone",
+    "cut.json": "damaged",
 }
 
 
+def stale(root: Path) -> dict[str, str]:
+    """STALE, with the name of the verdict that counts."""
+    names = {path.name for path in root.glob("ggml/*")} - STALE.keys()
+    assert len(names) == 1
+    return STALE | dict.fromkeys(names, "")
+
+
 def test_what_is_old_and_why(root: Path) -> None:
-    assert {e.path.name: e.stale for e in entries(root, ort.__version__)} == STALE
+    assert {e.path.name: e.stale for e in entries(root, ort.__version__)} == stale(root)
+
+
+def test_what_a_verdict_is_about(root: Path) -> None:
+    of = {e.path.name: e.of for e in entries(root, ort.__version__) if e.kind == "ggml"}
+    libraries = root / "libraries"
+    assert of["gone.json"] == str(libraries / "gone" / "libggml.so")
+    assert of["cut.json"] == ""
+    assert str(libraries / "as it was" / "libggml.so") in of.values()
 
 
 def test_listing(root: Path, capsys: Capture) -> None:
     assert main(["cache", "--cache-dir", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{root}: ")
-    assert lines[0].endswith(f"in {len(STALE)} entries")
+    assert lines[0].endswith(f"in {len(stale(root))} entries")
     assert lines[-1] == "remove what is old with: stem-edge cache --remove old"
-    for name, stale in STALE.items():
+    for name, why in stale(root).items():
         (line,) = (line for line in lines[1:-1] if f" {name} " in f"{line} ")
-        assert line.endswith(f"old: {stale}") == bool(stale)
+        assert line.endswith(f"old: {why}") == bool(why)
 
 
 def test_removing_what_is_old(root: Path, capsys: Capture) -> None:
+    before = stale(root)
     assert main(["cache", "--cache-dir", str(root), "--remove", "old", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     removed = {Path(e["path"]).name for e in report["entries"] if e["removed"]}
-    assert removed == {name for name, stale in STALE.items() if stale}
-    assert {e.path.name for e in entries(root, ort.__version__)} == STALE.keys() - removed
+    assert removed == {name for name, why in before.items() if why}
+    assert {e.path.name for e in entries(root, ort.__version__)} == before.keys() - removed
 
 
 def test_removing_all(root: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""Writes the small graphs that stem_edge.measuring.rates times, into the package.
+"""Writes the small graphs that stem_edge.measuring.rates_ort times, into the package.
 
     python tools/make_probes.py [FOLDER]
 
@@ -17,14 +17,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from stem_edge.export.graph import CONTRIB, IR_VERSION, OPSET
-from stem_edge.measuring.rates import (
-    ATTENTION,
-    ATTENTION_SHAPE,
-    MATRIX_SHAPE,
-    PAIRS,
-    PROBES,
-    matmul_probe,
-)
+from stem_edge.measuring.rates import MATRIX_SHAPE
+from stem_edge.measuring.rates_ort import ATTENTION, ATTENTION_SHAPE, PAIRS, PROBES, matmul_probe
 
 
 class Probe:

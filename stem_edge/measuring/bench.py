@@ -30,6 +30,7 @@ from stem_edge.measuring.bench_subjects import Common, load_options, make_subjec
 from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.measuring.workers import Subject, WorkerProcess, prepared_folders
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.runtime.engines import EngineChoice, choose_engine
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.user_cache import cache_folder
 
@@ -54,6 +55,8 @@ def bench(
     memory: int | str | None = None,
     emulate_flash: str | None = None,
     cold: bool = False,
+    engine: EngineChoice = "auto",
+    repack: bool = False,
     work: str | Path | None = None,
     notify: Callable[[str], None] = lambda what: None,
 ) -> BenchReport:
@@ -69,6 +72,7 @@ def bench(
     slots, memory, emulate_flash: as of stem_edge.load, for every stem-edge subject. Default: a row
         cache of 1 % of the vocabulary.
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
+    engine, repack: as of stem_edge.load, for every subject that does not say another.
     work: where models for llama.cpp are kept. Default: in the user's cache folder.
     notify: gets what is going on, in words; an empty text at the end.
 
@@ -77,6 +81,9 @@ def bench(
     opened = open_bundle(bundle)
     source = DEFAULT_TEXT if text is None else Path(text)
     load = make_workload(opened, text, prompt_tokens, new_tokens, context_length)
+    chosen = choose_engine(opened, engine)
+    if repack and chosen != "ggml":
+        raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
     settings = Settings(
         text=load.source,
         prompt_tokens=len(load.prompt),
@@ -86,11 +93,12 @@ def bench(
         context_length=context_length or load.tokens,
         threads=usable_cpus() if threads is None else threads,
         cold=cold,
-        options=load_options(opened, slots, memory, emulate_flash),
+        engine=chosen,
+        options=load_options(opened, slots, memory, emulate_flash, repack=repack),
     )
     _check(settings)
     folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
-    common = Common(opened, settings.options, settings.threads, folder)
+    common = Common(opened, chosen, settings.options, settings.threads, folder)
     try:
         notify("making what it is compared with")
         subjects = make_subjects(common, against)
@@ -187,7 +195,8 @@ class _Bench:
     def _report(self, measured: dict[str, Measured], rates: list[float]) -> BenchReport:
         settings = self._settings
         subjects = {name: figures_of(each) for name, each in measured.items()}
-        nbytes = token_nbytes(self._bundle, settings.prompt_tokens + settings.new_tokens // 2)
+        position = settings.prompt_tokens + settings.new_tokens // 2
+        nbytes = token_nbytes(self._bundle, settings.engine, position)
         mine = next(iter(measured.values())).median_step
         reached = median([step * nbytes / rate for step, rate in zip(mine, rates, strict=True)])
         return BenchReport(
@@ -209,4 +218,6 @@ def _open(subject: Subject) -> WorkerProcess:
 
 
 def _mapped(subject: Subject) -> tuple[Path, ...]:
-    return prepared_folders(subject.path, None) if subject.kind == "stem-edge" else ()
+    if subject.kind != "stem-edge" or subject.options.get("engine") != "onnxruntime":
+        return ()
+    return prepared_folders(subject.path, None)

@@ -13,6 +13,7 @@ from stem_edge.measuring.bench_subjects import AGAINST
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 from stem_edge.runtime.flash import FLASH_NAMES
+from stem_edge.runtime.loading_cli import add_engine
 
 DESCRIPTION = """\
 Measure the speed and memory of a bundle, alone or side by side with others. Every engine runs in a
@@ -26,6 +27,7 @@ examples:
   stem-edge bench model
   stem-edge bench model --text book.txt --against resident flash=emmc
   stem-edge bench model --against llama.cpp dense=dense_model --json > report.json
+  stem-edge bench model --engine onnxruntime --against ggml repacked
 
 llama.cpp and torch need pip install 'stem-edge[bench]'."""
 
@@ -82,6 +84,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_loading(group: argparse._ArgumentGroup) -> None:
+    add_engine(group)
     group.add_argument(
         "--context-length", type=int, metavar="N", help="of every engine (tokens of a round)"
     )
@@ -121,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         memory=args.memory,
         emulate_flash=args.emulate_flash,
         cold=args.cold,
+        engine=args.engine,
+        repack=args.repack,
         work=args.work,
         notify=show_status,
     )

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from stem_edge.bundle import Bundle
-from stem_edge.footprint import footprint_of
+from stem_edge.bundle import Bundle, EngineName
+from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.measuring.sampler import Sampler
 from stem_edge.measuring.workers import Answer
 
@@ -89,7 +89,8 @@ class Settings:
     context_length: int
     threads: int
     cold: bool
-    options: dict[str, Any]  # of stem_edge.load
+    engine: EngineName
+    options: dict[str, Any]  # others of stem_edge.load
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
     return peaks
 
 
-def token_nbytes(bundle: Bundle, position: int) -> int:
+def token_nbytes(bundle: Bundle, engine: EngineName, position: int) -> int:
     """Bytes that a decode step at this position reads from memory."""
-    footprint, tables = footprint_of(bundle.manifest), bundle.manifest.tables
-    record = 0 if tables is None else tables.slot_nbytes
+    footprint = footprint_of(bundle.manifest, engine)
+    record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
     return footprint.step_nbytes + footprint.kv_nbytes(position) + record
 
 

@@ -36,7 +36,8 @@ def table(report: BenchReport) -> str:
 
 def _head(report: BenchReport) -> Iterator[str]:
     settings = report.settings
-    yield f"{report.machine}, {settings.threads} threads; {report.bundle}"
+    engine = "" if settings.engine == "onnxruntime" else f" on {settings.engine}"
+    yield f"{report.machine}, {settings.threads} threads; {report.bundle}{engine}"
     cold = ", tables not in the page cache" if settings.cold else ""
     yield (
         f"prompts of {settings.prompt_tokens}, {settings.new_tokens} steps, "

@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle import Bundle, EngineName, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.workers import Subject
 from stem_edge.runtime.engine import LEAST_CHUNK
+from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash
 
 # What may follow --against, and what it means.
@@ -20,16 +21,23 @@ AGAINST = {
     "flash=NAME": "the same bundle on emulated flash",
     "dense=BUNDLE": "another bundle in the same engine",
     "block=BUNDLE": "the same, where only the block size differs",
-    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all)",
+    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure and Q4_K_M (all three), "
+    "Q5_K_M, Q6_K, Q8_0, F16",
     "torch": "the public trainer's way of computing, in bfloat16",
     "unprepared": "the same bundle without a prepared backbone",
     "mmap": "the same bundle, records read through a mapping",
     "plain": "the same bundle, no rows read ahead",
+    "onnxruntime": "the same bundle on that engine",
+    "ggml": "the same",
+    "repacked": "the same bundle on ggml, matrices rearranged in memory",
 }
 WAYS: dict[str, dict[str, Any]] = {
     "unprepared": {"prepare": False},
     "mmap": {"reads": "mmap"},
     "plain": {"overlap": False},
+    "onnxruntime": {},
+    "ggml": {},
+    "repacked": {"repack": True},
 }
 SLOTS_OF_VOCABULARY = 100  # one slot for so many tokens: a row cache of 1 %
 
@@ -39,16 +47,24 @@ class Common:
     """What all subjects share."""
 
     bundle: Bundle
-    options: dict[str, Any]  # of stem_edge.load
+    engine: EngineName
+    options: dict[str, Any]  # others of stem_edge.load
     threads: int
     work: Path  # GGUF files are made there
 
 
 def load_options(
-    bundle: Bundle, slots: int | None, memory: str | int | None, emulate_flash: str | None
+    bundle: Bundle,
+    slots: int | None,
+    memory: str | int | None,
+    emulate_flash: str | None,
+    *,
+    repack: bool = False,
 ) -> dict[str, Any]:
     """How stem-edge loads the bundle: with a row cache of 1 %, unless it is told otherwise."""
     options: dict[str, Any] = {} if memory is None else {"memory": memory}
+    if repack:
+        options["repack"] = True
     if slots is not None:
         options["slots"] = slots
     elif bundle.manifest.tables is not None and memory is None:
@@ -64,7 +80,7 @@ def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
 
     Raises InputError for a name that is not known, BackendError if an engine is not installed.
     """
-    subjects = [_bundle("bundle", common.bundle, common.options)]
+    subjects = [_bundle("bundle", common.bundle, common.engine, common.options)]
     for wanted in against:
         subjects += _compared(wanted, common)
     return list({subject.name: subject for subject in subjects}.values())
@@ -72,19 +88,30 @@ def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
 
 def _compared(wanted: str, common: Common) -> list[Subject]:
     name, _, value = wanted.partition("=")
-    bundle, options = common.bundle, common.options
+    bundle, engine, options = common.bundle, common.engine, common.options
     match name, bool(value):
         case (("dense" | "block"), True):
             other = open_bundle(value)
-            return [_bundle(wanted, other, {} if other.manifest.tables is None else options)]
+            rest = {key: each for key, each in options.items() if key == "repack"}
+            options = rest if other.manifest.tables is None else options
+            return [_bundle(wanted, other, engine, options)]
         case "flash", True:
             flash = {"emulate_flash": _flash_name(value)}
-            return [_bundle(wanted, bundle, options | flash)]
+            return [_bundle(wanted, bundle, engine, options | flash)]
         case "resident", False:
             rest = {key: each for key, each in options.items() if key != "slots"}
-            return [_bundle(wanted, bundle, rest | {"resident": True})]
+            return [_bundle(wanted, bundle, engine, rest | {"resident": True})]
+        case (("onnxruntime" | "ggml" | "repacked"), False):
+            rest = {key: each for key, each in options.items() if key != "repack"}
+            engine = "onnxruntime" if name == "onnxruntime" else "ggml"
+            return [_bundle(wanted, bundle, engine, rest | WAYS[name])]
+        case "unprepared", False if engine != "onnxruntime":
+            raise InputError(
+                f"--against unprepared: nothing is prepared on {engine}; leave it out, or add "
+                "--engine onnxruntime"
+            )
         case (("unprepared" | "mmap" | "plain"), False):
-            return [_bundle(wanted, bundle, options | WAYS[name])]
+            return [_bundle(wanted, bundle, engine, options | WAYS[name])]
         case "torch", False:
             _need("torch", name)
             return [Subject(wanted, name, str(bundle.path.resolve()))]
@@ -93,8 +120,10 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
     raise InputError(f"--against {wanted} is not known; expected one of {', '.join(AGAINST)}")
 
 
-def _bundle(name: str, bundle: Bundle, options: dict[str, Any]) -> Subject:
-    return Subject(name, "stem-edge", str(bundle.path.resolve()), options)
+def _bundle(name: str, bundle: Bundle, engine: EngineName, options: dict[str, Any]) -> Subject:
+    check_installed(bundle, choose_engine(bundle, engine))
+    path = str(bundle.path.resolve())
+    return Subject(name, "stem-edge", path, options | {"engine": engine})
 
 
 def _flash_name(name: str) -> FlashName:
@@ -106,12 +135,12 @@ def _llama(common: Common, kind: str) -> list[Subject]:
     """Dense models of the bundle's shape for llama.cpp, made in the work folder."""
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
-    from stem_edge.measuring.engine_llama import TYPES, make_model
+    from stem_edge.measuring.engine_llama import TYPES, USUAL, make_model
 
     if kind and kind not in TYPES:
         raise InputError(f"--against llama.cpp={kind}; expected one of {', '.join(TYPES)}")
     subjects = []
-    for each in [kind] if kind else TYPES:
+    for each in [kind] if kind else USUAL:
         try:
             common.work.mkdir(parents=True, exist_ok=True)
             path = make_model(common.work, common.bundle.manifest.model, each, common.threads)

@@ -1,87 +1,108 @@
 """llama.cpp, through llama-cpp-python, on a dense model of random weights: what bench compares with.
 
-The model is written as GGUF in float16 and quantized by llama.cpp itself, once, into a work folder.
-Needs pip install 'stem-edge[bench]'.
+The model is quantized by ggml's own functions into llama.cpp's own mixtures of types, once, in a
+work folder. Needs pip install 'stem-edge[bench]'.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import llama_cpp
 import numpy as np
-from gguf import GGUFWriter
 from msgspec.structs import replace
 
+from stem_edge import ggml_types
+from stem_edge.bundle import GgufType
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
+from stem_edge.ggml_types import TensorType
+from stem_edge.quantize import F32
+from stem_edge.reference import ArrayMatrix
 
-# name -> (llama.cpp's number of the type, whether every matrix gets it). By default llama.cpp keeps
-# the head of a 4-bit model at six bits; "pure" gives it four, as our int4 head has.
+if TYPE_CHECKING:
+    from stem_edge.export.checkpoint import Checkpoint
+
+
+class Kind(NamedTuple):
+    """A mixture of tensor types, and the type of all matrices where that is another."""
+
+    weights: GgufType
+    pure: TensorType | None = None
+
+
+# By default llama.cpp keeps the head of a 4-bit model at six bits; "pure" gives it four, as our
+# int4 head has.
 TYPES = {
-    "Q4_0": (llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, False),
-    "Q4_0-pure": (llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True),
-    "Q4_K_M": (llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, False),
+    "Q4_0": Kind("q4_0"),
+    "Q4_0-pure": Kind("q4_0", ggml_types.Q4_0),
+    "Q4_K_M": Kind("q4_k_m"),
+    "Q5_K_M": Kind("q5_k_m"),
+    "Q6_K": Kind("q6_k"),
+    "Q8_0": Kind("q8_0"),
+    "F16": Kind("f16"),
 }
+USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # of no type that is asked for
 BATCH = 512
-GGUF_NAMES = {
-    "embedding": "token_embd",
-    "attention_norm": "attn_norm",
-    "wq": "attn_q",
-    "wk": "attn_k",
-    "wv": "attn_v",
-    "wo": "attn_output",
-    "ffn_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-    "norm": "output_norm",
-    "head": "output",
-}
+NOISE_VALUES = 1 << 23
+NOISE_STEP = 10_007  # values between the beginnings of two rows
 
 
 def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Path:
     """The quantized GGUF of a dense model of this shape; made if it is not in the folder yet.
 
-    Raises BackendError, OSError.
+    Raises BackendError, ExportError.
     """
+    from stem_edge.export.gguf_dense import publish_file
+    from stem_edge.export.gguf_llama import write_dense
+    from stem_edge.export.gguf_writer import GgufValue
+    from stem_edge.ggml import open_ggml
+    from stem_edge.gguf_schema import tensor_types
+
     sizes = (config.vocab_size, config.dim, config.d_ff, config.n_layers)
     heads = (config.n_heads, config.n_kv_heads, config.head_dim)
     name = "x".join(str(size) for size in (*sizes, *heads)) + "-tied" * config.tied_head
-    path, full = folder / f"dense-{name}-{kind}.gguf", folder / f"dense-{name}-f16.gguf"
+    path = folder / f"dense-{name}-{kind}.gguf"
     if path.is_file():
         return path
-    if not full.is_file():
-        _write(full.with_suffix(".part"), config)
-        full.with_suffix(".part").rename(full)
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.nthread = threads
-    params.ftype, params.pure = TYPES[kind]
-    part = path.with_suffix(".part")
-    status = llama_cpp.llama_model_quantize(
-        str(full).encode(), str(part).encode(), ctypes.byref(params)
-    )
-    if status:
-        raise BackendError(f"llama.cpp could not quantize {full} to {kind}: status {status}")
-    part.rename(path)
+    source, (weights, pure) = _random(config), TYPES[kind]
+    types = tensor_types(source.config, weights)
+    if pure is not None:
+        # Where a row cannot be cut into blocks, the mixture has taken float16.
+        types = {name: type if type.block == 1 else pure for name, type in types.items()}
+    tokenizer: dict[str, GgufValue] = {"tokenizer.ggml.model": "no_vocab"}
+    with publish_file(path, force=False) as part:
+        write_dense(part, open_ggml(), source, weights, tokenizer, types=types, threads=threads)
     return path
 
 
 class LlamaModel:
-    """A loaded GGUF that takes token ids and keeps one context."""
+    """A loaded GGUF that takes token ids and keeps one context; freed with the last reference.
 
-    def __init__(self, path: Path, context: int, threads: int) -> None:
+    exact: keys and values in float32, as they are multiplied, where llama.cpp's default is float16.
+    """
+
+    def __init__(self, path: Path, context: int, threads: int, *, exact: bool = False) -> None:
         _silence()
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self._model:
+            raise BackendError(f"llama.cpp cannot load {path}")
+        weakref.finalize(self, llama_cpp.llama_model_free, self._model)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, BATCH, BATCH
         params.n_threads = params.n_threads_batch = threads
+        if exact:
+            params.type_k = params.type_v = ggml_types.F32.number
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = llama_cpp.llama_init_from_model(self._model, params)
-        if not self._model or not self._context:
-            raise BackendError(f"llama.cpp cannot load {path}")
+        if not self._context:
+            raise BackendError(f"llama.cpp cannot make a context of {context} tokens for {path}")
+        weakref.finalize(self, llama_cpp.llama_free, self._context)  # runs before the other
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
@@ -109,47 +130,46 @@ def _silence() -> None:
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
 
 
-def _write(path: Path, config: ModelConfig) -> None:
-    """A dense model in float16. All matrices are cut from one block of noise: only sizes matter."""
-    writer = GGUFWriter(path, "llama")
-    _describe(writer, config)
-    twin = replace(config.dense_twin(), biases=(), qk_norm_eps=None, post_norms=False)
-    shapes = twin.backbone_shapes()
-    matrices = [shape for shape in shapes.values() if len(shape) == 2]
-    largest = max(rows * columns for rows, columns in matrices)
-    noise = np.random.default_rng(0).standard_normal(largest, np.float32).astype(np.float16)
-    for name, shape in shapes.items():
-        if len(shape) == 1:
-            values = np.ones(shape, np.float32)
-        else:
-            scale = np.float16(shape[-1] ** -0.5)
-            values = (noise[: shape[0] * shape[1]] * scale).reshape(shape)
-        writer.add_tensor(_gguf_name(name), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+class _Noise:
+    """A matrix whose rows are cut from one block of noise: only sizes matter."""
+
+    def __init__(self, shape: tuple[int, ...], noise: F32) -> None:
+        self.shape, self._noise = shape, noise
+        self.nbytes = 4 * int(np.prod(shape))
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows start..stop."""
+        width = self.shape[1]
+        at = np.arange(start, stop) * NOISE_STEP % (len(self._noise) - width)
+        rows = np.lib.stride_tricks.sliding_window_view(self._noise, width)[at]
+        rows *= np.float32(width**-0.5)
+        return rows
 
 
-def _describe(writer: GGUFWriter, config: ModelConfig) -> None:
-    writer.add_context_length(config.max_context)
-    writer.add_embedding_length(config.dim)
-    writer.add_block_count(config.n_layers)
-    writer.add_feed_forward_length(config.d_ff)
-    writer.add_head_count(config.n_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+def _random(config: ModelConfig) -> Checkpoint:
+    """A dense model of this shape, which llama.cpp can compute."""
+    from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource
+
+    config = replace(
+        config.dense_twin(),
+        biases=(),
+        qk_norm_eps=None,
+        post_norms=False,
+        logit_softcap=0.0,
+        sliding_window=0,
+        window_layers=None,
+        rope_scaling=None,
+    )
+    noise = np.random.default_rng(0).standard_normal(NOISE_VALUES, np.float32)
+    ones = np.ones(config.dim, np.float32)
+    tensors: dict[str, SourceMatrix] = {
+        name: _Noise(shape, noise) if len(shape) == 2 else _Ones(ones)
+        for name, shape in config.backbone_shapes().items()
+    }
+    return Checkpoint(Path("random"), config, tensors, {}, TokenizerSource("bytes", None, None))
 
 
-def _gguf_name(name: str) -> str:
-    """Of a backbone tensor."""
-    if not name.startswith("layers."):
-        return f"{GGUF_NAMES[name]}.weight"
-    _, layer, part = name.split(".")
-    return f"blk.{layer}.{GGUF_NAMES[part]}.weight"
+class _Ones(ArrayMatrix):
+    """The weight of a norm."""
+
+    nbytes = 0

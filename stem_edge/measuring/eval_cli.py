@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
+from stem_edge.runtime.engines import ENGINES
+from stem_edge.runtime.loading_cli import add_engine
 
 DESCRIPTION = """\
 Perplexity of bundles on a text, and with --against how far each is from what it was made of.
@@ -27,6 +29,7 @@ examples:
   stem-edge eval exact model small --text book.txt      the others are compared with the first
   stem-edge eval model --text book.txt --against exact
   stem-edge eval model --text book.txt --against runs/0000100000 --window 256
+  stem-edge eval model --text book.txt --engine ggml --against model --against-engine onnxruntime
 
 A checkpoint as reference needs pip install 'stem-edge[export]', is computed in float32, and reads
 its backbone anew for every window."""
@@ -64,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worst", type=int, metavar="N", default=10, help="tokens to show that diverge most (10)"
     )
+    add_engine(parser)
+    parser.add_argument(
+        "--against-engine",
+        choices=ENGINES,
+        default="auto",
+        help="what runs the reference, if it is a bundle: the same one on another engine, too",
+    )
     parser.add_argument(
         "--prefill-graph",
         action="store_true",
@@ -91,6 +101,9 @@ def run(args: argparse.Namespace) -> int:
             stride=args.stride,
             against=args.against,
             worst=args.worst,
+            engine=args.engine,
+            against_engine=args.against_engine,
+            repack=args.repack,
             prefill_graph=args.prefill_graph,
             memory=args.memory,
             threads=args.threads,
@@ -123,6 +136,7 @@ def _text(found: Sequence[Quality]) -> list[str]:
         if each.window < each.window_asked:
             window = f"one window a document, of {each.window:,} tokens at most: it has no more"
         graph = "the prefill graph" if each.prefill_graph else "the graphs that decode"
+        graph = each.engine if each.engine != "onnxruntime" else graph
         lines.append(f"{documents} of {length}; {window}; computed by {graph}")
     return list(dict.fromkeys(lines))
 
@@ -151,7 +165,7 @@ def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
     width = max(len(name) for name, _ in compared) + 2
     columns = "".join(f"{name:>10}" for name in ("mean", "median", "99 %", "greatest"))
     lines = [
-        f"divergence from the reference {compared[0][1].reference}, nats a token",
+        f"divergence from the reference {_reference(compared[0][1])}, nats a token",
         f"{'':<{width}}{columns}{'same best':>11}  change of log likelihood",
     ]
     for name, each in compared:
@@ -162,6 +176,11 @@ def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
             f"  {each.log_likelihood_difference:+.3g}{error}"
         )
     return lines
+
+
+def _reference(divergence: Divergence) -> str:
+    engine = divergence.reference_engine
+    return divergence.reference + (f" on {engine}" if engine == "ggml" else "")
 
 
 def _worst(bundle: str, divergence: Divergence) -> list[str]:

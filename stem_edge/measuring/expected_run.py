@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle import Bundle, EngineName
 from stem_edge.footprint import footprint_of
 from stem_edge.measuring.fit import tokenizer_nbytes
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
-from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, Usage, predict
+from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, predict
 from stem_edge.measuring.rates import Rates
+from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import Workload
 from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.loading import LoadOptions, on_cpu
+from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
-from stem_edge.runtime.prepared import find
 from stem_edge.runtime.warm import known_counts
 from stem_edge.token_counts import Counts
 
@@ -33,50 +33,60 @@ class ExpectedRun:
     plan: MemoryPlan
     usage: Usage
     flash: FlashName | None
-    prepared: bool
-    prefill: bool
+    loading: Loading
     tokenizer_nbytes: int
     room: int | None  # what process and mapped files may take together
 
     def at(self, rates: Rates) -> Prediction:
         """The prediction."""
         return predict(
-            footprint_of(self.bundle.manifest),
+            footprint_of(self.bundle.manifest, self.loading.engine),
             self.plan,
             self.usage,
             rates,
             PROFILES[self.flash] if self.flash else None,
-            prepared=self.prepared,
-            prefill=self.prefill,
+            prepared=self.loading.prepared,
+            prefill=self.loading.prefill,
+            repack=self.loading.repack,
             tokenizer_nbytes=self.tokenizer_nbytes,
             memory=self.room,
         )
 
 
 def expect_run(
-    bundle: Bundle, workload: Workload, options: LoadOptions, context: int, room: int | None
+    bundle: Bundle,
+    engine: EngineName,
+    workload: Workload,
+    options: LoadOptions,
+    context: int,
+    room: int | None,
 ) -> ExpectedRun:
     """What follows from sizes, options and what is in the cache folder. Raises MemoryPlanError."""
-    config = bundle.manifest.model
-    prepare = options.get("prepare", True) and on_cpu(options.get("providers"))
-    record = find(bundle, options.get("cache_dir")) if prepare else None
-    wanted = options.get("prefill_graph")
-    prefill = bundle.manifest.has_prefill and wanted is not False
-    if prefill and wanted is None and record is not None:
-        prefill = record[1].prefill is not False
     tokenizer = tokenizer_nbytes(bundle.path)
     loading = Loading(
         context,
-        IMPORTED_NBYTES + tokenizer,
-        prepared=record is not None,
-        prefill=prefill,
-        slots=config.records if options.get("resident") else options.get("slots"),
+        IMPORTED_NBYTES[engine] + tokenizer,
+        engine=engine,
+        slots=bundle.manifest.model.records if options.get("resident") else options.get("slots"),
         threads=options.get("threads") or usable_cpus(),
+        repack=options.get("repack", False),
     )
+    if engine == "onnxruntime":
+        loading = _on_ort(bundle, loading, options)
     plan = plan_memory(bundle, loading, options.get("memory"), available_memory())
     usage = _usage(bundle, workload, plan, options)
-    flash = options.get("emulate_flash")
-    return ExpectedRun(bundle, plan, usage, flash, record is not None, prefill, tokenizer, room)
+    return ExpectedRun(bundle, plan, usage, options.get("emulate_flash"), loading, tokenizer, room)
+
+
+def _on_ort(bundle: Bundle, loading: Loading, options: LoadOptions) -> Loading:
+    """With the graphs that are there to be loaded."""
+    from stem_edge.runtime.loading_ort import on_cpu, takes_prefill
+    from stem_edge.runtime.prepared import find
+
+    prepare = options.get("prepare", True) and on_cpu(options.get("providers"))
+    found = find(bundle, options.get("cache_dir")) if prepare else None
+    prefill = takes_prefill(bundle, options.get("prefill_graph"), found)
+    return replace(loading, prepared=found is not None, prefill=prefill)
 
 
 def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOptions) -> Usage:

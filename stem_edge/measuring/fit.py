@@ -11,10 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import TOKEN_COUNTS, TOKENIZER, BackboneFormat, Bundle, open_bundle
+from stem_edge.bundle import (
+    TOKEN_COUNTS,
+    TOKENIZER,
+    BackboneFormat,
+    Bundle,
+    EngineName,
+    GgufFormat,
+    GgufType,
+    WeightType,
+    open_bundle,
+)
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import Footprint, expected_footprint, footprint_of
+from stem_edge.footprint import Footprint, expected_footprint, footprint_of, gguf_footprint
 from stem_edge.measuring.devices import find_device
 from stem_edge.measuring.hit_rates import (
     from_counts,
@@ -24,25 +34,32 @@ from stem_edge.measuring.hit_rates import (
     zipf_counts,
 )
 from stem_edge.measuring.models import is_bundle, open_checkpoint
-from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, Usage, predict
+from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, predict
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
+from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import read_ids
 from stem_edge.rows import RowType, make_layout
+from stem_edge.runtime.engines import ENGINES, EngineChoice, choose_engine
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import DEFAULT_CONTEXT
 from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
-from stem_edge.runtime.prepared import LEAST_NBYTES, find
 from stem_edge.table_store import TableFormat
 from stem_edge.token_counts import Counts, count_tokens, counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
 # What may be written from a checkpoint, most exact first.
-CHOICES: tuple[tuple[str, str, int], ...] = (
+CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
     ("int8", "int8", 128),
     ("int4", "int8", 32),
     ("int4", "int8", 128),
     ("int4", "int4", 128),
+)
+GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
+    ("q8_0", "int8"),
+    ("q5_k_m", "int8"),
+    ("q4_k_m", "int8"),
+    ("q4_k_m", "int4"),
 )
 # Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
@@ -63,14 +80,29 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a bundle is loaded, as far as its memory depends on that."""
+
+    prepared: bool = False  # of onnxruntime
+    repack: bool = False  # of ggml
+
+    def mapped_nbytes(self, footprint: Footprint) -> int:
+        """Weights that every token reads, in place in mapped files."""
+        if footprint.engine == "ggml":
+            return footprint.step_nbytes - (footprint.repacked_nbytes if self.repack else 0)
+        return footprint.step_nbytes if self.prepared else 0
+
+
+@dataclass(frozen=True)
 class Fit:
     """One way to run a model on a device."""
 
-    types: BackboneFormat
+    types: BackboneFormat | GgufFormat
     tables: str  # type of the rows; empty for a dense model
     footprint: Footprint
     plan: MemoryPlan
-    prepared: bool
+    way: Way
+    mapped: int  # weights that every token reads in place in mapped files
     load_memory: int  # what to give to stem_edge.load(memory=) or --memory
     memory: int  # expected: anonymous and mapped weights
     hit_source: str  # where the hit rate comes from, in words
@@ -99,6 +131,8 @@ def fit(
     bandwidth: int | str | None = None,
     text: str | Path | None = None,
     threads: int | None = None,
+    engine: EngineChoice = "auto",
+    repack: bool = False,
 ) -> list[Fit]:
     """Ways to run a bundle, or to export a checkpoint, that fit; the one to take first.
 
@@ -107,18 +141,24 @@ def fit(
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth the
         rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see: for the hit rate.
+    engine: that runs it, as of stem_edge.load; of a checkpoint, "auto" is onnxruntime.
+    repack: of ggml, as of stem_edge.load.
 
     Raises MemoryPlanError, naming the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
     """
     root = Path(path)
-    models = _of_bundle(root) if is_bundle(root) else _of_checkpoint(root)
-    target = _target(memory, flash, context_length, device, bandwidth, models[0], threads)
+    bundle = open_bundle(root) if is_bundle(root) else None
+    models = _of_checkpoint(root, engine) if bundle is None else [_of_bundle(bundle, engine)]
+    if repack and models[0].engine != "ggml":
+        raise InputError("repack belongs to ggml, and this is planned for onnxruntime")
+    target = _target(
+        memory, flash, context_length, device, bandwidth, models[0], threads, repack=repack
+    )
     tokens = _tokens(root, models[0].model, text)
     tokenizer = tokenizer_nbytes(root)
-    bundle = open_bundle(root) if is_bundle(root) else None
     found = [
-        _fit(model, target, tokens, tokenizer, prepared=will_be_prepared(model, bundle, None))
+        _fit(model, target, tokens, tokenizer, Way(will_be_prepared(model, bundle, None), repack))
         for model in models
     ]
     fits = [one for one in found if isinstance(one, Fit)]
@@ -133,33 +173,38 @@ def fit(
     return fits
 
 
-def _of_bundle(path: Path) -> list[Footprint]:
-    return [footprint_of(open_bundle(path).manifest)]
+def _of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
+    return footprint_of(bundle.manifest, choose_engine(bundle, engine))
 
 
-def _of_checkpoint(path: Path) -> list[Footprint]:
+def _of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
+    if engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}; expected one of {', '.join(ENGINES)}")
     config = open_checkpoint(path).config
-    choices = CHOICES if config.stem_layers else CHOICES[:-1]  # the last differs in its tables
-    return [_candidate(config, *choice) for choice in choices]
+    if engine == "ggml":
+        found = [
+            gguf_footprint(config, GgufFormat(weights=weights), _tables(config, rows))
+            for weights, rows in GGUF_CHOICES
+        ]
+    else:
+        found = [_onnx_candidate(config, *choice) for choice in CHOICES]
+    return found if config.stem_layers else found[:-1]  # the last differs in its tables
 
 
-def _candidate(config: ModelConfig, weights: str, rows: str, block_size: int) -> Footprint:
-    backbone = BackboneFormat(
-        weights=weights,  # type: ignore[arg-type]  # of CHOICES
-        head=weights,  # type: ignore[arg-type]
-        block_size=block_size,
-        prefill=True,
-    )
-    row_type: RowType = rows  # type: ignore[assignment]
-    tables = None
-    if config.stem_layers:
-        group = 32 if row_type == "int4" else 128
-        layout = make_layout(
-            config.records, config.stem_layers, config.row_parts(), row_type, group
-        )
-        indexed = config.stem_ffn == "hash-moe"
-        tables = TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
-    return expected_footprint(config, backbone, tables)
+def _onnx_candidate(
+    config: ModelConfig, weights: WeightType, rows: RowType, block_size: int
+) -> Footprint:
+    backbone = BackboneFormat(weights=weights, head=weights, block_size=block_size, prefill=True)
+    return expected_footprint(config, backbone, _tables(config, rows))
+
+
+def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
+    if not config.stem_layers:
+        return None
+    group = 32 if rows == "int4" else 128
+    layout = make_layout(config.records, config.stem_layers, config.row_parts(), rows, group)
+    indexed = config.stem_ffn == "hash-moe"
+    return TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
 
 
 def _target(
@@ -170,6 +215,8 @@ def _target(
     bandwidth: int | str | None,
     footprint: Footprint,
     threads: int | None,
+    *,
+    repack: bool,
 ) -> Target:
     known = find_device(device) if device is not None else None
     if threads is not None and threads < 1:
@@ -186,7 +233,7 @@ def _target(
     elif known is not None:
         rates = derived_rates(known.bandwidth, f"stated for {known.name}")
     else:
-        rates = measure_rates(footprint.backbone, threads or usable_cpus())
+        rates = measure_rates(footprint, threads or usable_cpus(), repack=repack)
     here = known.memory if known is not None else available_memory()
     return Target(
         parse_size(memory) if memory is not None else here,
@@ -225,23 +272,28 @@ def tokenizer_nbytes(root: Path) -> int:
 def will_be_prepared(
     footprint: Footprint, bundle: Bundle | None, cache_dir: str | Path | None
 ) -> bool:
-    """Whether load will find or make a prepared backbone."""
+    """Whether load will find or make a prepared backbone, which onnxruntime alone has."""
+    if footprint.engine != "onnxruntime":
+        return False
+    from stem_edge.runtime.prepared import LEAST_NBYTES, find
+
     large = footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
     return large or (bundle is not None and find(bundle, cache_dir) is not None)
 
 
 def _fit(
-    footprint: Footprint, target: Target, tokens: Tokens, tokenizer: int, *, prepared: bool
+    footprint: Footprint, target: Target, tokens: Tokens, tokenizer: int, way: Way
 ) -> Fit | int:
     """The plan for one footprint, or the least memory that it needs."""
     contexts = [target.context_length] if target.context_length else _contexts(footprint)
-    mapped = footprint.step_nbytes if prepared else 0
-    least = 0
+    mapped, least = way.mapped_nbytes(footprint), 0
     for context in contexts:
         loading = Loading(
             context,
-            GENERATING_NBYTES + tokenizer,
-            prepared=prepared,
+            GENERATING_NBYTES[footprint.engine] + tokenizer,
+            engine=footprint.engine,
+            prepared=way.prepared,
+            repack=way.repack,
             prefill=footprint.prefill_nbytes > 0,
             threads=usable_cpus(),
         )
@@ -252,7 +304,7 @@ def _fit(
             plan = fill_plan(footprint, loading, smallest, anonymous)
             enough = plan.slots >= min(WANTED_SLOTS, footprint.model.records)
             if footprint.tables is None or enough or context == contexts[-1]:
-                return _described(footprint, plan, target, tokens, prepared, tokenizer)
+                return _described(footprint, plan, target, tokens, way, tokenizer)
     return least
 
 
@@ -265,7 +317,7 @@ def _described(
     plan: MemoryPlan,
     target: Target,
     tokens: Tokens,
-    prepared: bool,
+    way: Way,
     tokenizer: int,
 ) -> Fit:
     config, tables = footprint.model, footprint.tables
@@ -283,17 +335,19 @@ def _described(
         usage,
         target.rates,
         PROFILES[target.flash] if target.flash else None,
-        prepared=prepared,
+        prepared=way.prepared,
         prefill=True,
+        repack=way.repack,
         tokenizer_nbytes=tokenizer,
     )
-    mapped = footprint.step_nbytes if prepared else 0
+    mapped = way.mapped_nbytes(footprint)
     return Fit(
         types=footprint.backbone,
         tables=tables.row_type if tables else "",
         footprint=footprint,
         plan=plan,
-        prepared=prepared,
+        way=way,
+        mapped=mapped,
         load_memory=plan.total,
         memory=prediction.anonymous + mapped,
         hit_source=tokens.source if tables else "a dense model reads no rows",
@@ -303,16 +357,17 @@ def _described(
     )
 
 
-def fit_on_device(bundle: Bundle, memory: int, context_length: int, *, prepared: bool) -> int:
+def fit_on_device(
+    bundle: Bundle, engine: EngineName, memory: int, context_length: int, way: Way
+) -> int:
     """What to give to load as `memory` on a device that has so much for one program, in bytes.
 
     Raises MemoryPlanError as fit does.
     """
-    footprint = footprint_of(bundle.manifest)
+    footprint = footprint_of(bundle.manifest, engine)
     target = Target(memory, None, context_length, Rates(1.0, 1.0, 1.0, 0.0, ""))
     tokens = Tokens(None, zipf_counts(footprint.model.records), "")
-    tokenizer = tokenizer_nbytes(bundle.path)
-    found = _fit(footprint, target, tokens, tokenizer, prepared=prepared)
+    found = _fit(footprint, target, tokens, tokenizer_nbytes(bundle.path), way)
     if isinstance(found, int):
         raise MemoryPlanError(
             f"{bundle.path}: {format_size(memory)} for one program are too little: at least "

@@ -7,10 +7,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from stem_edge.bundle import GgufFormat
 from stem_edge.measuring.devices import DEVICES
 from stem_edge.measuring.fit import Fit, fit
 from stem_edge.measuring.models import is_bundle
 from stem_edge.runtime.flash import FLASH_NAMES, PROFILES
+from stem_edge.runtime.loading_cli import add_engine
 from stem_edge.units import format_rate, format_size
 
 DESCRIPTION = """\
@@ -64,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text like those to come, for the hit rate of the row cache",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
+    add_engine(parser)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
 
 
@@ -78,11 +81,14 @@ def run(args: argparse.Namespace) -> int:
         bandwidth=args.bandwidth,
         text=args.text,
         threads=args.threads,
+        engine=args.engine,
+        repack=args.repack,
     )
     if args.json:
         print(json.dumps([to_dict(one) for one in fits], indent=1))
     else:
-        print(table(fits, args.path, bundle=is_bundle(Path(args.path))))
+        asked = "" if args.engine == "auto" else args.engine
+        print(table(fits, args.path, bundle=is_bundle(Path(args.path)), engine=asked))
     return 0
 
 
@@ -90,7 +96,8 @@ def to_dict(one: Fit) -> dict[str, object]:
     """All figures of a plan, for JSON: bytes, seconds, tokens."""
     return {
         "backbone": one.types.weights,
-        "block_size": one.types.block_size,
+        "block_size": None if isinstance(one.types, GgufFormat) else one.types.block_size,
+        "engine": one.plan.engine,
         "tables": one.tables,
         "flash_nbytes": one.footprint.flash_nbytes,
         "memory": one.memory,
@@ -105,9 +112,9 @@ def to_dict(one: Fit) -> dict[str, object]:
     }
 
 
-def table(fits: list[Fit], path: str, *, bundle: bool) -> str:
-    """The plan to take first, in full, and what else would fit."""
-    lines = [*_figures(fits[0]), "", *_commands(fits[0], path, bundle=bundle)]
+def table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") -> str:
+    """The plan to take first, in full, and what else would fit. `engine`: if one was asked for."""
+    lines = [*_figures(fits[0]), "", *_commands(fits[0], path, engine, bundle=bundle)]
     if len(fits) > 1:
         lines += ["", "also fit:"]
         lines += [f"  {_types(one)}: {_short(one)}" for one in fits[1:]]
@@ -116,7 +123,6 @@ def table(fits: list[Fit], path: str, *, bundle: bool) -> str:
 
 def _figures(one: Fit) -> list[str]:
     found, plan = one.prediction, one.plan
-    mapped = one.memory - found.anonymous
     rows: list[tuple[str, str]] = [
         ("types", _types(one)),
         ("on flash", format_size(one.footprint.flash_nbytes)),
@@ -127,7 +133,7 @@ def _figures(one: Fit) -> list[str]:
         ),
         ("    KV cache", f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens"),
         ("    row cache", f"{format_size(found.row_cache)}, {plan.slots:,} slots"),
-        ("  weights, mapped", f"{format_size(mapped)}, if they are to be read fast"),
+        ("  weights, mapped", f"{format_size(one.mapped)}, if they are to be read fast"),
         ("a decoded token reads", f"{format_size(found.weights_per_token)} of weights"),
         ("  of the KV cache", f"{format_size(found.kv_per_token)}, the context half full"),
         ("  from flash", f"{format_size(found.rows_per_token)} on average"),
@@ -136,7 +142,7 @@ def _figures(one: Fit) -> list[str]:
         ("  waiting for flash", f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"),
         ("  speed of memory", one.rates_source),
     ]
-    if not one.prepared:
+    if not one.mapped:
         rows = [row for row in rows if row[0] != "  weights, mapped"]
     if not one.tables:
         of_rows = ("    row cache", "  from flash", "row cache hit rate", "  waiting for flash")
@@ -154,11 +160,16 @@ def _flash(one: Fit) -> str:
     )
 
 
-def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
+def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
+    limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.way.repack
     if bundle:
         return ["run it so:", f"  stem-edge generate {path} {limit}"]
-    types = f"--backbone {one.types.weights} --block-size {one.types.block_size}"
+    types = f"--backbone {one.types.weights}"
+    if isinstance(one.types, GgufFormat):
+        types = f"--engine gguf {types}"
+    else:
+        types += f" --block-size {one.types.block_size}"
     tables = f" --tables {one.tables}" if one.tables else ""
     return [
         "make and run it so:",
@@ -168,8 +179,10 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
 
 
 def _types(one: Fit) -> str:
-    blocks = f" in blocks of {one.types.block_size}" if one.types.weights != "fp32" else ""
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
+    if isinstance(one.types, GgufFormat):
+        return f"backbone {one.types.weights} for ggml{rows}"
+    blocks = f" in blocks of {one.types.block_size}" if one.types.weights != "fp32" else ""
     return f"backbone {one.types.weights}{blocks}{rows}"
 
 

@@ -18,7 +18,7 @@ harness' business; it downloads what it does not have."""
 EPILOG = """\
 arguments of the model, after --model_args as name=value,name=value:
   bundle=FOLDER             what stem-edge export wrote
-  memory=600MB, threads=2, context_length=2048, reads=mmap, slots=4096, prefill_graph=false, ...
+  memory=600MB, threads=2, context_length=2048, engine=ggml, reads=mmap, prefill_graph=false, ...
                             as `stem-edge generate` and stem_edge.load take them
   max_gen_toks=256          to generate where a task does not say
   reuse=false               compute each choice of a question from its beginning

@@ -18,6 +18,7 @@ from stem_edge.measuring.scores import LogitSource
 from stem_edge.quantize import F32
 from stem_edge.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
+from stem_edge.runtime.engines import EngineChoice
 from stem_edge.runtime.machine import own_memory
 from stem_edge.units import parse_size
 
@@ -32,7 +33,7 @@ class BundleLogits:
     """A loaded bundle as a LogitSource."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self._model, self.engine = model, model.plan.engine
 
     def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
         """See LogitSource. Raises BundleError for logits that are no numbers."""
@@ -77,6 +78,7 @@ def open_reference(
     memory: int | str | None,
     threads: int | None,
     progress: bool | None,
+    engine: EngineChoice = "auto",
 ) -> tuple[LogitSource, int | str | None]:
     """The reference, open until the stack closes, and what it leaves of `memory`.
 
@@ -102,6 +104,7 @@ def open_reference(
         None if limit is None else limit // 2,
         threads,
         context_length=task.window,
+        engine=engine,
         prefill_graph=False,
         warm_start=False,
         progress=progress,

@@ -59,7 +59,7 @@ def to_dict(found: Measurement) -> dict[str, object]:
     """All figures, for JSON. Sizes in bytes, times in seconds."""
     plain = {
         name: getattr(found, name)
-        for name in ("bundle", "system", "threads", "context_length", "interval", "steps")
+        for name in ("bundle", "engine", "system", "threads", "context_length", "interval", "steps")
     }
     return plain | {
         "options": dict(found.options),

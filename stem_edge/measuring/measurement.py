@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Unpack
 
-from stem_edge.bundle import TABLES, Bundle, open_bundle
+from stem_edge.bundle import GGUF, TABLES, Bundle, EngineName, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.expected_run import expect_run, hit_curve
-from stem_edge.measuring.fit import fit_on_device, will_be_prepared
+from stem_edge.measuring.fit import Way, fit_on_device, will_be_prepared
 from stem_edge.measuring.gpu import device_nbytes
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
@@ -30,7 +30,8 @@ from stem_edge.measuring.workers import (
     prepared_folders,
 )
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.loading import LoadOptions, on_cpu
+from stem_edge.runtime.engines import check_installed, choose_engine
+from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.machine import usable_cpus
 
 LONGEST_INTERVAL = 10.0
@@ -57,6 +58,7 @@ class Measurement:
     """What one run took. Sizes in bytes, times in seconds."""
 
     bundle: str
+    engine: EngineName
     system: str
     threads: int
     context_length: int
@@ -150,13 +152,14 @@ def measure(
     known = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
     context = options.get("context_length") or workload.tokens
-    chosen = _on_device(opened, options, known, context)
+    engine = choose_engine(opened, options.get("engine", "auto"))
+    check_installed(opened, engine)
+    chosen = _on_device(opened, engine, options, known, context)
     try:
         reads = opened.manifest.tables is not None and not options.get("resident")
         with Limits(known, chosen.get("emulate_flash") if reads else None) as limits:
-            run = _Run(
-                opened, workload, chosen, context, threads or limits.cpus or usable_cpus(), notify
-            )
+            threads = threads or limits.cpus or usable_cpus()
+            run = _Run(opened, engine, workload, chosen, context, threads, notify)
             return run.measure(limits, interval, cold=cold or known is not None)
     finally:
         notify("")
@@ -168,25 +171,32 @@ class _Run:
     def __init__(
         self,
         bundle: Bundle,
+        engine: EngineName,
         workload: Workload,
         options: LoadOptions,
         context: int,
         threads: int,
         notify: Callable[[str], None],
     ) -> None:
-        self.bundle, self.workload, self.options = bundle, workload, options
+        self.bundle, self.engine = bundle, engine
+        self.workload, self.options = workload, options
         self.context, self.threads, self.notify = context, threads, notify
         self.phases: list[Phase] = []
         self._mapped: tuple[Path, ...] = ()
         self._warm_slots = 0
         self._tables = files_in(bundle.file(TABLES)) if bundle.manifest.tables else []
-        self._backbone = [bundle.file(name) for name in bundle.manifest.files if ".onnx" in name]
+        self._backbone = [bundle.file(GGUF)]
+        if engine == "onnxruntime":
+            names = [name for name in bundle.manifest.files if ".onnx" in name]
+            self._backbone = [bundle.file(name) for name in names]
 
     def measure(self, limits: Limits, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
         prepared = self._prepare()
         room = limits.device.memory if limits.device is not None else None
-        expected = expect_run(self.bundle, self.workload, self.options, self.context, room)
+        expected = expect_run(
+            self.bundle, self.engine, self.workload, self.options, self.context, room
+        )
         before = self._rates()
         with self._open(limits, interval, cold=cold) as worker:
             prompt, decoded = self._phases(worker)
@@ -198,6 +208,7 @@ class _Run:
         chunk = int(decoded.counters["chunk_tokens"])
         return Measurement(
             bundle=str(self.bundle.path),
+            engine=self.engine,
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
             threads=self.threads,
             context_length=self.context,
@@ -220,6 +231,10 @@ class _Run:
 
     def _prepare(self) -> float:
         """Prepare the backbone if load would; seconds that took."""
+        if self.engine != "onnxruntime":
+            return 0.0
+        from stem_edge.runtime.loading_ort import on_cpu
+
         if not self.options.get("prepare", True) or not on_cpu(self.options.get("providers")):
             return 0.0
         self.notify("preparing")
@@ -231,7 +246,9 @@ class _Run:
 
     def _rates(self) -> Rates:
         self.notify("timing this machine's kernels")
-        return measure_rates(self.bundle.manifest.backbone, self.threads)
+        footprint = footprint_of(self.bundle.manifest, self.engine)
+        repack = self.options.get("repack", False)
+        return measure_rates(footprint, self.threads, repack=repack)
 
     def _open(self, limits: Limits, interval: float, *, cold: bool) -> WorkerProcess:
         """A worker inside the limits, files cold if they are to be."""
@@ -239,6 +256,7 @@ class _Run:
             self._drop_pages()
         skipped = ("threads", "context_length")
         chosen: dict[str, Any] = {k: v for k, v in self.options.items() if k not in skipped}
+        chosen["engine"] = self.engine
         subject = Subject("bundle", "stem-edge", str(self.bundle.path.resolve()), chosen)
         return WorkerProcess(subject, self._mapped, interval, limits.confine)
 
@@ -290,17 +308,23 @@ class _Run:
 
 
 def _on_device(
-    bundle: Bundle, options: LoadOptions, device: Device | None, context: int
+    bundle: Bundle,
+    engine: EngineName,
+    options: LoadOptions,
+    device: Device | None,
+    context: int,
 ) -> LoadOptions:
     """Options with what follows from the device: memory and flash."""
     if device is None:
         return options
     chosen = LoadOptions(**options)
     if chosen.get("memory") is None and chosen.get("slots") is None:
-        prepared = options.get("prepare", True) and will_be_prepared(
-            footprint_of(bundle.manifest), bundle, options.get("cache_dir")
+        footprint, cache_dir = footprint_of(bundle.manifest, engine), options.get("cache_dir")
+        way = Way(
+            options.get("prepare", True) and will_be_prepared(footprint, bundle, cache_dir),
+            options.get("repack", False),
         )
-        chosen["memory"] = fit_on_device(bundle, device.memory, context, prepared=prepared)
+        chosen["memory"] = fit_on_device(bundle, engine, device.memory, context, way)
     if chosen.get("emulate_flash") is None:
         chosen["emulate_flash"] = device.flash
     return chosen

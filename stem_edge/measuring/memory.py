@@ -23,13 +23,13 @@ SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
 FileKind = Literal["backbone", "tables", "libraries", "other_files"]
 
 DEFINITIONS = {
-    "anonymous": "memory that belongs to no file: Python's objects, onnxruntime's buffers, the KV "
+    "anonymous": "memory that belongs to no file: Python's objects, the engine's buffers, the KV "
     "cache, the row cache. Only swap can take it; too much of it gets a process killed",
     "swap": "anonymous memory that was moved to swap",
     "backbone": "pages mapped from the backbone's files, as exported or prepared; the system drops "
     "them when it needs memory and reads them again",
     "tables": "pages mapped from the table store; none unless reads is mmap, because pread copies",
-    "libraries": "pages mapped from the code of Python, onnxruntime and other libraries",
+    "libraries": "pages mapped from the code of Python, the engine and other libraries",
     "other_files": "pages mapped from any other file",
     "shared": "memory that may be shared with other processes and belongs to no file on disk",
 }

@@ -1,8 +1,9 @@
 """What a bundle will take and how fast it will decode, from bytes and rates.
 
 The memory plan is a promise, so it is the most that may be taken. This is what is expected: constants
-here were read off measured runs (`stem-edge measure` prints both), and hold within 10 % for memory
-and 15 % for the speed of decoding with large models; README has the runs.
+here and in predict_ort and predict_ggml were read off measured runs (`stem-edge measure` prints
+both), and hold within 10 % for memory and 15 % for the speed of decoding with large models; README
+has the runs.
 """
 
 from __future__ import annotations
@@ -10,47 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from stem_edge.footprint import FLOAT, Footprint
-from stem_edge.graph_io import head_width
+from stem_edge.bundle import EngineName
+from stem_edge.footprint import Footprint
 from stem_edge.measuring.rates import Rates
-from stem_edge.runtime.backend_ort import KV_STEP
-from stem_edge.runtime.engine import PREFILL_FROM
+from stem_edge.measuring.usage import Held, Usage
 from stem_edge.runtime.flash import FlashProfile
 from stem_edge.runtime.plan import MemoryPlan
 from stem_edge.shards import CRC_NBYTES
 
 # Anonymous memory of a worker with all imports, and of the command `generate` when it begins to load.
-IMPORTED_NBYTES, GENERATING_NBYTES = 30_200_000, 34_000_000
-# Of sessions beside their weights; of one more for prompts.
-SESSIONS_NBYTES, PREFILL_SESSION_NBYTES = 6_000_000, 4_500_000
-# Packed in memory, matrices are padded; packed in a file, too.
-PACKED_OVER_DATA, PREPARED_OVER_DATA = 1.05, 1.07
-# While sessions over mapped weights are made, so much of the data is in memory for a moment.
-LOADING_SHARE = 0.07
-# Arrays of d_ff values alive at once for each token of a prompt chunk, in a STEM model and a dense one.
-WIDE_ARRAYS_OF_STEM, WIDE_ARRAYS_OF_DENSE = 7.5, 2.7
-# Of the scores of a chunk's tokens with all before them, what is in memory at once.
-ATTENTION_SHARE = 0.4
-# Of the embedding, its scales are read whole; of its codes, what the system maps around a row.
-EMBEDDING_SHARE, MAPPED_AROUND_ROW = 0.26, 40_000
-# Around the small tensors of each graph, wherever they are read, the system maps so much.
-MAPPED_AROUND_GRAPH, GRAPHS = 1 << 16, 6
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What is done with the bundle."""
-
-    prompt_tokens: int
-    new_tokens: int
-    distinct_tokens: int  # of both together
-    filled_slots: int  # of the row cache, in the end
-    hit_rate: float  # of the row cache, while decoding
-
-    @property
-    def tokens(self) -> int:
-        """In the context at the end."""
-        return self.prompt_tokens + self.new_tokens
+IMPORTED_NBYTES: dict[EngineName, int] = {"onnxruntime": 30_200_000, "ggml": 21_100_000}
+GENERATING_NBYTES: dict[EngineName, int] = {"onnxruntime": 34_000_000, "ggml": 28_000_000}
 
 
 @dataclass(frozen=True)
@@ -80,38 +51,30 @@ def predict(
     rates: Rates,
     flash: FlashProfile | None = None,
     *,
-    prepared: bool,
-    prefill: bool,
+    prepared: bool = False,
+    prefill: bool = False,
+    repack: bool = False,
     tokenizer_nbytes: int = 0,
     memory: int | None = None,
 ) -> Prediction:
     """Expected figures of one run. `tokenizer_nbytes`: what the loaded tokenizer takes.
 
     `flash`: None if records come out of the page cache. `memory`: what process and mapped files may
-    take together; None: as much as they like.
+    take together; None: as much as they like. Of onnxruntime alone: whether the backbone is
+    `prepared`, and whether there is a graph for prompts; of ggml: whether it is to `repack`.
     """
-    prefill = prefill and footprint.prefill_nbytes > 0
-    tables = footprint.tables
-    row_cache = 0 if tables is None else usage.filled_slots * footprint.slot_nbytes
-    kv_cache = _kv_capacity(footprint, plan.context_length, usage)
-    fixed = IMPORTED_NBYTES + SESSIONS_NBYTES + tokenizer_nbytes
-    data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
-    if prepared:
-        fixed += PREFILL_SESSION_NBYTES if prefill else 0
-    else:
-        fixed += int(PACKED_OVER_DATA * data)
-    loading = fixed + (int(LOADING_SHARE * footprint.prefill_nbytes) if prepared and prefill else 0)
-    running = fixed + kv_cache + row_cache + _activations(footprint, plan, usage)
-    anonymous = max(loading, running)
-    room = math.inf if memory is None else memory - anonymous
+    base = IMPORTED_NBYTES[footprint.engine] + tokenizer_nbytes
+    held = _held(footprint, plan, usage, base, prepared=prepared, prefill=prefill, repack=repack)
+    room = math.inf if memory is None else memory - held.anonymous
     stored = footprint.table_format
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
     stall, step = _times(footprint, usage, rates, flash, record)
     return Prediction(
-        anonymous=anonymous,
-        mapped=_mapped(footprint, usage, room, prepared=prepared, prefill=prefill),
-        kv_cache=kv_cache,
-        row_cache=row_cache,
+        anonymous=held.anonymous,
+        # Where not both fit, the pages that decoding reads push out the others.
+        mapped=held.mapped if held.mapped <= room else held.mapped_least,
+        kv_cache=held.kv_cache,
+        row_cache=0 if footprint.tables is None else usage.filled_slots * footprint.slot_nbytes,
         weights_per_token=footprint.step_nbytes,
         kv_per_token=footprint.kv_nbytes(usage.prompt_tokens + usage.new_tokens // 2),
         rows_per_token=round((1 - usage.hit_rate) * record),
@@ -121,42 +84,24 @@ def predict(
     )
 
 
-def _kv_capacity(footprint: Footprint, context: int, usage: Usage) -> int:
-    """The KV cache grows in steps: see stem_edge.runtime.backend_ort."""
-    capacity = min(context, -(-(usage.prompt_tokens + 1) // KV_STEP) * KV_STEP)
-    while capacity < min(context, usage.tokens):
-        capacity = min(context, 2 * capacity)
-    return footprint.kv_nbytes(capacity)
+def _held(
+    footprint: Footprint,
+    plan: MemoryPlan,
+    usage: Usage,
+    base: int,
+    *,
+    prepared: bool,
+    prefill: bool,
+    repack: bool,
+) -> Held:
+    """By the engine, whose modules alone are imported."""
+    if footprint.engine == "ggml":
+        from stem_edge.measuring.predict_ggml import held_by_ggml
 
+        return held_by_ggml(footprint, plan, usage, base, repack=repack)
+    from stem_edge.measuring.predict_ort import held_by_ort
 
-def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:
-    """Of the last chunk of the prompt, which attends to all of it, and records on their way."""
-    model, chunk = footprint.model, min(plan.chunk_tokens, usage.prompt_tokens)
-    stem = footprint.tables is not None
-    wide = WIDE_ARRAYS_OF_STEM if stem else WIDE_ARRAYS_OF_DENSE
-    per_token = 8 * model.dim + wide * model.d_ff
-    per_token += 2 * (model.n_heads + 2 * model.n_kv_heads) * head_width(model)
-    attention = ATTENTION_SHARE * model.n_heads * usage.prompt_tokens
-    values = chunk * (per_token + attention) + 2 * model.vocab_size
-    records = 0
-    if (tables := footprint.tables) is not None:
-        records = 2 * min(chunk, tables.records) * tables.record_nbytes
-    return int(FLOAT * values + records)
-
-
-def _mapped(
-    footprint: Footprint, usage: Usage, room: float, *, prepared: bool, prefill: bool
-) -> int:
-    touched = int(EMBEDDING_SHARE * footprint.embedding_nbytes)
-    touched += usage.distinct_tokens * MAPPED_AROUND_ROW
-    touched = min(touched, footprint.embedding_nbytes)
-    if not prepared:
-        return touched + GRAPHS * MAPPED_AROUND_GRAPH
-    decoding = touched + int(PREPARED_OVER_DATA * footprint.step_nbytes)
-    uses_prefill = prefill and usage.prompt_tokens >= PREFILL_FROM
-    both = decoding + (footprint.prefill_nbytes if uses_prefill else 0)
-    # Where not both fit, the pages that decoding reads push out those of the prompt.
-    return both if both <= room else decoding
+    return held_by_ort(footprint, plan, usage, base, prepared=prepared, prefill=prefill)
 
 
 def _times(

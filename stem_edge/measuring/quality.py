@@ -20,6 +20,7 @@ from stem_edge.measuring.logit_source import BundleLogits, open_reference
 from stem_edge.measuring.scores import Measured, Scores, measure
 from stem_edge.progress import Progress
 from stem_edge.runtime import load
+from stem_edge.runtime.engines import EngineChoice
 from stem_edge.runtime.text import TextCodec
 
 # Tokens shown beside one that was predicted badly.
@@ -53,6 +54,7 @@ class Divergence:
     """A bundle's next-token distributions against a reference's: KL(reference || bundle), nats."""
 
     reference: str
+    reference_engine: str | None  # of a bundle
     reference_perplexity: float
     mean: float
     median: float
@@ -78,6 +80,7 @@ class Quality:
     window: int  # tokens seen at once
     window_asked: int  # greater if no document has that many
     stride: int  # tokens between the starts of windows
+    engine: str
     prefill_graph: bool  # whether the graph for prompts computed this
     log_likelihood: float  # mean over tokens, nats
     perplexity: float  # exp(-log_likelihood)
@@ -95,7 +98,10 @@ def evaluate(
     stride: int | None = None,
     against: str | Path | None = None,
     worst: int = 10,
+    engine: EngineChoice = "auto",
+    against_engine: EngineChoice = "auto",
     prefill_graph: bool = False,
+    repack: bool = False,
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
@@ -112,7 +118,9 @@ def evaluate(
     against: a bundle, or a checkpoint that export_bundle takes, to compare distributions with. A
         checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     worst: how many of the tokens to name that diverge most.
-    prefill_graph: measure the graph for prompts instead of those that decode.
+    engine, repack: as of stem_edge.load.
+    against_engine: that runs `against`, if it is a bundle: the same one on another engine, too.
+    prefill_graph: of onnxruntime: measure the graph for prompts instead of those that decode.
     memory: what loading may take, a reference included (see load). Logits of some tokens and, of a
         checkpoint, the arrays of a window come on top.
 
@@ -129,14 +137,16 @@ def evaluate(
         expected = None
         if against is not None:
             expected, memory = open_reference(
-                stack, Path(against), opened, task, memory, threads, progress
+                stack, Path(against), opened, task, memory, threads, progress, against_engine
             )
         model = load(
             bundle,
             memory,
             threads,
             context_length=task.window,
+            engine=engine,
             prefill_graph=prefill_graph,
+            repack=repack,
             warm_start=False,
             progress=progress,
         )
@@ -146,8 +156,11 @@ def evaluate(
     divergence = None
     if measured.expected is not None:
         named = _worst(opened, task.documents, measured, measured.expected, worst)
-        divergence = _divergence(str(against), measured, measured.expected, named)
-    return _quality(str(bundle), task, measured.found, divergence, prefill_graph=prefill_graph)
+        other = expected.engine if isinstance(expected, BundleLogits) else None
+        divergence = _divergence(str(against), other, measured, measured.expected, named)
+    return _quality(
+        str(bundle), found.engine, task, measured.found, divergence, prefill_graph=prefill_graph
+    )
 
 
 def _in_bytes(bar: Progress, documents: Documents) -> Callable[[int], None]:
@@ -164,7 +177,13 @@ def _in_bytes(bar: Progress, documents: Documents) -> Callable[[int], None]:
 
 
 def _quality(
-    bundle: str, task: Task, found: Scores, divergence: Divergence | None, *, prefill_graph: bool
+    bundle: str,
+    engine: str,
+    task: Task,
+    found: Scores,
+    divergence: Divergence | None,
+    *,
+    prefill_graph: bool,
 ) -> Quality:
     documents, likelihood = task.documents, float(found.likelihood.mean())
     bits = -likelihood * documents.predicted / math.log(2)
@@ -177,6 +196,7 @@ def _quality(
         window=task.window,
         window_asked=task.window_asked,
         stride=task.stride,
+        engine=engine,
         prefill_graph=prefill_graph,
         log_likelihood=likelihood,
         perplexity=math.exp(-likelihood),
@@ -187,13 +207,18 @@ def _quality(
 
 
 def _divergence(
-    reference: str, measured: Measured, expected: Scores, worst: tuple[WorstToken, ...]
+    reference: str,
+    engine: str | None,
+    measured: Measured,
+    expected: Scores,
+    worst: tuple[WorstToken, ...],
 ) -> Divergence:
     nats, found = measured.divergence, measured.found
     gain = found.likelihood - expected.likelihood
     error = float(gain.std(ddof=1) / math.sqrt(len(gain))) if len(gain) > 1 else None
     return Divergence(
         reference=reference,
+        reference_engine=engine,
         reference_perplexity=math.exp(-expected.likelihood.mean()),
         mean=float(nats.mean()),
         median=float(np.median(nats)),

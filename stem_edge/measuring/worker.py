@@ -22,6 +22,11 @@ MODULES = {
     "llama.cpp": ("stem_edge.measuring.engine_llama",),
     "torch": ("stem_edge.measuring.engine_torch",),
 }
+# And stem-edge for one of its engines, which it would import while loading.
+ENGINE_MODULES = {
+    "onnxruntime": ("stem_edge.runtime.loading_ort",),
+    "ggml": ("stem_edge.runtime.loading_ggml",),
+}
 
 
 class MeasuredEngine(Protocol):
@@ -159,7 +164,8 @@ class Worker:
 
     def _do(self, request: dict[str, Any]) -> list[float]:
         if request["do"] == "import":
-            for name in MODULES[request["kind"]]:
+            engine = ENGINE_MODULES.get(request.get("engine", ""), ())
+            for name in (*MODULES[request["kind"]], *engine):
                 import_module(name)
         elif request["do"] == "load":
             self._engine = ENGINES[request["kind"]](

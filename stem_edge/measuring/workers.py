@@ -89,7 +89,8 @@ class WorkerProcess:
     def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
         """Import the engine, then load; what each took."""
         subject = self.subject
-        imported = self._ask("import", {"do": "import", "kind": subject.kind})
+        wanted = {"kind": subject.kind, "engine": subject.options.get("engine", "")}
+        imported = self._ask("import", {"do": "import"} | wanted)
         request = {
             "do": "load",
             "kind": subject.kind,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stem_edge.footprint import FLOAT, Footprint
+from stem_edge.footprint import FLOAT, HALF, Footprint
 
 FIXED_NBYTES = 4 << 20  # of the library, descriptions of tensors and graphs
+THREAD_NBYTES = 1 << 20  # of attention: pieces of keys, values and scores
 
 
 def weights_nbytes(footprint: Footprint, *, repack: bool) -> int:
@@ -16,6 +17,10 @@ def activations_nbytes(footprint: Footprint, chunk: int, context: int, threads: 
     """Of a prompt chunk that ends a context."""
     config = footprint.model
     heads = config.n_heads + 2 * config.n_kv_heads
-    per_token = 6 * config.dim + 2 * heads * config.head_dim + 4 * config.d_ff
-    fixed = 3 * config.vocab_size + context
-    return FLOAT * (chunk * (per_token + context) + fixed)
+    # Gate, up and their product beside the hidden state, or q, k and v; then their 8-bit copies.
+    per_token = 3 * config.dim + heads * config.head_dim + 4 * config.d_ff
+    windows = len({config.window(layer) for layer in range(config.n_layers)})
+    masks = windows * context * HALF
+    # Logits of one position, in ggml's memory and in ours, and what sampling makes of them.
+    fixed = 3 * config.vocab_size
+    return chunk * (FLOAT * per_token + masks) + FLOAT * fixed + threads * THREAD_NBYTES

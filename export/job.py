@@ -1,0 +1,51 @@
+"""What is exported, how, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle import Bundle, FileEntry
+from stem_edge.export.checkpoint import Checkpoint
+from stem_edge.export.options import ExportOptions
+from stem_edge.export.report import ErrorMeter
+from stem_edge.export.table_plan import TablePlan
+from stem_edge.export.tokenizer import ExportedTokenizer
+from stem_edge.ggml import Ggml
+from stem_edge.token_counts import Counts
+
+Advance = Callable[[int], object]
+Tell = Callable[[str], object]
+Work = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One export."""
+
+    folder: Path
+    source: Checkpoint
+    converted: ExportedTokenizer
+    options: ExportOptions
+    text_ids: npt.NDArray[np.int64]  # of the calibration text; empty without one
+    counts: Counts
+    tables: TablePlan | None  # of a dense model: None
+    base: Bundle | None = None  # that the backbone is added to: everything else stays as it is
+    ggml: Ggml | None = None  # of an export for it
+
+    @property
+    def total(self) -> int:
+        """Bytes of what is read, as float32; the layers are read again for the prefill graph."""
+        config = self.source.config
+        parameters = config.backbone_parameters
+        if self.base is None:
+            parameters += config.table_parameters
+        if self.options.prefill:
+            shapes = config.backbone_shapes().items()
+            layers = [s for name, s in shapes if name.startswith("layers.") and len(s) == 2]
+            parameters += sum(rows * width for rows, width in layers)
+        return 4 * parameters

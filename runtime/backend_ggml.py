@@ -1,0 +1,188 @@
+"""The backbone on ggml: a graph for each shape of a step, built once, weights in place.
+
+Data that outlives a step lies in memory of ours that ggml's tensors point into: weights in the
+mapped file, rows in the slots of the row cache, keys and values, the hidden state between the
+layers that need no rows and the others. What operators compute in between shares one piece of
+scratch memory. A step fills inputs, runs, and copies logits.
+
+| file | has |
+|---|---|
+| ggml_graph.py | arenas, graphs, memory: what of ggml is called, in types of ours |
+| ggml_weights.py, ggml_slots.py, ggml_kv.py | the memory that tensors point into |
+| ggml_model.py | what contexts share |
+| ggml_layers.py | a layer as operators |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge import ggml_types
+from stem_edge.errors import BackendError
+from stem_edge.graph_io import EARLY, layer_graphs
+from stem_edge.quantize import F32
+from stem_edge.rope import frequency_factors
+from stem_edge.runtime.ggml_graph import Graph, Scratch, Tensor
+from stem_edge.runtime.ggml_kv import Hidden, KvCache, rounded
+from stem_edge.runtime.ggml_layers import Layer, LayerInputs, emit_head
+from stem_edge.runtime.ggml_model import GgmlModel
+from stem_edge.runtime.machine import return_freed_memory
+
+OPERATORS_PER_LAYER, OPERATORS_AROUND = 64, 64
+
+
+class GgmlBackend:
+    """Opens contexts over a loaded model."""
+
+    def __init__(self, model: GgmlModel) -> None:
+        self._model: GgmlModel | None = model
+
+    def open_context(self, length: int) -> GgmlContext:
+        """An empty context for up to `length` tokens. Raises BackendError once this is closed."""
+        if self._model is None:
+            raise BackendError("this backbone is closed; load the bundle again")
+        return GgmlContext(self._model, length)
+
+    def close(self) -> None:
+        """Release the model; contexts that still use it keep it."""
+        self._model = None
+        return_freed_memory()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A graph and its inputs."""
+
+    graph: Graph
+    token_ids: Tensor | None
+    layers: LayerInputs | None
+    logits: Tensor | None
+
+
+class GgmlContext:
+    """KV cache and graphs of one generation."""
+
+    def __init__(self, model: GgmlModel, length: int) -> None:
+        self.length, self._model, self._config = length, model, model.config
+        self._kv = KvCache(model, length)
+        self._scratch = Scratch(model.ggml)
+        self._hidden = Hidden(model, 0)
+        # Before rows are needed or after, for a prompt or not -> the last shape and its graph.
+        self._steps: dict[tuple[bool, bool], tuple[tuple[int, ...], _Step]] = {}
+        self._factors = frequency_factors(self._config)
+        early = layer_graphs(self._config).get(EARLY, range(0))
+        self._layers = {True: early, False: range(len(early), self._config.n_layers)}
+        self._position, self._count = 0, 0
+
+    @property
+    def nbytes(self) -> int:
+        """See BackendContext.nbytes: pages come when they are written."""
+        return self._kv.nbytes
+
+    def begin(
+        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+    ) -> None:
+        """See BackendContext.begin. One kind of graph serves for prompts and decoding."""
+        self._position, self._count = position, len(token_ids)
+        if self._count > self._hidden.count:
+            self._hidden = Hidden(self._model, self._count)
+            self._steps.clear()
+        step = self._step(0, early=True)
+        if step.token_ids is not None:
+            step.graph.set(step.token_ids, token_ids.astype(np.int32))
+        self._run(step, None)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+        """See BackendContext.finish."""
+        result = np.empty((logits, self._config.vocab_size), np.float32)
+        if logits or self._layers[False]:
+            step = self._step(logits, early=False)
+            self._run(step, slot_ids)
+            if step.logits is not None:
+                step.graph.get(step.logits, result)
+        self._kv.fill(self._position + self._count)
+        return result
+
+    def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
+        inputs, graph = step.layers, step.graph
+        if inputs is not None:
+            positions = np.arange(self._position, self._position + self._count)
+            graph.set(inputs.positions, positions.astype(np.int32))
+            graph.set(inputs.own_cells, positions)
+            for window, tensor in inputs.masks.items():
+                graph.set(tensor, _mask(positions, inputs.cells, window))
+            if inputs.factors is not None and self._factors is not None:
+                graph.set(inputs.factors, self._factors)
+            if inputs.slot_ids is not None and slot_ids is not None:
+                graph.set(inputs.slot_ids, np.ascontiguousarray(slot_ids, np.int32))
+        graph.run()
+
+    def _step(self, logits: int, *, early: bool) -> _Step:
+        """The graph for so many tokens, cells and logits, which often is that of the last step."""
+        cells = min(self._kv.cells, rounded(self._position + self._count))
+        shape, kind = (self._count, cells, logits), (early, self._count > 1)
+        known = self._steps.get(kind)
+        if known is not None and known[0] == shape:
+            return known[1]
+        step = self._build(cells, logits, early=early)
+        if self._scratch.place(step.graph):
+            self._steps.clear()  # what they point to is gone
+        self._steps[kind] = (shape, step)
+        return step
+
+    def _build(self, cells: int, logits: int, *, early: bool) -> _Step:
+        model, config, count = self._model, self._config, self._count
+        layers = self._layers[early]
+        graph = Graph(model.processor, OPERATORS_PER_LAYER * len(layers) + OPERATORS_AROUND)
+        hidden = self._hidden.tensor(graph, count)
+        token_ids = graph.input(ggml_types.I32, count) if early else None
+        inputs = self._inputs(graph, layers, cells, early=early) if layers else None
+        x = hidden
+        if token_ids is not None:
+            x = graph.op("get_rows", model.weights.tensors["embedding"], token_ids)
+        for number in layers:
+            if inputs is not None:
+                slots = model.slots.get(number, [])
+                layer = Layer(graph, config, model.weights, number, slots)
+                x = layer.emit(x, inputs, self._kv.tensors)
+        if early:
+            graph.emit(graph.op("cpy", x, hidden))
+            return _Step(graph, token_ids, inputs, None)
+        graph.emit(x)
+        return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
+
+    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Tensor | None:
+        """Of the last `count` tokens of x [dim, T]."""
+        if not count:
+            return None
+        line = self._config.dim * ggml_types.F32.nbytes
+        start = (self._count - count) * line
+        wanted = graph.op("view_2d", x, self._config.dim, count, line, start)
+        logits = emit_head(graph, self._config, self._model.weights, wanted)
+        graph.ggml.set_output(logits)
+        graph.emit(logits)
+        return logits
+
+    def _inputs(self, graph: Graph, layers: range, cells: int, *, early: bool) -> LayerInputs:
+        count, factors = self._count, self._factors
+        windows = {self._config.window(number) for number in layers}
+        takes_rows = not early and bool(self._model.slots)
+        return LayerInputs(
+            count=count,
+            cells=cells,
+            positions=graph.input(ggml_types.I32, count),
+            own_cells=graph.input(ggml_types.I64, count),
+            masks={w: graph.input(ggml_types.F16, cells, count) for w in sorted(windows)},
+            slot_ids=graph.input(ggml_types.I32, count) if takes_rows else None,
+            factors=None if factors is None else graph.input(ggml_types.F32, len(factors)),
+        )
+
+
+def _mask(positions: npt.NDArray[np.int64], cells: int, window: int) -> npt.NDArray[np.float16]:
+    """0 where a token [T] sees a cell [cells], else -inf: earlier tokens, of the window if any."""
+    ago = positions[:, None] - np.arange(cells)
+    seen = (ago >= 0) & (ago < (window or cells))
+    return np.where(seen, np.float16(0), np.float16(-np.inf))

@@ -1,0 +1,137 @@
+"""Graphs of ggml: an arena that describes tensors, a graph over it, memory for what it computes.
+
+All handles are freed when their owner is collected, in the order of their references: a context
+keeps the weights, so closing a model while one generates frees nothing that is still read.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import BackendError
+from stem_edge.ggml import SUCCESS, Ggml, InitParams
+from stem_edge.ggml_types import TensorType
+from stem_edge.gguf_schema import ALIGNMENT
+
+Tensor = int  # an opaque pointer
+
+
+class Arena:
+    """Descriptions of up to so many tensors, and of a graph over them. No data."""
+
+    def __init__(self, ggml: Ggml, tensors: int) -> None:
+        self.ggml = ggml
+        nbytes = tensors * ggml.tensor_overhead() + ggml.graph_overhead_custom(tensors, False)
+        self.context = ggml.init(InitParams(nbytes, None, True))
+        if not self.context:
+            raise BackendError(f"ggml cannot take {nbytes:,} bytes for the description of a graph")
+        weakref.finalize(self, ggml.free, self.context)
+
+    def tensor(self, kind: TensorType, *sizes: int) -> Tensor:
+        """A new tensor; sizes innermost first, as ggml counts."""
+        new = getattr(self.ggml, f"new_tensor_{len(sizes)}d")
+        return int(new(self.context, kind.number, *sizes))
+
+
+class Memory:
+    """A buffer over bytes that numpy or a file mapping owns, which live as long as it does."""
+
+    def __init__(self, ggml: Ggml, data: npt.NDArray[np.uint8]) -> None:
+        self._ggml, self._data, self._address = ggml, data, data.ctypes.data
+        if self._address % ALIGNMENT:
+            raise BackendError(f"memory for ggml begins at no multiple of {ALIGNMENT} bytes")
+        self._buffer = ggml.backend_cpu_buffer_from_ptr(self._address, data.nbytes)
+        if not self._buffer:
+            raise BackendError(f"ggml cannot use a buffer of {data.nbytes:,} bytes")
+        weakref.finalize(self, ggml.backend_buffer_free, self._buffer)
+
+    def place(self, tensor: Tensor, offset: int = 0) -> None:
+        """Let a tensor's data begin so many bytes into this memory."""
+        if offset % ALIGNMENT or offset + self._ggml.nbytes(tensor) > self._data.nbytes:
+            raise BackendError(
+                f"a tensor at {offset} is not aligned, or ends beyond its memory of "
+                f"{self._data.nbytes:,} bytes"
+            )
+        self._ggml.backend_tensor_alloc(self._buffer, tensor, self._address + offset)
+
+
+class Processor:
+    """The backend that computes, with its threads."""
+
+    def __init__(self, ggml: Ggml, threads: int) -> None:
+        self.ggml = ggml
+        self.handle = ggml.backend_cpu_init()
+        if not self.handle:
+            raise BackendError("ggml cannot start its CPU backend")
+        weakref.finalize(self, ggml.backend_free, self.handle)
+        ggml.backend_cpu_set_n_threads(self.handle, threads)
+
+
+class Scratch:
+    """Memory for the results of operators, which graphs that never run at once share."""
+
+    def __init__(self, ggml: Ggml) -> None:
+        self._ggml = ggml
+        self._handle = ggml.gallocr_new(ggml.backend_cpu_buffer_type())
+        weakref.finalize(self, ggml.gallocr_free, self._handle)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken so far."""
+        return int(self._ggml.gallocr_get_buffer_size(self._handle, 0))
+
+    def place(self, graph: Graph) -> bool:
+        """Give every tensor of a graph its place. Returns whether older graphs lost theirs."""
+        before = self.nbytes
+        # By itself, it would keep the places that a graph of as many operators had.
+        placed = self._ggml.gallocr_reserve(self._handle, graph.handle)
+        if not placed or not self._ggml.gallocr_alloc_graph(self._handle, graph.handle):
+            raise BackendError("ggml cannot take the memory that the results of a step need")
+        return self.nbytes != before
+
+
+class Graph:
+    """Operators in the order in which they were emitted."""
+
+    def __init__(self, processor: Processor, size: int) -> None:
+        self.ggml, self._processor = processor.ggml, processor
+        self.arena = Arena(self.ggml, size)
+        self.handle = self.ggml.new_graph_custom(self.arena.context, size, False)
+
+    def op(self, name: str, *arguments: Any) -> Tensor:
+        """An operator on tensors of this graph, by ggml's name."""
+        return int(getattr(self.ggml, name)(self.arena.context, *arguments))
+
+    def input(self, kind: TensorType, *sizes: int) -> Tensor:
+        """A tensor that `set` fills before each run."""
+        tensor = self.arena.tensor(kind, *sizes)
+        self.ggml.set_input(tensor)
+        # An input that no operator reads would have no place.
+        self.emit(tensor)
+        return tensor
+
+    def emit(self, tensor: Tensor) -> None:
+        """Compute this tensor after all that were emitted before."""
+        self.ggml.build_forward_expand(self.handle, tensor)
+
+    def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
+        """Fill an input with a contiguous array of its size in bytes."""
+        if values.nbytes != self.ggml.nbytes(tensor):
+            raise BackendError(
+                f"an input takes {self.ggml.nbytes(tensor)} bytes, given {values.nbytes}"
+            )
+        self.ggml.backend_tensor_set(tensor, values.ctypes.data, 0, values.nbytes)
+
+    def get(self, tensor: Tensor, into: npt.NDArray[np.float32]) -> None:
+        """Copy a result."""
+        self.ggml.backend_tensor_get(tensor, into.ctypes.data, 0, into.nbytes)
+
+    def run(self) -> None:
+        """Compute everything. Raises BackendError."""
+        status = self.ggml.backend_graph_compute(self._processor.handle, self.handle)
+        if status != SUCCESS:
+            raise BackendError(f"ggml could not compute a graph (status {status})")

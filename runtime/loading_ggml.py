@@ -1,0 +1,57 @@
+"""Loading a bundle on ggml: everything about its backbone.gguf is checked before ggml sees any."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from stem_edge.bundle import GGUF, Bundle
+from stem_edge.errors import BackendError
+from stem_edge.ggml_check import checked_ggml
+from stem_edge.gguf_check import check_backbone
+from stem_edge.gguf_file import read_gguf
+from stem_edge.gguf_schema import kv_type
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.backend_ggml import GgmlBackend
+from stem_edge.runtime.ggml_model import GgmlModel
+from stem_edge.runtime.ggml_slots import BlockSlots
+from stem_edge.runtime.plan import Loading
+from stem_edge.runtime.slots import Slots
+
+
+class GgmlLoader:
+    """See stem_edge.runtime.engines.EngineLoader; arguments as of stem_edge.load."""
+
+    def __init__(
+        self, bundle: Bundle, threads: int, *, repack: bool, cache_dir: str | Path | None
+    ) -> None:
+        if bundle.manifest.gguf is None:
+            raise BackendError(f"{bundle.path}: no {GGUF}; choose another engine")
+        self._kv_type = kv_type(bundle.manifest.gguf.weights)
+        self._config, self._threads, self._repack = bundle.manifest.model, threads, repack
+        self._file = read_gguf(bundle.file(GGUF))
+        check_backbone(self._file, bundle.manifest)
+        self._ggml = checked_ggml(cache_dir)
+
+    def describe(self, loading: Loading) -> Loading:
+        """See EngineLoader.describe."""
+        return dataclasses.replace(loading, repack=self._repack)
+
+    def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
+        """See EngineLoader.make_slots."""
+        return BlockSlots(layout, count)
+
+    def open(self, slots: Slots | None) -> GgmlBackend:
+        """See EngineLoader.open."""
+        if slots is not None and not isinstance(slots, BlockSlots):
+            raise BackendError("ggml reads its own kind of slots; make them with make_slots")
+        model = GgmlModel(
+            self._ggml,
+            self._config,
+            self._file,
+            slots,
+            self._threads,
+            self._kv_type,
+            repack=self._repack,
+        )
+        return GgmlBackend(model)

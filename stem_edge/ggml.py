@@ -1,0 +1,209 @@
+"""ggml through ctypes: the functions that this project calls, and the versions whose headers say so.
+
+ggml comes as shared libraries with llama-cpp-python, which is not imported: the one handle on
+libggml resolves everything. Structs are opaque pointers. ggml ends the process when an argument is
+wrong, so callers check sizes and types before; and they open it by `checked_ggml` of
+`stem_edge.ggml_check`, which has tried the library in another process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stem_edge.errors import BackendError
+
+# Versions of ggml whose headers were compared with the table below, and the release that has them.
+KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
+INSTALL = "pip install 'stem-edge[gguf]'"
+# pip keeps what it compiled, whatever it was compiled for.
+REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
+AGAIN = f"install it again with: {REINSTALL}"
+LIBRARY_NAMES = {"darwin": "libggml.dylib", "win32": "ggml.dll"}
+FOLDERS = ("lib", "bin")  # of llama_cpp, where releases and systems differ
+# Windows finds a function only in the library that defines it. Elsewhere opening these would map
+# ggml-base a second time, with a state of its own.
+WINDOWS_PARTS = ("ggml-base.dll", "ggml-cpu.dll")
+
+P, SIZE, INT, I64, F = c_void_p, c_size_t, c_int, c_int64, c_float
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params: of the arena that tensors are described in."""
+
+    _fields_ = [("mem_size", SIZE), ("mem_buffer", P), ("no_alloc", c_bool)]
+
+
+# name without ggml_ -> result, arguments
+PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "init": (P, [InitParams]),
+    "free": (None, [P]),
+    "tensor_overhead": (SIZE, []),
+    "graph_overhead_custom": (SIZE, [SIZE, c_bool]),
+    "get_data": (P, [P]),
+    "nbytes": (SIZE, [P]),
+    # tensors: context, type, sizes; views: context, tensor, sizes, strides in bytes, offset in bytes
+    "new_tensor_1d": (P, [P, INT, I64]),
+    "new_tensor_2d": (P, [P, INT, I64, I64]),
+    "new_tensor_3d": (P, [P, INT, I64, I64, I64]),
+    "view_1d": (P, [P, P, I64, SIZE]),
+    "view_2d": (P, [P, P, I64, I64, SIZE, SIZE]),
+    "view_3d": (P, [P, P, I64, I64, I64, SIZE, SIZE, SIZE]),
+    "reshape_2d": (P, [P, P, I64, I64]),
+    "reshape_3d": (P, [P, P, I64, I64, I64]),
+    "permute": (P, [P, P, INT, INT, INT, INT]),
+    "cont": (P, [P, P]),
+    "cpy": (P, [P, P, P]),
+    # operators: context, operands, parameters
+    "get_rows": (P, [P, P, P]),
+    "set_rows": (P, [P, P, P, P]),
+    "mul_mat": (P, [P, P, P]),
+    "mul_mat_id": (P, [P, P, P, P]),
+    "add": (P, [P, P, P]),
+    "mul": (P, [P, P, P]),
+    "scale": (P, [P, P, F]),
+    "tanh": (P, [P, P]),
+    "swiglu_split": (P, [P, P, P]),
+    "rms_norm": (P, [P, P, F]),
+    "rope_ext": (P, [P, P, P, P, INT, INT, INT, F, F, F, F, F, F]),
+    "flash_attn_ext": (P, [P, P, P, P, P, F, F, F]),
+    # graphs
+    "set_input": (None, [P]),
+    "set_output": (None, [P]),
+    "new_graph_custom": (P, [P, SIZE, c_bool]),
+    "build_forward_expand": (None, [P, P]),
+    "gallocr_new": (P, [P]),
+    "gallocr_free": (None, [P]),
+    "gallocr_reserve": (c_bool, [P, P]),
+    "gallocr_alloc_graph": (c_bool, [P, P]),
+    "gallocr_get_buffer_size": (SIZE, [P, INT]),
+    # the processor, and memory for tensors
+    "backend_cpu_init": (P, []),
+    "backend_cpu_set_n_threads": (None, [P, INT]),
+    "backend_free": (None, [P]),
+    "backend_graph_compute": (INT, [P, P]),
+    "backend_cpu_buffer_type": (P, []),
+    "backend_cpu_buffer_from_ptr": (P, [P, SIZE]),
+    "backend_buffer_free": (None, [P]),
+    "backend_buffer_get_base": (P, [P]),
+    "backend_buffer_get_size": (SIZE, [P]),
+    "backend_tensor_alloc": (INT, [P, P, P]),
+    "backend_tensor_set": (None, [P, P, SIZE, SIZE]),
+    "backend_tensor_get": (None, [P, P, SIZE, SIZE]),
+    "backend_buft_name": (c_char_p, [P]),
+    "backend_buft_alloc_buffer": (P, [P, SIZE]),
+    "backend_buft_get_alloc_size": (SIZE, [P, P]),
+    "backend_buft_get_alignment": (SIZE, [P]),
+    "backend_cpu_reg": (P, []),
+    "backend_reg_dev_get": (P, [P, SIZE]),
+    "backend_reg_get_proc_address": (P, [P, c_char_p]),
+    "backend_dev_supports_op": (c_bool, [P, P]),
+    # quantizing: type, values, result, first value, rows, values a row, weights of channels
+    "quantize_init": (None, [INT]),
+    "quantize_chunk": (SIZE, [INT, P, P, I64, I64, I64, P]),
+}
+EXTRA_BUFFER_TYPES = "ggml_backend_dev_get_extra_bufts"
+EXTRA_BUFFER_TYPES_PROTOTYPE = ctypes.CFUNCTYPE(POINTER(P), P)
+SUCCESS = 0
+ROPE_PAIRS, ROPE_HALVES = 0, 2  # GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX
+
+
+class Ggml:
+    """The library. Functions have their names without `ggml_`: `library.mul_mat(context, a, b)`."""
+
+    def __init__(self, path: Path, *, repack: bool = True) -> None:
+        """`repack`: whether it may rearrange weights, which is in doubt if a trial did not.
+
+        Raises BackendError if it cannot be loaded, is of an unknown version or incomplete.
+        """
+        try:
+            handles = _open(path)
+        except OSError as error:
+            raise BackendError(f"{path}: cannot be loaded ({error}); {AGAIN}") from error
+        version = _function(path, handles, "version", c_char_p, [])
+        self.path, self.repack = path, repack
+        self.version = (version() or b"").decode(errors="replace")
+        if self.version not in KNOWN_VERSIONS:
+            known = ", ".join(f"{n} ({of})" for n, of in KNOWN_VERSIONS.items())
+            raise BackendError(
+                f"{path}: ggml {self.version} is none of the versions that this stem-edge calls "
+                f"correctly: {known}; install that with: {REINSTALL}"
+            )
+        for name, (result, arguments) in PROTOTYPES.items():
+            setattr(self, name, _function(path, handles, name, result, arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        """For type checkers: every function of PROTOTYPES."""
+        raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
+
+    def extra_buffer_type(self, wanted: str) -> int | None:
+        """The CPU's own kind of memory of this name, in which it rearranges weights; None: none."""
+        registry = self.backend_cpu_reg()
+        address = self.backend_reg_get_proc_address(registry, EXTRA_BUFFER_TYPES.encode())
+        if not address:
+            return None
+        found = EXTRA_BUFFER_TYPES_PROTOTYPE(address)(self.backend_reg_dev_get(registry, 0))
+        number = 0
+        while found and found[number]:
+            if self.backend_buft_name(found[number]) == wanted.encode():
+                return int(found[number])
+            number += 1
+        return None
+
+
+def _open(path: Path) -> list[ctypes.CDLL]:
+    """Handles to look functions up in, in this order. Raises OSError."""
+    if sys.platform != "win32":
+        return [ctypes.CDLL(str(path))]
+    for folder in FOLDERS:
+        beside = path.parent.parent.resolve() / folder
+        if beside.is_dir():
+            os.add_dll_directory(str(beside))  # where libraries that this one needs may be
+    parts = [path.with_name(name) for name in WINDOWS_PARTS]
+    return [ctypes.CDLL(str(part)) for part in (path, *parts) if part == path or part.is_file()]
+
+
+def _function(
+    path: Path, handles: list[ctypes.CDLL], name: str, result: Any, arguments: list[Any]
+) -> Any:
+    """A function of the library, by its name without ggml_. Raises BackendError if it has none."""
+    for handle in handles:
+        function = getattr(handle, "ggml_" + name, None)
+        if function is not None:
+            function.restype, function.argtypes = result, arguments
+            return function
+    raise BackendError(f"{path}: has no function ggml_{name}, so it is no complete ggml; {AGAIN}")
+
+
+def library_path() -> Path | None:
+    """Where llama-cpp-python keeps libggml; None if it is not installed. Nothing is loaded."""
+    spec = find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    name = LIBRARY_NAMES.get(sys.platform, "libggml.so")
+    for folder in map(Path, spec.submodule_search_locations):
+        for path in (folder / part / name for part in FOLDERS):
+            if path.is_file():
+                return path
+    return None
+
+
+def installed_library() -> Path:
+    """Where libggml is. Raises BackendError if it is not installed. Nothing is loaded."""
+    path = library_path()
+    if path is None:
+        raise BackendError(
+            "the ggml engine needs the shared libraries of llama-cpp-python, and they are not "
+            f"installed; install them with: {INSTALL} (it compiles for some minutes, see README)"
+        )
+    return path
+
+
+def open_ggml() -> Ggml:
+    """The installed library, untried. Raises BackendError: missing, or as Ggml does."""
+    return Ggml(installed_library())

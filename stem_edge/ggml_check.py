@@ -1,0 +1,205 @@
+"""ggml for this process, after another one has tried it.
+
+llama-cpp-python compiles ggml on the user's machine, for instructions that the processor announces.
+Where the system does not grant one of them (AMX in many virtual machines), a product ends the
+process instead of raising an error; so the first use is that of a child process, which compares what
+ggml computes with numpy. A good verdict is kept in the user's cache folder and counts until the
+library, the processor, the system or stem-edge is another. A bad one is never kept: whoever installs
+the library again wants to know at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from stem_edge import __version__
+from stem_edge.errors import BackendError
+from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
+from stem_edge.ggml_trial import DIFFERS, REFUSED
+from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
+
+FORMAT = 1
+FOLDER = "ggml"
+MAX_NBYTES = 1 << 16
+TRIAL = (sys.executable or "python3", "-m", "stem_edge.ggml_trial")
+TRIAL_SECONDS = 60.0  # it takes less than half a second where nothing else runs
+# The child needs one thread of numpy, and ggml is not to start a debugger when it gives up.
+CHILD_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1"}
+WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are exceptions
+
+# For any x86-64 of the last ten years and for ARM, where the AVX options mean nothing; and for
+# processors that announce AMX, which have AVX512 in any case.
+PORTABLE_FLAGS = "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+AVX512_FLAGS = (
+    f"{PORTABLE_FLAGS} -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON "
+    "-DGGML_AVX512_BF16=ON"
+)
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a good trial found, as it is kept."""
+
+    format: int
+    library: str
+    version: str
+    repack: bool  # whether products of rearranged matrices were right, too
+    amx: bool  # whether this build has kernels for AMX, which are not used
+    seconds: float
+
+
+def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
+    """The installed library, once it is known to compute what it should on this processor.
+
+    `cache_dir`: instead of the user's cache folder. Raises BackendError: it is missing, of an
+    unknown version, crashes, hangs or computes something else.
+    """
+    path = installed_library()
+    return Ggml(path, repack=check_library(path, cache_dir).repack)
+
+
+def check_library(
+    path: Path,
+    cache_dir: str | Path | None = None,
+    command: Sequence[str] = TRIAL,
+    seconds: float = TRIAL_SECONDS,
+) -> Verdict:
+    """The verdict on a library: the one kept, else of a trial now. Raises BackendError.
+
+    `command` gets the library's path as a last argument, and so many seconds to end.
+    """
+    try:
+        kept_in = verdict_file(cache_folder(cache_dir), path)
+    except OSError as error:
+        raise BackendError(f"{path}: cannot be read ({error.strerror}); {AGAIN}") from error
+    verdict = read_verdict(kept_in)
+    if verdict is None:
+        verdict = _try(path, command, seconds)
+        # A folder that cannot be written only means another trial next time.
+        with contextlib.suppress(OSError):
+            _keep(kept_in, verdict)
+    return verdict
+
+
+def verdict_file(root: Path, library: Path) -> Path:
+    """Where the verdict on this library, processor and stem-edge is kept. Raises OSError."""
+    found = [library, *library.parent.glob("*ggml*")]
+    stats = {path.name: path.stat() for path in found}
+    files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    place = str(library.resolve())
+    system = (cpu_digest(), platform.release(), __version__)
+    digest = hashlib.sha256(repr((FORMAT, place, files, system)).encode()).hexdigest()
+    return root / FOLDER / f"{digest[:KEY_CHARS]}.json"
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """A verdict that was kept; None if there is none, or it is damaged or of another format."""
+    try:
+        with path.open("rb") as file:
+            verdict = msgspec.json.decode(file.read(MAX_NBYTES), type=Verdict)
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        return None
+    return verdict if verdict.format == FORMAT else None
+
+
+def _keep(path: Path, verdict: Verdict) -> None:
+    """Write it whole or not at all: others may be doing the same. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        part.write_bytes(msgspec.json.encode(verdict))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _try(path: Path, command: Sequence[str], seconds: float) -> Verdict:
+    """Run the child. Raises BackendError."""
+    try:
+        done = subprocess.run(
+            [*command, str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=os.environ | CHILD_VARIABLES,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(
+            f"ggml in {path} did not end a test of its kernels within {seconds:g} s "
+            f"({_last(error.stdout)}); try again when less runs here, or {rebuild()}"
+        ) from error
+    except OSError as error:
+        raise BackendError(
+            f"cannot start {command[0]} to test ggml in {path} ({error.strerror}); stem-edge needs "
+            "to start a Python interpreter for that once"
+        ) from error
+    if done.returncode:
+        raise BackendError(_failure(path, done))
+    return _verdict(path, done.stdout)
+
+
+def _verdict(path: Path, stdout: bytes) -> Verdict:
+    """From the child's last line. Raises BackendError."""
+    try:
+        told = json.loads(_last(stdout))
+        if told.pop("ok") is True:
+            return msgspec.convert(told | {"format": FORMAT, "library": str(path)}, Verdict)
+    except (ValueError, LookupError, AttributeError, TypeError):
+        pass
+    raise BackendError(f"{path}: the test of ggml ended with {_last(stdout)!r}; {AGAIN}")
+
+
+def _failure(path: Path, done: subprocess.CompletedProcess[bytes]) -> str:
+    """The message for a child that did not end well."""
+    status, said, step = done.returncode, _last(done.stderr), _last(done.stdout)
+    if status == REFUSED:
+        return said
+    if status == DIFFERS:
+        return f"ggml in {path} computes wrong numbers on this processor: {said}; {rebuild()}"
+    if status == -signal.SIGABRT:
+        return f"ggml in {path} gave up in a test of its kernels ({step}): {said}; {AGAIN}"
+    if 0 < status < WINDOWS_CRASH:
+        return f"ggml in {path} could not be tested, exit status {status}: {said}; {AGAIN}"
+    if status == -9:  # SIGKILL, which Windows does not have
+        return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
+    return (
+        f"ggml in {path} crashed ({_signal_name(status)}) in a test of its kernels ({step}): this "
+        "build uses instructions that this processor announces but does not grant, AMX for "
+        f"example; {rebuild()}"
+    )
+
+
+def rebuild() -> str:
+    """What to do about a library that was compiled for the wrong instructions."""
+    portable = f'CMAKE_ARGS="{PORTABLE_FLAGS}" {REINSTALL}'
+    if not cpu_announces("amx_tile"):
+        return f"build it again for instructions that work: {portable}"
+    return (
+        "build it again for instructions that work: "
+        f'CMAKE_ARGS="{AVX512_FLAGS}" {REINSTALL} (without those of AVX512, if it still fails)'
+    )
+
+
+def _signal_name(status: int) -> str:
+    if status > 0:
+        return f"exception {status:#x}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"
+
+
+def _last(output: bytes | None) -> str:
+    """The last line of what a child wrote."""
+    lines = (output or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"

@@ -1,0 +1,216 @@
+"""The rates of ggml: graphs of single operators beyond the size of a cache, and a tiny model.
+
+Every byte of the data is FILL, which makes a small number of every type and of every scale; zeros
+would be pages that the system need not have.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge import ggml_types
+from stem_edge.bundle import TABLES, GgufFormat, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.ggml import Ggml
+from stem_edge.ggml_check import checked_ggml
+from stem_edge.ggml_types import TensorType
+from stem_edge.gguf_file import GgufFile, GgufTensor
+from stem_edge.gguf_schema import (
+    ALIGNMENT,
+    backbone_nbytes,
+    gguf_name,
+    kv_type,
+    repacks,
+    tensor_types,
+)
+from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.runtime.backend_ggml import GgmlBackend
+from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.engine import LEAST_CHUNK, Engine
+from stem_edge.runtime.ggml_graph import Arena, Graph, Memory, Processor, Scratch, Tensor
+from stem_edge.runtime.ggml_model import GgmlModel
+from stem_edge.runtime.ggml_slots import BlockSlots
+from stem_edge.runtime.ggml_weights import REPACK
+from stem_edge.runtime.machine import page_aligned
+from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.store import open_store
+
+FILL = 0x11
+PROBE_NBYTES = 96 << 20  # of matrices, or of keys and values
+ATTENTION_TOKENS = 2048
+MOST_LAYERS = 64
+SLOTS = 64  # of the tiny model's row cache
+
+Kind = tuple[TensorType, bool]  # of matrices, and whether they are rearranged
+
+
+def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: bool) -> Rates:
+    """See measure_rates; `repack`: with the matrices rearranged that load would rearrange."""
+    ggml = checked_ggml()
+    processor = Processor(ggml, threads)
+    layers, head = _nbytes(config, gguf, repack=repack)
+    rates = {kind: _product_rate(processor, *kind) for kind in layers | head}
+    return Rates(
+        _mean_rate(layers, rates),
+        _mean_rate(head, rates),
+        _attention_rate(processor, config, kv_type(gguf.weights)),
+        _layer_seconds(ggml, gguf, threads),
+        f"measured on this machine, {threads} threads",
+    )
+
+
+def _nbytes(
+    config: ModelConfig, gguf: GgufFormat, *, repack: bool
+) -> tuple[Counter[Kind], Counter[Kind]]:
+    """Kind -> bytes of the matrices in the layers, and in the head."""
+    types, sizes = tensor_types(config, gguf.weights), backbone_nbytes(config, gguf.weights)
+    layers, head = Counter[Kind](), Counter[Kind]()
+    of_head = "embedding" if config.tied_head else "head"
+    for name, shape in config.backbone_shapes().items():
+        kind = types[name], repack and repacks(types[name], shape[0])
+        if name == of_head:
+            head[kind] += sizes[name]
+        elif len(shape) == 2 and name != "embedding":
+            layers[kind] += sizes[name]
+    return layers, head
+
+
+def _mean_rate(nbytes: Counter[Kind], rates: dict[Kind, float]) -> float:
+    """Bytes a second where so many bytes are of each kind."""
+    return nbytes.total() / sum(count / rates[kind] for kind, count in nbytes.items())
+
+
+def _product_rate(processor: Processor, kind: TensorType, repacked: bool) -> float:
+    """Bytes a second of matrices that are multiplied with one vector, there and back in turn."""
+    inner, outer = MATRIX_SHAPE
+    nbytes = kind.row_nbytes(inner) * outer
+    pairs = max(1, PROBE_NBYTES // (2 * nbytes))
+    graph, arena = Graph(processor, 4 * pairs + 4), Arena(processor.ggml, 2 * pairs)
+    x = graph.input(ggml_types.F32, inner)
+    matrices = []
+    for _ in range(pairs):
+        matrices += [arena.tensor(kind, inner, outer), arena.tensor(kind, outer, inner)]
+    place = _RepackedMemory if repacked else _place
+    memory = place(processor.ggml, matrices)
+    for there, back in zip(matrices[0::2], matrices[1::2], strict=True):
+        graph.emit(graph.op("mul_mat", back, graph.op("mul_mat", there, x)))
+    seconds = _graph_seconds(graph, {x: np.ones(inner, np.float32)})
+    del memory
+    return 2 * pairs * nbytes / seconds
+
+
+def _attention_rate(processor: Processor, config: ModelConfig, kind: TensorType) -> float:
+    """Bytes a second of keys and values that one token attends to, in heads as the model's."""
+    heads, kv_heads, width = config.n_heads, config.n_kv_heads, config.head_dim
+    cell = kind.row_nbytes(width) * kv_heads
+    layers = min(MOST_LAYERS, max(1, PROBE_NBYTES // (2 * cell * ATTENTION_TOKENS)))
+    graph, arena = Graph(processor, 8 * layers + 8), Arena(processor.ggml, 2 * layers)
+    mask = graph.input(ggml_types.F16, ATTENTION_TOKENS, 1)
+    query = graph.input(ggml_types.F32, width, heads, 1)
+    caches = [arena.tensor(kind, kv_heads * width, ATTENTION_TOKENS) for _ in range(2 * layers)]
+    memory = _place(processor.ggml, caches)
+    for number in range(layers):
+        keys, values = (
+            graph.op("view_3d", cache, width, ATTENTION_TOKENS, kv_heads, cell, cell // kv_heads, 0)
+            for cache in caches[2 * number : 2 * number + 2]
+        )
+        q = graph.op("permute", query, 0, 2, 1, 3)
+        graph.emit(graph.op("flash_attn_ext", q, keys, values, mask, width**-0.5, 0.0, 0.0))
+    inputs: dict[Tensor, npt.NDArray[Any]] = {
+        mask: np.zeros(ATTENTION_TOKENS, np.float16),
+        query: np.ones(width * heads, np.float32),
+    }
+    seconds = _graph_seconds(graph, inputs)
+    del memory
+    return 2 * layers * cell * ATTENTION_TOKENS / seconds
+
+
+def _graph_seconds(graph: Graph, inputs: Mapping[Tensor, npt.NDArray[Any]]) -> float:
+    scratch = Scratch(graph.ggml)
+    scratch.place(graph)
+
+    def run() -> None:
+        for tensor, values in inputs.items():  # whose memory results may have taken
+            graph.set(tensor, values)
+        graph.run()
+
+    return timed(run)
+
+
+def _place(ggml: Ggml, tensors: list[Tensor]) -> Memory:
+    """Memory of our own for tensors, filled."""
+    sizes = [-(-ggml.nbytes(tensor) // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+    data = page_aligned((sum(sizes),))
+    data.fill(FILL)
+    memory = Memory(ggml, data)
+    for at, tensor in zip(accumulate(sizes, initial=0), tensors, strict=False):
+        memory.place(tensor, at)
+    return memory
+
+
+class _RepackedMemory:
+    """Memory where ggml rearranges matrices, filled. Raises BackendError if there is none."""
+
+    def __init__(self, ggml: Ggml, tensors: list[Tensor]) -> None:
+        kind = ggml.extra_buffer_type(REPACK)
+        if kind is None:
+            raise BackendError(
+                f"{ggml.path}: this build of ggml does not rearrange weights; measure without repack"
+            )
+        step = ggml.backend_buft_get_alignment(kind)
+        sizes = [
+            -(-ggml.backend_buft_get_alloc_size(kind, tensor) // step) * step for tensor in tensors
+        ]
+        buffer = ggml.backend_buft_alloc_buffer(kind, sum(sizes) + step)
+        if not buffer:
+            raise BackendError(f"ggml cannot take {sum(sizes):,} bytes for rearranged weights")
+        weakref.finalize(self, ggml.backend_buffer_free, buffer)
+        values = np.full(max(ggml.nbytes(tensor) for tensor in tensors), FILL, np.uint8)
+        first = -(-ggml.backend_buffer_get_base(buffer) // step) * step
+        for at, tensor in zip(accumulate(sizes, initial=first), tensors, strict=False):
+            ggml.backend_tensor_alloc(buffer, tensor, at)
+            ggml.backend_tensor_set(tensor, values.ctypes.data, 0, ggml.nbytes(tensor))
+
+
+def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
+    """Of a model of the shape of the one inside this package, whose layers hardly compute anything.
+
+    Its weights are zeros, its rows are read.
+    """
+    bundle = open_bundle(DEMO)
+    config, tables = bundle.manifest.model, bundle.manifest.table_format
+    if tables is None:
+        raise BackendError(f"{DEMO} has no tables; install stem-edge again")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        file = _zeros(Path(folder) / "zeros", config, gguf)
+        slots = BlockSlots(tables.tables, SLOTS)
+        rows = Prefetcher(open_store(bundle.file(TABLES), tables, "pread"), RowCache(slots))
+        model = GgmlModel(ggml, config, file, slots, threads, kv_type(gguf.weights), repack=False)
+        engine = Engine(GgmlBackend(model), rows, LEAST_CHUNK, overlap=True)
+        try:
+            return steps_seconds(engine) / config.n_layers
+        finally:
+            engine.close()
+
+
+def _zeros(path: Path, config: ModelConfig, gguf: GgufFormat) -> GgufFile:
+    """A file of zeros, described as a backbone."""
+    types, sizes = tensor_types(config, gguf.weights), backbone_nbytes(config, gguf.weights)
+    tensors, end = {}, 0
+    for name, shape in config.backbone_shapes().items():
+        stored = GgufTensor(gguf_name(name), types[name], shape, end, sizes[name])
+        tensors[stored.name] = stored
+        end += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+    with path.open("wb") as file:
+        file.truncate(end)
+    return GgufFile(path, end, {}, tensors)

@@ -1,0 +1,80 @@
+"""The rates of onnxruntime: graphs of single operators (tools/make_probes.py), and a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from stem_edge.bundle import WEIGHT_BITS, BackboneFormat, WeightType
+from stem_edge.footprint import matrix_nbytes
+from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.runtime.loading import load
+from stem_edge.runtime.ort_session import CPU, open_session
+
+PROBES = Path(__file__).with_name("probes")
+ATTENTION = "attention.onnx"
+PAIRS = {4: 8, 8: 4, 32: 1}  # bits -> pairs of matrices in a probe: 128 MiB of codes
+ATTENTION_SHAPE = (16, 32, 8, 64, 2048)  # layers, heads, of keys and values, width, tokens
+# Of the rate of a probe's large matrices, what a model reaches with its smaller ones between them.
+MODEL_SHARE = 0.9
+BLOCKS = (32, 64, 128)
+
+
+def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
+    """See measure_rates."""
+    weights = _matmul_rate(backbone.weights, backbone.block_size, threads)
+    same = backbone.head == backbone.weights
+    head = weights if same else _matmul_rate(backbone.head, backbone.block_size, threads)
+    return Rates(
+        weights,
+        head,
+        _attention_rate(threads),
+        _layer_seconds(threads),
+        f"measured on this machine, {threads} threads",
+    )
+
+
+def matmul_probe(bits: int, block: int) -> str:
+    """File of a probe."""
+    return f"matmul.{bits}.onnx" if bits == 32 else f"matmul.{bits}.{block}.onnx"
+
+
+def _matmul_rate(kind: WeightType, block_size: int, threads: int) -> float:
+    block = min(BLOCKS, key=lambda known: abs(np.log(known / block_size)))
+    session = open_session(PROBES / matmul_probe(WEIGHT_BITS[kind], block), threads, [CPU])
+    x = np.ones((1, 1, MATRIX_SHAPE[0]), np.float32)
+    seconds = timed(lambda: session.run(None, {"x": x}))
+    return (
+        MODEL_SHARE
+        * 2
+        * PAIRS[WEIGHT_BITS[kind]]
+        * matrix_nbytes(*MATRIX_SHAPE, kind, block)
+        / seconds
+    )
+
+
+def _attention_rate(threads: int) -> float:
+    layers, _, kv_heads, width, tokens = ATTENTION_SHAPE
+    session = open_session(PROBES / ATTENTION, threads, [CPU])
+    binding, kept = session.io_binding(), []
+    for value in session.get_inputs():
+        dtype = np.float32 if "float" in value.type else np.int32
+        array = np.zeros(value.shape, dtype)
+        if value.name in ("seqlens_k", "total"):
+            array[...] = tokens - (value.name == "seqlens_k")
+        kept.append(ort.OrtValue.ortvalue_from_numpy(array))
+        binding.bind_ortvalue_input(value.name, kept[-1])
+        if value.name.startswith(("keys", "values")):  # as in the engine: the same memory
+            binding.bind_ortvalue_output("new_" + value.name, kept[-1])
+    for layer in range(layers):
+        binding.bind_output(f"mixed{layer}")
+    seconds = timed(lambda: session.run_with_iobinding(binding))
+    return layers * 2 * kv_heads * width * tokens * 4 / seconds
+
+
+def _layer_seconds(threads: int) -> float:
+    """Of the model inside this package, whose layers hardly compute anything."""
+    with load(DEMO, threads=threads, engine="onnxruntime", warm_start=False) as model:
+        return steps_seconds(model.engine) / model.config.n_layers

@@ -1,0 +1,281 @@
+"""The trial of ggml in another process, and the verdict that is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_ggml_library import compiled, needs_compiler, needs_library, version_source
+
+from stem_edge import ggml_check, gguf_schema
+from stem_edge.errors import BackendError
+from stem_edge.ggml import KNOWN_VERSIONS, installed_library
+from stem_edge.ggml_check import (
+    AVX512_FLAGS,
+    PORTABLE_FLAGS,
+    check_library,
+    checked_ggml,
+    read_verdict,
+    rebuild,
+    verdict_file,
+)
+from stem_edge.ggml_trial import check
+from stem_edge.ggml_trial_steps import LOST, REPACKED, SLOTS, Result, WrongResultError
+from stem_edge.ggml_types import WEIGHT_TYPES
+
+GOOD = {"ok": True, "version": "0.25.3", "repack": True, "amx": False, "seconds": 0.1}
+# Lets the real trial see wrong numbers wherever `spoil` says so.
+SPOILED = """
+import sys
+from stem_edge import ggml_trial, ggml_trial_steps
+right = ggml_trial_steps.Trial.compute
+def compute(self, build, *operands, like, memory=None):
+    found = right(self, build, *operands, like=like, memory=memory)
+    if {condition}:
+        found.flat[-1] {wrong}
+    return found
+ggml_trial_steps.Trial.compute = compute
+sys.exit(ggml_trial.main())
+"""
+
+
+def child(code: str) -> list[str]:
+    """A command that runs Python code instead of the trial."""
+    return [sys.executable, "-c", code]
+
+
+def says(told: object, into: Path) -> list[str]:
+    """A command that ends well, and leaves a mark each time."""
+    return child(f"open({str(into)!r}, 'a').write('x'); print('{json.dumps(told)}')")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """Files of a library that nobody loads."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name in ("libggml.so", "libggml-cpu.so.0", "libggml-base.so.0"):
+        (folder / name).write_bytes(bytes(10))
+    return folder / "libggml.so"
+
+
+class Trials:
+    """Checks of a library, and how many children they started."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.library, self.folder, self._mark = library, folder / "cache", folder / "mark"
+
+    def count(self, told: object = GOOD) -> int:
+        self._mark.write_text("")
+        check_library(self.library, self.folder, says(told, self._mark))
+        return len(self._mark.read_text())
+
+
+@pytest.fixture
+def trials(library: Path, tmp_path: Path) -> Trials:
+    return Trials(library, tmp_path)
+
+
+@needs_library
+def test_a_good_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = checked_ggml(tmp_path)
+    monkeypatch.setattr("subprocess.run", None)  # no child can be started
+    assert checked_ggml(tmp_path).repack == first.repack
+    verdict = read_verdict(verdict_file(tmp_path, installed_library()))
+    assert verdict is not None
+    assert verdict.version in KNOWN_VERSIONS
+    assert verdict.repack == first.repack <= (first.extra_buffer_type("CPU_REPACK") is not None)
+    with pytest.raises(TypeError):
+        checked_ggml(tmp_path / "another folder")
+
+
+@needs_library
+def test_without_a_folder_it_is_the_users(own_cache_folder: Path) -> None:
+    checked_ggml()
+    assert len(list(own_cache_folder.rglob("ggml/*.json"))) == 1
+
+
+def test_a_verdict_counts_while_nothing_changed(trials: Trials) -> None:
+    assert [trials.count(), trials.count()] == [1, 0]
+
+
+def test_files_of_the_library_changed(trials: Trials) -> None:
+    trials.count()
+    part = trials.library.with_name("libggml-cpu.so.0")
+    os.utime(part, (1, 1))
+    assert [trials.count(), trials.count()] == [1, 0]
+    part.write_bytes(bytes(11))
+    os.utime(part, (1, 1))
+    assert trials.count() == 1
+    trials.library.with_name("libggml-new.so").touch()
+    assert trials.count() == 1
+
+
+@pytest.mark.parametrize("what", ["cpu_digest", "platform.release", "__version__"])
+def test_the_processor_the_system_or_stem_edge_changed(
+    what: str, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials.count()
+    value = "another" if what == "__version__" else lambda: "another"
+    monkeypatch.setattr(f"stem_edge.ggml_check.{what}", value)
+    assert [trials.count(), trials.count()] == [1, 0]
+
+
+def test_the_same_library_in_another_folder(trials: Trials, tmp_path: Path) -> None:
+    trials.count()
+    trials.library = shutil.copytree(trials.library.parent, tmp_path / "copy") / "libggml.so"
+    assert trials.count() == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 0}', bytes(1 << 17)])
+def test_a_damaged_verdict_does_not_count(damage: bytes, trials: Trials) -> None:
+    trials.count()
+    (kept,) = trials.folder.rglob("*.json")
+    kept.write_bytes(damage)
+    assert [trials.count(), trials.count()] == [1, 0]
+
+
+def test_a_folder_that_cannot_be_written(trials: Trials) -> None:
+    trials.folder.write_text("a file")
+    assert [trials.count(), trials.count()] == [1, 1]
+
+
+def test_a_bad_verdict_is_not_kept(trials: Trials) -> None:
+    with pytest.raises(BackendError):
+        check_library(trials.library, trials.folder, child("raise SystemExit(3)"))
+    assert not trials.folder.exists()
+    assert trials.count() == 1
+
+
+@pytest.mark.parametrize(
+    "told", [{}, [], "text", GOOD | {"ok": False}, GOOD | {"x": 1}, GOOD | {"repack": 1}]
+)
+def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
+    with pytest.raises(BackendError, match="the test of ggml ended with"):
+        trials.count(told)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (signal.SIGSEGV, r"crashed \(SIGSEGV\) in a test .* \(products of X\): .* CMAKE_ARGS="),
+        (signal.SIGILL, r"crashed \(SIGILL\) in .* announces but does not grant, AMX .*--no-cache"),
+        (
+            signal.SIGABRT,
+            r"gave up in .* \(products of X\): GGML_ASSERT\(false\); install it again",
+        ),
+        (signal.SIGKILL, r"was killed \(products of X\); free some memory and try again"),
+    ],
+)
+def test_a_library_that_crashes(number: int, expected: str, library: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; print('loading it'); print('products of X', flush=True)\n"
+        f"print('GGML_ASSERT(false)', file=sys.stderr, flush=True); os.kill(os.getpid(), {number})"
+    )
+    with pytest.raises(BackendError, match=f"ggml in .*libggml.so {expected}"):
+        check_library(library, tmp_path, child(code))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+@needs_compiler
+def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
+    source = "__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }"
+    with pytest.raises(BackendError, match=r"crashed \(SIG\w+\) .* \(loading it\)"):
+        check_library(compiled(tmp_path, source), tmp_path)
+
+
+def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
+    code = "import time; print('products of X', flush=True); time.sleep(60)"
+    with pytest.raises(BackendError, match=r"did not end .* within 0\.5 s \(.*\); try again"):
+        check_library(library, tmp_path, child(code), seconds=0.5)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("condition", "wrong", "expected"),
+    [
+        (
+            "build.__name__ == 'ggml_mul_mat'",
+            "+= 50",
+            r"products of F32 matrices: value 63 of 64: ",
+        ),
+        ("operands[0].__class__.__name__ == 'Operand'", "= float('nan')", "F32 .*: found nan, exp"),
+        ("memory is not None", "+= 50", "products of rearranged Q4_0 matrices: value 63 of 64"),
+        ("like.dtype == 'float16'", "= 9", "stores of float16 keys"),
+    ],
+)
+def test_a_library_that_computes_wrong_numbers(
+    condition: str, wrong: str, expected: str, tmp_path: Path
+) -> None:
+    if "memory" in condition and not checked_ggml(tmp_path).repack:
+        pytest.skip("this build rearranges nothing")
+    code = SPOILED.format(condition=condition, wrong=wrong)
+    match = rf"computes wrong numbers on this processor: .*{expected}.*build it again"
+    with pytest.raises(BackendError, match=match):
+        check_library(installed_library(), tmp_path / "new", child(code))
+
+
+@needs_compiler
+def test_what_the_library_is_refused_for(tmp_path: Path) -> None:
+    path = compiled(tmp_path, version_source("9.9.9"))
+    with pytest.raises(BackendError, match=rf"^{path}: ggml 9\.9\.9 is none of the versions"):
+        check_library(path, tmp_path)
+
+
+def test_a_file_that_is_no_library(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=rf"^{library}: cannot be loaded"):
+        check_library(library, tmp_path)
+
+
+def test_a_missing_library(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"libggml\.so: cannot be read \(No such file"):
+        check_library(tmp_path / "libggml.so", tmp_path)
+
+
+def test_a_child_that_cannot_be_started(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="cannot start /nothing/python to test ggml"):
+        check_library(library, tmp_path, ["/nothing/python"])
+
+
+def test_a_child_that_cannot_work(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="exit status 1: ModuleNotFoundError: No module named"):
+        check_library(library, tmp_path, child("import nothing_of_this_name"))
+
+
+@pytest.mark.parametrize(("amx", "flags"), [(True, AVX512_FLAGS), (False, PORTABLE_FLAGS)])
+def test_flags_for_the_processor(amx: bool, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ggml_check, "cpu_announces", lambda feature: amx)
+    assert f'CMAKE_ARGS="{flags}" pip install --force-reinstall' in rebuild()
+
+
+ONES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1.2, 0.8])
+def test_one_wrong_value_is_enough(wrong: float) -> None:
+    found = ONES.copy()
+    found[2] = wrong
+
+    def results() -> Iterator[Result]:
+        yield Result(ONES, ONES, 0.0)
+        yield Result(found, ONES, 0.1)
+
+    with pytest.raises(WrongResultError, match=r"^a step: value 2 of 4: found .*, expected 1$"):
+        check("a step", results())
+    assert check("a step", iter([Result(ONES, ONES, 0.0)])) == 1
+
+
+def test_what_the_schema_uses_is_tried() -> None:
+    used = {kind for pair in gguf_schema.BASE.values() for kind in pair}
+    used |= set(gguf_schema.NARROW.values())
+    assert used <= LOST.keys() == set(WEIGHT_TYPES.values())
+    assert set(SLOTS) <= LOST.keys()
+    assert {kind for kind in LOST if gguf_schema.repacks(kind, 64)} == set(REPACKED)

@@ -1,0 +1,91 @@
+"""Rows in ggml's blocks: dequantized by another implementation, they are the rows of the records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from stem_edge import gguf_schema
+from stem_edge.quantize import F32
+from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
+from stem_edge.runtime.ggml_slots import BlockSlots
+
+KINDS: list[tuple[RowType, int, str, ScaleType]] = [
+    ("int8", 32, "Q8_0", "fp32"),
+    ("int8", 128, "Q8_0", "fp16"),
+    ("int4", 32, "Q4_0", "fp32"),
+    ("int4", 64, "Q4_0", "fp32"),
+    ("int8", 16, "F32", "fp32"),
+    ("int4", 16, "F32", "fp16"),
+    ("fp16", 0, "F16", "fp32"),
+    ("fp32", 0, "F32", "fp32"),
+]
+RECORDS, LAYERS = 6, (1, 4)
+
+
+def layout_of(
+    kind: RowType, group: int, scales: ScaleType, parts: tuple[tuple[int, ...], ...]
+) -> RecordLayout:
+    return make_layout(RECORDS, LAYERS, parts, kind, group, scales)
+
+
+def stored_values(slots: BlockSlots, layer: int, part: int) -> F32:
+    """All slots of one part as numbers, by the gguf package."""
+    rows = slots.rows[layer][part]
+    return np.asarray(dequantize(rows, GGMLQuantizationType(slots.type.number)), np.float32)
+
+
+@pytest.mark.parametrize(("kind", "group", "stored", "scales"), KINDS)
+@pytest.mark.parametrize("parts", [((256,),), ((8, 128), (64, 128))])
+def test_slots_hold_the_rows_of_their_records(
+    kind: RowType, group: int, stored: str, scales: ScaleType, parts: tuple[tuple[int, ...], ...]
+) -> None:
+    layout = layout_of(kind, group, scales, parts)
+    rng = np.random.default_rng(0)
+    shape = (RECORDS, layout.row_width)
+    records = layout.pack([rng.standard_normal(shape, np.float32) for _ in LAYERS])
+    slots = BlockSlots(layout, 9)
+    assert slots.type.name == stored
+    places = np.array([8, 0, 3, 4, 1, 7])
+    slots.write(places, records)
+    for layer in range(len(LAYERS)):
+        expected = layout.unpack(records, layer)
+        found = np.concatenate([stored_values(slots, layer, n) for n in range(len(parts))], axis=1)
+        # Scales are float16 in blocks: 11 bits of precision.
+        np.testing.assert_allclose(found[places], expected, rtol=2**-11, atol=1e-7)
+        assert not found[[2, 5, 6]].any()
+
+
+def test_scales_that_are_float16_already_lose_nothing() -> None:
+    layout = layout_of("int8", 64, "fp16", ((256,),))
+    records = layout.pack(
+        [np.random.default_rng(n).standard_normal((6, 256), np.float32) for n in LAYERS]
+    )
+    slots = BlockSlots(layout, 6)
+    slots.write(np.arange(6), records)
+    assert np.array_equal(stored_values(slots, 1, 0), layout.unpack(records, 1))
+
+
+@pytest.mark.parametrize(("kind", "group", "stored", "scales"), KINDS)
+def test_bytes_of_a_slot(kind: RowType, group: int, stored: str, scales: ScaleType) -> None:
+    layout = layout_of(kind, group, scales, ((8, 128), (64, 128)))
+    slots = BlockSlots(layout, 3)
+    nbytes = sum(part.nbytes for parts in slots.rows for part in parts)
+    assert nbytes == 3 * slots.slot_nbytes == 3 * gguf_schema.slot_nbytes(layout)
+
+
+def test_rewriting_a_slot_leaves_the_others() -> None:
+    layout = layout_of("int4", 32, "fp32", ((64,),))
+    records = layout.pack(
+        [np.random.default_rng(n).standard_normal((6, 64), np.float32) for n in LAYERS]
+    )
+    slots = BlockSlots(layout, 6)
+    slots.write(np.arange(6), records)
+    before = [part.copy() for parts in slots.rows for part in parts]
+    slots.write(np.array([2]), records[5:6])
+    after = [part for parts in slots.rows for part in parts]
+    for old, new in zip(before, after, strict=True):
+        assert np.array_equal(new[2], old[5])
+        assert np.array_equal(np.delete(new, 2, axis=0), np.delete(old, 2, axis=0))

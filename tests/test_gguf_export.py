@@ -1,0 +1,273 @@
+"""Exports for ggml: what is in backbone.gguf, and how it is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from make_checkpoint import Shape, write_checkpoint
+from test_architectures import HASHED, SIZES, VARIANTS, write
+from test_export import contents
+
+import stem_edge
+from stem_edge import BackendError, ExportError
+from stem_edge.bundle import GGUF, GGUF_TYPES, MANIFEST, Bundle
+from stem_edge.cli import main
+from stem_edge.config import ModelConfig
+from stem_edge.export import exporter, linear
+from stem_edge.export.gguf_backbone import as_stored
+from stem_edge.export.journal import Journal
+from stem_edge.export.readers import read_checkpoint
+from stem_edge.ggml import library_path
+from stem_edge.gguf_check import check_backbone
+from stem_edge.gguf_file import read_gguf
+from stem_edge.gguf_schema import gguf_name, tables_hash
+from stem_edge.reference import forward, whole
+
+gguf = pytest.importorskip("gguf")
+pytestmark = pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+
+# Of random weights: some three times what was measured.
+DIVERGENCE = {"f32": 1e-9, "f16": 1e-5, "q8_0": 1e-3, "q6_k": 3e-3, "q5_k_m": 1e-2, "q4_k_m": 3e-2}
+
+
+def export(checkpoint: Path, out: Path, **options: Any) -> Bundle:
+    return stem_edge.export_bundle(checkpoint, out, **({"engine": "gguf"} | options))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose rows fit the blocks of all types."""
+    shape = Shape(dim=256, d_ff=512)
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", shape)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token ids, as the checkpoints' bytes."""
+    path = tmp_path_factory.mktemp("text") / "text.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 256, 1000))
+    return path
+
+
+@pytest.mark.parametrize("type", GGUF_TYPES)
+def test_every_type_is_a_backbone_near_the_checkpoint(
+    wide: Path, tmp_path: Path, type: str
+) -> None:
+    bundle = export(wide, tmp_path / "out", backbone=type, tables="fp32")
+    manifest, path = bundle.manifest, bundle.file(GGUF)
+    check_backbone(read_gguf(path), manifest)
+    assert set(stem_edge.verify(bundle.path).values()) == {"ok"}
+    assert (manifest.engines, manifest.backbone) == (("ggml",), None)
+    report = manifest.reports["ggml"]
+    assert report.backbone_nbytes == path.stat().st_size
+    assert 0 < report.divergence < DIVERGENCE.get(type, 0.1)
+    assert not list(bundle.path.glob("*.onnx*"))
+    source = read_checkpoint(wide).backbone
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert stored.keys() == {gguf_name(name) for name in source}
+    for name, matrix in source.items():
+        tensor, original = stored[gguf_name(name)], whole(matrix)
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        lost = np.abs(found - original).max() / np.abs(original).max()
+        assert lost <= (0 if type == "f32" or original.ndim == 1 else 0.15)
+    kinds = {"embedding", "head", "qkv", "wo", "gate", "up", "down"}
+    assert report.errors.keys() == {"tables"} | (kinds if type != "f32" else set())
+
+
+@pytest.mark.parametrize("name", ["dense", "low rank", "hash-moe", "tied head", "all at once"])
+def test_kinds_of_models(tmp_path: Path, name: str) -> None:
+    folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))
+    bundle = export(folder, tmp_path / "out", backbone="f32", tables="fp32")
+    check_backbone(read_gguf(bundle.file(GGUF)), bundle.manifest)
+    assert bundle.manifest.report.worst_logit_difference < 1e-4
+    with stem_edge.load(bundle.path, engine="ggml") as model:
+        assert np.abs(model.logits(ids) - expected).max() < 1e-4
+
+
+def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
+    bundle = export(wide, tmp_path / "out")
+    fields = gguf.GGUFReader(bundle.file(GGUF)).fields
+    model = bundle.manifest.model
+    found = {key: fields[key].contents() for key in fields if not key.startswith("GGUF.")}
+    expected = {
+        "general.architecture": "stem",
+        "general.name": "checkpoint",
+        "general.file_type": 15,
+        "general.quantization_version": 2,
+        "general.alignment": 32,
+        "stem.embedding_length": 256,
+        "stem.layers": [1, 2],
+        "stem.ffn": "stem",
+        "stem.tables.sha256": tables_hash(bundle.manifest.files),
+        "tokenizer.ggml.bos_token_id": 256,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert msgspec.json.decode(found["stem.config"], type=ModelConfig) == model
+    assert len(found["tokenizer.ggml.tokens"]) == model.vocab_size
+
+
+def test_any_threads_give_identical_bytes(
+    wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
+    monkeypatch.setattr(linear, "PIECE_VALUES", 20_000)  # several pieces
+    export(wide, tmp_path / "a", threads=1, **options)
+    export(wide, tmp_path / "b", threads=3, **options)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> None:
+    options: dict[str, Any] = {"backbone": "q4_0", "tables": "fp32"}
+    few: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
+    plain = export(wide, tmp_path / "plain", **options)
+    weighted = export(wide, tmp_path / "weighted", **few, **options)
+    formats = [bundle.manifest.gguf for bundle in (plain, weighted)]
+    assert [format and format.importance for format in formats] == [False, True]
+    assert plain.file(GGUF).read_bytes() != weighted.file(GGUF).read_bytes()
+    ids = list(weighted.manifest.report.probe_tokens)
+    source, squares = read_checkpoint(wide), []
+    expected = forward(source.config, source.backbone, source.rows, ids)
+    for bundle in (plain, weighted):
+        with stem_edge.load(bundle.path) as model:
+            squares.append(np.square(model.logits(ids) - expected).mean())
+    assert squares[1] < squares[0]
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
+def test_types_that_know_no_importance(
+    tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
+) -> None:
+    bundle = export(tiny_checkpoint, tmp_path / "a", backbone=type, calibration=text)
+    assert bundle.manifest.gguf is not None
+    assert not bundle.manifest.gguf.importance
+    export(tiny_checkpoint, tmp_path / "b", backbone=type)
+    assert bundle.file(GGUF).read_bytes() == (tmp_path / "b" / GGUF).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "torch"}, "engine is 'torch'; expected one of onnx, gguf"),
+        ({"backbone": "q2"}, "backbone is 'q2'; expected one of f32, f16, q8_0, .* engine gguf$"),
+        (
+            {"backbone": "int4"},
+            r"'int4'; expected one of f32, .*q4_0 with the engine gguf; int4 is of the engine onnx",
+        ),
+        (
+            {"engine": "onnx", "backbone": "q4_0"},
+            r"'q4_0'; expected one of fp32, int8, int4 with the engine onnx; q4_0 is of the engine",
+        ),
+        ({"head": "int8"}, "^head: for the engine onnx"),
+        ({"bits": {"head": 8}}, "^bits: "),
+        ({"block_size": 128}, "^block_size: "),
+        ({"asymmetric": True}, "^asymmetric: "),
+        ({"quantizer": "rtn", "prefill_graph": False}, "^quantizer, prefill_graph: for the engine"),
+        ({"calibration_tokens": 5}, "calibration_tokens counts tokens"),
+        ({"add": True}, "there is no bundle that a backbone can be added to; leave --add out"),
+        ({"add": True, "force": True}, "add keeps what is in the bundle, force replaces it"),
+        ({"add": True, "tables": "int8"}, "^tables: with add, the bundle's tables stay"),
+        ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: with add"),
+    ],
+)
+def test_bad_options_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(tiny_checkpoint, tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_library_is_told_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise BackendError("ggml is not installed")
+
+    monkeypatch.setattr(exporter, "checked_ggml", missing)
+    with pytest.raises(BackendError):
+        export(tmp_path / "no checkpoint", tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(
+        ExportError, match=r"the gguf package, which did not import .*stem-edge\[gguf"
+    ):
+        export(tmp_path / "no checkpoint", tmp_path / "out")
+
+
+def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"max_kl allows 1e-06; take more bits \(--backbone q6_k"):
+        export(tiny_checkpoint, tmp_path / "out", max_kl=1e-6)
+    assert not list(tmp_path.iterdir())
+    export(tiny_checkpoint, tmp_path / "out", backbone="f32", tables="fp32", max_kl=1e-6)
+
+
+ALL_STEPS = ["tokenizer", "tables", *(f"records {n}" for n in range(3)), "backbone"]
+
+
+@pytest.mark.parametrize("steps", range(len(ALL_STEPS)))
+def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
+    export(tiny_checkpoint, tmp_path / "expected")
+    real, done = Journal.run, list[str]()
+
+    def run(self: Journal, name: str, work: Any, progress: Any) -> None:
+        if name != ALL_STEPS[steps]:
+            return real(self, name, work, progress)
+
+        def interrupted(*arguments: Any) -> Any:
+            work(*arguments)  # its files are there, its line in the journal is not
+            raise KeyboardInterrupt
+
+        return real(self, name, interrupted, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "run", run)
+        with pytest.raises(KeyboardInterrupt):
+            export(tiny_checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+    def watch(self: Journal, name: str, *rest: Any) -> None:
+        done.extend([name] * (name not in self.steps))
+        real(self, name, *rest)
+
+    monkeypatch.setattr(Journal, "run", watch)
+    export(tiny_checkpoint, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+    assert done == ALL_STEPS[steps:]
+
+
+def test_the_command(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["export", str(tiny_checkpoint), str(out), "--engine", "gguf"]
+    assert main([*arguments, "--backbone", "q8_0"]) == 0
+    assert "q8_0" in capsys.readouterr().out
+    before = (out / MANIFEST).read_bytes()
+    assert main([*arguments, "--backbone", "q6_k", "--add", "--head", "int8"]) == 1
+    assert "head: for the engine onnx" in capsys.readouterr().err
+    assert (out / MANIFEST).read_bytes() == before
+    assert main([*arguments, "--backbone", "f16", "--add"]) == 0
+    assert "f16" in (told := capsys.readouterr().out)
+    assert f"generate {out} -p" in told  # it has no other
+    assert main(["export", str(tiny_checkpoint), str(out), "--engine", "onnx", "--add"]) == 0
+    assert main([*arguments, "--add"]) == 0
+    assert f"generate {out} --engine ggml -p" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    told = capsys.readouterr().out
+    for name in ("--engine {onnx,gguf}", "q4_k_m is the usual one", "--add", *GGUF_TYPES):
+        assert name in told
+
+
+def test_whole_numbers_of_a_config_are_stored_as_the_manifest_gives_them_back() -> None:
+    config = ModelConfig(**(SIZES | HASHED | {"rope_theta": 10_000, "logit_softcap": 5}))
+    assert type(as_stored(config).rope_theta) is float
+    assert type(as_stored(config).logit_softcap) is float
+    assert as_stored(config) == config

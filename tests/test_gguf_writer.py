@@ -1,0 +1,241 @@
+"""GGUF files as they are written: their bytes, and what other programs read in them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stem_edge import CheckpointError, ExportError
+from stem_edge import ggml_types as types
+from stem_edge.errors import BackendError
+from stem_edge.export import linear
+from stem_edge.export.gguf_values import EVERY
+from stem_edge.export.gguf_writer import GgufValue, TensorSource, encode_header, write_gguf
+from stem_edge.export.report import ErrorMeter, errors
+from stem_edge.ggml import Ggml, open_ggml
+from stem_edge.ggml_types import WEIGHT_TYPES, TensorType
+from stem_edge.quantize import F32, U8
+from stem_edge.reference import ArrayMatrix
+
+gguf = pytest.importorskip("gguf")
+QUANTIZED = [t for t in WEIGHT_TYPES.values() if t.block > 1]
+METADATA: dict[str, GgufValue] = {
+    "a.text": "Grüße",
+    "a.count": 7,
+    "a.share": 0.25,
+    "a.yes": True,
+    "a.layers": (0, 2, 70_000),
+    "a.tokens": ["a", "", "ß"],
+    "a.kinds": np.array([1, -1], np.int32),
+    "a.scores": np.array([0.5, -2], np.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def ggml() -> Ggml:
+    try:
+        return open_ggml()
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+def values(*shape: int, seed: int = 0) -> F32:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def source(name: str, array: F32, type: TensorType, importance: F32 | None = None) -> TensorSource:
+    return TensorSource(name, ArrayMatrix(array), type, "kind", importance)
+
+
+def write(
+    path: Path,
+    ggml: Ggml,
+    tensors: list[TensorSource],
+    metadata: dict[str, GgufValue] | None = None,
+    threads: int = 2,
+    meter: ErrorMeter | None = None,
+) -> Any:
+    """The file as another program reads it."""
+    entry = write_gguf(
+        path,
+        ggml,
+        "stem",
+        metadata or {},
+        tensors,
+        threads=threads,
+        meter=meter or ErrorMeter(),
+        advance=lambda nbytes: None,
+    )
+    assert entry.nbytes == path.stat().st_size
+    return gguf.GGUFReader(path)
+
+
+def quantize(ggml: Ggml, array: F32, type: TensorType, importance: F32 | None = None) -> U8:
+    """Bytes of the whole matrix, by ggml in one call."""
+    coded = np.empty((len(array), type.row_nbytes(array.shape[1])), np.uint8)
+    weights = None if importance is None else importance.ctypes.data
+    ggml.quantize_chunk(type.number, array.ctypes.data, coded.ctypes.data, 0, *array.shape, weights)
+    return coded
+
+
+def test_the_bytes_of_a_small_file(ggml: Ggml, tmp_path: Path) -> None:
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensors = [
+        source("m", matrix, types.F32),
+        source("h", matrix, types.F16),
+        source("v", np.ones(2, np.float32), types.F32),
+    ]
+    write(tmp_path / "x", ggml, tensors, {"n": 5})
+
+    def number(value: int, nbytes: int = 4) -> bytes:
+        return value.to_bytes(nbytes, "little")
+
+    def text(data: bytes) -> bytes:
+        return number(len(data), 8) + data
+
+    expected = b"GGUF" + number(3) + number(3, 8) + number(2, 8)
+    expected += text(b"general.architecture") + number(8) + text(b"stem")
+    expected += text(b"n") + number(4) + number(5)
+    expected += text(b"m") + number(2) + number(3, 8) + number(2, 8) + number(0) + number(0, 8)
+    expected += text(b"h") + number(2) + number(3, 8) + number(2, 8) + number(1) + number(32, 8)
+    expected += text(b"v") + number(1) + number(2, 8) + number(0) + number(64, 8)
+    expected += bytes(-len(expected) % 32)
+    for array in (matrix, matrix.astype(np.float16), np.ones(2, np.float32)):
+        expected += array.tobytes() + bytes(-array.nbytes % 32)
+    assert (tmp_path / "x").read_bytes() == expected
+
+
+def test_the_header_is_what_another_writer_makes_of_the_same(tmp_path: Path) -> None:
+    other = gguf.GGUFWriter(tmp_path / "x", "stem")
+    other.add_string("a.text", METADATA["a.text"])
+    other.add_uint32("a.count", 7)
+    other.add_float32("a.share", 0.25)
+    other.add_bool("a.yes", True)
+    kinds = gguf.GGUFValueType
+    for key, kind in {
+        "a.layers": kinds.UINT32,
+        "a.tokens": kinds.STRING,
+        "a.kinds": kinds.INT32,
+        "a.scores": kinds.FLOAT32,
+    }.items():
+        other.add_key_value(key, list(METADATA[key]), kinds.ARRAY, kind)  # type: ignore[arg-type]
+    tensors = [source("m", values(3, 64), types.Q8_0), source("v", values(5), types.F32)]
+    for tensor in tensors:
+        of = gguf.GGMLQuantizationType(tensor.type.number)
+        nbytes = {"m": 3 * 2 * 34, "v": 20}[tensor.name]
+        other.add_tensor_info(tensor.name, tensor.matrix.shape, np.float32, nbytes, of)
+    other.write_header_to_file()
+    other.write_kv_data_to_file()
+    other.write_ti_data_to_file()
+    other.close()
+    found = encode_header({"general.architecture": "stem", **METADATA}, tensors)
+    assert found == (tmp_path / "x").read_bytes()
+
+
+def test_another_program_reads_every_key_and_tensor(ggml: Ggml, tmp_path: Path) -> None:
+    arrays = {type: values(5, 512, seed=n) for n, type in enumerate(WEIGHT_TYPES.values())}
+    tensors = [source(t.name, array, t) for t, array in arrays.items()]
+    vector = values(300)
+    reader = write(tmp_path / "x", ggml, [*tensors, source("v", vector, types.F32)], METADATA)
+    for key, value in METADATA.items():
+        found = reader.fields[key].contents()
+        assert found == (value if isinstance(value, str | int | float) else list(value))
+    by_name = {tensor.name: tensor for tensor in reader.tensors}
+    assert list(by_name) == [*(tensor.name for tensor in tensors), "v"]
+    assert np.array_equal(by_name["v"].data, vector)
+    for type, array in arrays.items():
+        tensor = by_name[type.name]
+        assert tensor.tensor_type == type.number
+        assert tensor.data_offset % 32 == 0
+        assert tensor.shape.tolist() == [512, 5]
+        stored = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        peak = np.abs(array).max()
+        # Half a step of the type's codes; the K-quants share scales that are themselves rounded.
+        bits = {"F32": 24, "F16": 11, "Q4_0": 4, "Q4_K": 4, "Q8_0": 8, "Q6_K": 6}
+        bound = peak * 2.0 ** -(bits.get(type.name, 5) - 1)
+        assert np.abs(stored - array).max() <= bound
+        if bits.get(type.name, 0) < 11:
+            assert np.abs(stored - array).max() > bound / 16  # it was quantized, and as that type
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda type: type.name)
+def test_pieces_and_threads_do_not_matter(
+    ggml: Ggml,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    type: TensorType,
+    weighted: bool,
+) -> None:
+    array = values(37, 512)
+    importance = np.abs(values(512, seed=1)) if weighted else None
+    whole = quantize(ggml, array, type, importance)
+    for rows, threads in itertools.product((1, 5, 64), (1, 3)):
+        monkeypatch.setattr(linear, "PIECE_VALUES", rows * 512)
+        path = tmp_path / f"{rows}-{threads}"
+        tensors = [source("m", array, type, importance)]
+        found = write(path, ggml, tensors, threads=threads).tensors[0].data
+        assert np.array_equal(found, whole)
+    if weighted and type != types.Q8_0:  # ggml has no use for it there
+        assert not np.array_equal(whole, quantize(ggml, array, type))
+
+
+def test_importance_lowers_the_error_of_the_channels_that_count(ggml: Ggml, tmp_path: Path) -> None:
+    array, importance = values(64, 256), np.full(256, 1e-3, np.float32)
+    importance[::8] = 1
+    tensors = [source("a", array, types.Q4_0), source("b", array, types.Q4_0, importance)]
+    reader = write(tmp_path / "x", ggml, tensors)
+    plain, weighted = (
+        np.square(gguf.quants.dequantize(t.data, t.tensor_type) - array)[:, ::8].mean()
+        for t in reader.tensors
+    )
+    assert weighted < 0.8 * plain
+
+
+def test_the_error_of_each_kind_is_measured(ggml: Ggml, tmp_path: Path) -> None:
+    array, meter = values(9, 256), ErrorMeter()
+    tensors = [
+        TensorSource("a", ArrayMatrix(array), types.Q4_K, "gate"),
+        TensorSource("b", ArrayMatrix(array), types.F16, "up"),
+        TensorSource("c", ArrayMatrix(array), types.F32, "down"),
+    ]
+    reader = write(tmp_path / "x", ggml, tensors, meter=meter)
+    found = errors([meter.totals()])
+    assert found.keys() == {"gate", "up"}  # float32 loses nothing
+    for tensor, kind in zip(reader.tensors, ("gate", "up"), strict=False):
+        stored = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        error = (np.abs(stored - array) / np.abs(array).max(axis=1, keepdims=True))[::EVERY]
+        assert found[kind].worst == pytest.approx(error.max(), abs=1e-6)
+        assert found[kind].mean == pytest.approx(error.mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("type", [types.F16, types.Q4_0, types.Q6_K], ids=lambda t: t.name)
+def test_values_that_a_type_cannot_hold_are_refused(
+    ggml: Ggml, tmp_path: Path, type: TensorType
+) -> None:
+    array = values(4, 256)
+    array[2, 9] = -1e5
+    with pytest.raises(ExportError, match=f"gate: holds 100000, {type.name} goes to 65504"):
+        write(tmp_path / "x", ggml, [source("gate", array, type)])
+    array[2, 9] = np.nan
+    with pytest.raises(CheckpointError, match="gate: 1 NaN or infinite values, the first in row 2"):
+        write(tmp_path / "y", ggml, [source("gate", array, type)])
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"m: \[2, 33\] cannot be Q8_0; .* of 32 values"):
+        source("m", values(2, 33), types.Q8_0)
+    with pytest.raises(ValueError, match=r"v: \[256\] cannot be Q4_K"):
+        source("v", values(256), types.Q4_K)
+    with pytest.raises(ValueError, match=r"m: importance \[63\], rows of 64 values"):
+        source("m", values(2, 64), types.Q8_0, np.ones(63, np.float32))
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 32, (), (1, -1), ["a", 1], np.zeros(2), None])
+def test_metadata_that_has_no_type_here_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"a key: .* no value"):
+        encode_header({"a key": value}, [])
