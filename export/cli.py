@@ -18,8 +18,10 @@ from stem_edge.units import format_size
 
 LLAMA = "llama.cpp"
 # Options that such a file has no use for.
-OF_BUNDLES = ("tables", "frequent", "group_size", "add", "max_kl", "head", "bits", "block_size")
-OF_BUNDLES += ("asymmetric", "quantizer", "prefill_graph")
+OF_BUNDLES = [
+    *["tables", "frequent", "group_size", "add", "max_kl", "head", "bits", "block_size"],
+    *["asymmetric", "quantizer", "prefill_graph"],
+]
 
 DESCRIPTION = """\
 Turn a trained checkpoint into a bundle.

@@ -43,6 +43,7 @@ class InitParams(ctypes.Structure):
 PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "init": (P, [InitParams]),
     "free": (None, [P]),
+    "log_set": (None, [P, P]),
     "tensor_overhead": (SIZE, []),
     "graph_overhead_custom": (SIZE, [SIZE, c_bool]),
     "get_data": (P, [P]),
@@ -113,6 +114,10 @@ SUCCESS = 0
 ROPE_PAIRS, ROPE_HALVES = 0, 2  # GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX
 
 
+# Takes what ggml would write to stderr, a line for each matrix that it rearranges.
+_quiet = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, data: None)
+
+
 class Ggml:
     """The library. Functions have their names without `ggml_`: `library.mul_mat(context, a, b)`."""
 
@@ -136,6 +141,7 @@ class Ggml:
             )
         for name, (result, arguments) in PROTOTYPES.items():
             setattr(self, name, _function(path, handles, name, result, arguments))
+        self.log_set(_quiet, None)
 
     def __getattr__(self, name: str) -> Any:
         """For type checkers: every function of PROTOTYPES."""

@@ -16,7 +16,7 @@ from stem_edge.bundle import GGUF, open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime import engines
-from stem_edge.runtime.engines import choose_engine
+from stem_edge.runtime.engines import EngineChoice, choose_engine
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,10 @@ def test_what_is_not_installed_is_not_chosen(
     assert greedy(both)[0] == "ggml"
     monkeypatch.setattr(engines, "is_installed", lambda name: name == "onnxruntime")
     assert greedy(both)[0] == "onnxruntime"
-    for options in ({}, {"engine": "ggml"}):
+    names: list[EngineChoice] = ["auto", "ggml"]
+    for name in names:
         with pytest.raises(BackendError, match=r"ggml, which is not installed.*stem-edge\[gguf\]"):
-            stem_edge.load(tiny_gguf, **options)
+            stem_edge.load(tiny_gguf, engine=name)
 
 
 def test_the_plan_is_of_the_engine(both: Path) -> None:

@@ -91,7 +91,7 @@ def test_sizes_of_types() -> None:
 
 def kind_of(declared: str) -> object:
     """The ctypes kind of a parameter or result: `const struct ggml_tensor * a`, `size_t`."""
-    if "*" in declared or re.search(r"ggml_(backend\w*|gallocr)_t\b", declared):
+    if "*" in declared or re.search(r"ggml_(backend\w*|gallocr|log_callback)(_t)?\b", declared):
         return ctypes.c_char_p if declared.startswith("const char *") else ctypes.c_void_p
     plain = {
         "void": None,
