@@ -29,7 +29,8 @@ class Weights:
 
     def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufFile, *, repack: bool) -> None:
         names = {name: file.tensors[gguf_name(name)] for name in config.backbone_shapes()}
-        self._data = _mapped(file.path, names["embedding"])
+        mapping = _mapped(file.path, names["embedding"])
+        self._data: U8 = np.frombuffer(mapping, np.uint8)
         self._memory = Memory(ggml, self._data)
         self._arena = Arena(ggml, 2 * len(names))
         self.tensors: dict[str, Tensor] = {}
@@ -43,6 +44,8 @@ class Weights:
         if repack:
             self._repacked = _Repacked(ggml, self._arena, self._data, names)
             self.products = self.tensors | self._repacked.tensors
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapping.madvise(mmap.MADV_DONTNEED)  # pages that were read for the copies
 
 
 class _Repacked:
@@ -86,7 +89,7 @@ def _up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def _mapped(path: Path, embedding: GgufTensor) -> U8:
+def _mapped(path: Path, embedding: GgufTensor) -> mmap.mmap:
     """The bytes of a file, which stays open as long as they are used."""
     try:
         with path.open("rb") as file:
@@ -100,4 +103,4 @@ def _mapped(path: Path, embedding: GgufTensor) -> U8:
         for start, stop in ((0, before), (min(after, len(mapping)), len(mapping))):
             if stop > start:
                 mapping.madvise(mmap.MADV_WILLNEED, start, stop - start)
-    return np.frombuffer(mapping, np.uint8)
+    return mapping

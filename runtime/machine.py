@@ -68,14 +68,21 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
     nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
         return np.zeros(shape, dtype)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(memory, dtype).reshape(shape)
+    return np.frombuffer(_anonymous(nbytes), dtype).reshape(shape)
 
 
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Bytes of zeros that begin at a page; the pages come when they are written."""
-    memory = mmap.mmap(-1, max(1, int(np.prod(shape))))
-    return np.frombuffer(memory, np.uint8, int(np.prod(shape))).reshape(shape)
+    nbytes = int(np.prod(shape))
+    memory = _anonymous(max(1, nbytes))
+    return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    """Memory of this process alone: shared, it would count as no one's."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:

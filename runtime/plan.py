@@ -201,7 +201,9 @@ def _refusal(
     parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in least.parts())
     whose = "memory" if asked else "what this machine leaves"
     advice = "allow more or shorten the context"
-    if not loading.prepared and 2 * least.weights > least.total:
+    if loading.repack:
+        advice += ", or load without repack"
+    elif not loading.prepared and 2 * least.weights > least.total:
         advice += f", or keep the weights in a file: stem-edge prepare {bundle.path}"
     return (
         f"{whose} of {limit:,} bytes is too small for {bundle.path}: at least {least.total:,} "

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from stem_edge import ggml_types, gguf_schema
 from stem_edge.bundle import (
     BACKBONE_DATA,
-    GGUF,
     PREFILL_DATA,
     VOCABULARY_KINDS,
     WEIGHT_BITS,
@@ -69,7 +68,7 @@ def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footpr
     """Of a bundle that exists, on an engine that it has a backbone for. Default: the first."""
     tables, model = manifest.table_format, manifest.model
     if (engine or manifest.engines[0]) == "ggml" and manifest.gguf is not None:
-        return gguf_footprint(model, manifest.gguf, tables, manifest.files[GGUF].nbytes)
+        return gguf_footprint(model, manifest.gguf, tables)
     if manifest.backbone is None:
         raise ValueError(f"the bundle has no backbone for {engine}")
     prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
@@ -121,10 +120,8 @@ def _onnx_footprint(
     )
 
 
-def gguf_footprint(
-    model: ModelConfig, gguf: GgufFormat, tables: TableFormat | None, data: int | None = None
-) -> Footprint:
-    """Of a backbone for ggml. `data`: bytes of the file; default: of its tensors."""
+def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | None) -> Footprint:
+    """Of a backbone for ggml; the description of its tensors, tokenizer included, not counted."""
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
     head = sizes["embedding" if model.tied_head else "head"]
     kv = FLOAT if gguf_schema.kv_type(gguf.weights) == ggml_types.F32 else HALF
@@ -135,7 +132,7 @@ def gguf_footprint(
         model=model,
         backbone=gguf,
         table_format=tables,
-        backbone_nbytes=total if data is None else data,
+        backbone_nbytes=total,
         embedding_nbytes=sizes["embedding"],
         head_nbytes=head,
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),

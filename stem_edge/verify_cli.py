@@ -15,8 +15,9 @@ from stem_edge.units import format_size
 
 DESCRIPTION = """\
 Compare every file of a bundle with the size and sha256 that its manifest lists.
-With --runs, generate instead with every engine that is installed, size of cache, way of reading and
-way of loading, which must not change a single token of what an engine computes. Exit status 0 if all are right, 1 if not."""
+With --runs, generate instead with every size of cache, way of reading and way of loading, on every
+engine that is installed: on one engine, they must not change a single token.
+Exit status 0 if all are right, 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,9 @@ from stem_edge.bundle import BackboneFormat, WeightType
 from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.measuring import fit_cli
+from stem_edge.measuring.candidates import CHOICES
 from stem_edge.measuring.devices import DEVICES, find_device
-from stem_edge.measuring.fit import CHOICES, Fit, Way, fit_on_device
+from stem_edge.measuring.fit import Fit, Way, fit_on_device
 from stem_edge.units import parse_size
 
 Capture = pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from stem_edge.ggml import library_path
 from stem_edge.measuring import bench_machine, rates_ggml
 from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_figures import token_nbytes
-from stem_edge.measuring.fit import GGUF_CHOICES
+from stem_edge.measuring.candidates import GGUF_CHOICES
 from stem_edge.measuring.measure_report import table, to_dict
 from stem_edge.measuring.quality import evaluate
 from stem_edge.measuring.rates import measure_rates
@@ -103,7 +104,7 @@ def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stats_name_the_engine(both: Path) -> None:
     lines = {}
     for engine in ("onnxruntime", "ggml"):
-        with stem_edge.load(both, engine=engine, warm_start=False) as model:  # type: ignore[arg-type]
+        with stem_edge.load(both, engine=engine, warm_start=False) as model:
             model.generate_text("The", max_new_tokens=2)
             assert model.stats.to_dict()["engine"] == engine
             lines[engine] = model.stats.line()
@@ -132,7 +133,7 @@ def test_rates_of_rearranged_matrices(alone: Path) -> None:
 
 def test_a_mixture_is_as_slow_as_its_parts() -> None:
     kinds = {(ggml_types.Q4_K, False): 10.0, (ggml_types.Q6_K, False): 5.0}
-    nbytes = rates_ggml.Counter({(ggml_types.Q4_K, False): 20, (ggml_types.Q6_K, False): 10})
+    nbytes = Counter({(ggml_types.Q4_K, False): 20, (ggml_types.Q6_K, False): 10})
     assert rates_ggml._mean_rate(nbytes, kinds) == 30 / 4
 
 

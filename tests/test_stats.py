@@ -1,6 +1,7 @@
 """The figures of one call."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,3 +47,9 @@ def test_line_for_people() -> None:
         "prompt 30 tokens at 60/s, new 11 at 2.5/s, first after 600 ms; "
         "rows 75% hits, 2.50 MB read from flash, 25 ms stalled"
     )
+
+
+def test_line_begins_with_the_engine() -> None:
+    named = replace(STATS, engine="ggml")
+    assert named.line() == f"ggml: {STATS.line()}"
+    assert json.loads(json.dumps(named.to_dict()))["engine"] == "ggml"

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge import evaluate, export_bundle, open_bundle
+from stem_edge.export.options import UNWEIGHTED
 from stem_edge.footprint import Footprint, footprint_of
 
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+BLIND: dict[str, Any] = {"calibration": None, "calibration_tokens": None}
 COLUMNS = (
     "setting",
     "backbone bits a weight",
@@ -39,8 +41,7 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
             for quantizer in ("rtn", "search", "gptq"):
                 name = f"int4 b{block}{' asymmetric' * asymmetric} {quantizer}"
                 yield name, _int4(block, asymmetric=asymmetric, quantizer=quantizer)
-        blind = {"calibration": None, "calibration_tokens": None}
-        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **blind)
+        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **BLIND)
     for bits in ({"head": 8}, {"head": 8, "embedding": 8}, {"head": 8, "embedding": 8, "down": 8}):
         name = ", ".join(f"{kind} {count}" for kind, count in bits.items())
         for quantizer in ("rtn", "gptq"):
@@ -51,6 +52,10 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, {"backbone": backbone, "tables": tables}
     for tables in ("int8", "int4", "mixed"):
         yield f"int4 b32 gptq, {tables} tables", _int4(32, tables=tables, quantizer="gptq")
+    for types in ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"):
+        yield f"gguf {types}", {"engine": "gguf", "backbone": types}
+        if types not in UNWEIGHTED:
+            yield f"gguf {types} without a text", {"engine": "gguf", "backbone": types} | BLIND
 
 
 def _int4(block: int, **options: Any) -> dict[str, Any]:
@@ -75,11 +80,12 @@ def main() -> None:
             if not re.search(args.only, name):
                 continue
             out = Path(folder) / "quantized"
-            usual = EXACT | {
-                "prefill_graph": False,
+            usual: dict[str, Any] = EXACT | {
                 "calibration": args.calibration,
                 "calibration_tokens": args.calibration_tokens,
             }
+            if options.get("engine") != "gguf":
+                usual["prefill_graph"] = False
             export_bundle(args.checkpoint, out, **(usual | options), force=True)
             print(row(name, out, args.text, exact), flush=True)
 
@@ -100,7 +106,9 @@ def row(name: str, bundle: Path, text: Path, exact: Path) -> str:
 def bits_of(size: Footprint) -> float:
     """Bits that a weight of the backbone takes, scales and all."""
     model = size.model
-    tied = model.vocab_size * model.dim if model.tied_head else 0
+    # onnxruntime has a tied head beside the embedding.
+    again = model.tied_head and size.engine == "onnxruntime"
+    tied = model.vocab_size * model.dim if again else 0
     return 8 * size.backbone_nbytes / (model.backbone_parameters + tied)
 
 

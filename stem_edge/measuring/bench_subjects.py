@@ -21,14 +21,14 @@ AGAINST = {
     "flash=NAME": "the same bundle on emulated flash",
     "dense=BUNDLE": "another bundle in the same engine",
     "block=BUNDLE": "the same, where only the block size differs",
-    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure and Q4_K_M (all three), "
-    "Q5_K_M, Q6_K, Q8_0, F16",
+    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
+    "Q5_K_M, Q6_K, ...",
     "torch": "the public trainer's way of computing, in bfloat16",
     "unprepared": "the same bundle without a prepared backbone",
     "mmap": "the same bundle, records read through a mapping",
     "plain": "the same bundle, no rows read ahead",
-    "onnxruntime": "the same bundle on that engine",
-    "ggml": "the same",
+    "onnxruntime": "the same bundle on onnxruntime",
+    "ggml": "the same bundle on ggml",
     "repacked": "the same bundle on ggml, matrices rearranged in memory",
 }
 WAYS: dict[str, dict[str, Any]] = {

@@ -18,13 +18,12 @@ from stem_edge.bundle import (
     Bundle,
     EngineName,
     GgufFormat,
-    GgufType,
-    WeightType,
     open_bundle,
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import Footprint, expected_footprint, footprint_of, gguf_footprint
+from stem_edge.footprint import Footprint, footprint_of
+from stem_edge.measuring.candidates import of_bundle, of_checkpoint
 from stem_edge.measuring.devices import find_device
 from stem_edge.measuring.hit_rates import (
     from_counts,
@@ -33,34 +32,19 @@ from stem_edge.measuring.hit_rates import (
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.models import is_bundle, open_checkpoint
+from stem_edge.measuring.models import is_bundle
 from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, predict
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
 from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import read_ids
-from stem_edge.rows import RowType, make_layout
-from stem_edge.runtime.engines import ENGINES, EngineChoice, choose_engine
+from stem_edge.runtime.engines import EngineChoice
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import DEFAULT_CONTEXT
 from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
-from stem_edge.table_store import TableFormat
 from stem_edge.token_counts import Counts, count_tokens, counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
-# What may be written from a checkpoint, most exact first.
-CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
-    ("int8", "int8", 128),
-    ("int4", "int8", 32),
-    ("int4", "int8", 128),
-    ("int4", "int4", 128),
-)
-GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
-    ("q8_0", "int8"),
-    ("q5_k_m", "int8"),
-    ("q4_k_m", "int8"),
-    ("q4_k_m", "int4"),
-)
 # Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
 WANTED_SLOTS = 1024
@@ -149,7 +133,7 @@ def fit(
     """
     root = Path(path)
     bundle = open_bundle(root) if is_bundle(root) else None
-    models = _of_checkpoint(root, engine) if bundle is None else [_of_bundle(bundle, engine)]
+    models = of_checkpoint(root, engine) if bundle is None else [of_bundle(bundle, engine)]
     if repack and models[0].engine != "ggml":
         raise InputError("repack belongs to ggml, and this is planned for onnxruntime")
     target = _target(
@@ -171,40 +155,6 @@ def fit(
             "or export with fewer bits"
         )
     return fits
-
-
-def _of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
-    return footprint_of(bundle.manifest, choose_engine(bundle, engine))
-
-
-def _of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
-    if engine not in ENGINES:
-        raise InputError(f"engine is {engine!r}; expected one of {', '.join(ENGINES)}")
-    config = open_checkpoint(path).config
-    if engine == "ggml":
-        found = [
-            gguf_footprint(config, GgufFormat(weights=weights), _tables(config, rows))
-            for weights, rows in GGUF_CHOICES
-        ]
-    else:
-        found = [_onnx_candidate(config, *choice) for choice in CHOICES]
-    return found if config.stem_layers else found[:-1]  # the last differs in its tables
-
-
-def _onnx_candidate(
-    config: ModelConfig, weights: WeightType, rows: RowType, block_size: int
-) -> Footprint:
-    backbone = BackboneFormat(weights=weights, head=weights, block_size=block_size, prefill=True)
-    return expected_footprint(config, backbone, _tables(config, rows))
-
-
-def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
-    if not config.stem_layers:
-        return None
-    group = 32 if rows == "int4" else 128
-    layout = make_layout(config.records, config.stem_layers, config.row_parts(), rows, group)
-    indexed = config.stem_ffn == "hash-moe"
-    return TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
 
 
 def _target(

@@ -6,8 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from stem_edge.runtime.ort_session import CPU
-
+CPU = "CPUExecutionProvider"  # onnxruntime's name of it
 QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 SECONDS = 10.0
 

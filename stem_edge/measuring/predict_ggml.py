@@ -28,9 +28,8 @@ def held_by_ggml(
     row_cache = usage.filled_slots * footprint.slot_nbytes if footprint.tables else 0
     repacked = footprint.repacked_nbytes if repack else 0
     running = kv_cache + row_cache + _activations(footprint, plan, usage)
-    mapped = _mapped(footprint, usage)
-    decoding = mapped - repacked
-    return Held(base + LIBRARY_NBYTES + repacked + running, kv_cache, mapped, decoding)
+    mapped = _mapped(footprint, usage) - repacked
+    return Held(base + LIBRARY_NBYTES + repacked + running, kv_cache, mapped, mapped)
 
 
 def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:

@@ -1,0 +1,67 @@
+"""What fit chooses from: a bundle as it is, or the types that a checkpoint could be exported with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stem_edge.bundle import BackboneFormat, Bundle, GgufFormat, GgufType, WeightType
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError
+from stem_edge.footprint import Footprint, expected_footprint, footprint_of, gguf_footprint
+from stem_edge.measuring.models import open_checkpoint
+from stem_edge.rows import RowType, make_layout
+from stem_edge.runtime.engines import ENGINES, EngineChoice, choose_engine
+from stem_edge.table_store import TableFormat
+
+# What may be written from a checkpoint, most exact first.
+CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
+    ("int8", "int8", 128),
+    ("int4", "int8", 32),
+    ("int4", "int8", 128),
+    ("int4", "int4", 128),
+)
+GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
+    ("q8_0", "int8"),
+    ("q5_k_m", "int8"),
+    ("q4_k_m", "int8"),
+    ("q4_k_m", "int4"),
+)
+
+
+def of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
+    """Of a bundle on the engine that load would choose. Raises InputError, BackendError."""
+    return footprint_of(bundle.manifest, choose_engine(bundle, engine))
+
+
+def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
+    """Of the bundles that an export of a checkpoint could make for an engine, most exact first.
+
+    Raises InputError, CheckpointError.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}; expected one of {', '.join(ENGINES)}")
+    config = open_checkpoint(path).config
+    if engine == "ggml":
+        found = [
+            gguf_footprint(config, GgufFormat(weights=weights), _tables(config, rows))
+            for weights, rows in GGUF_CHOICES
+        ]
+    else:
+        found = [_onnx_candidate(config, *choice) for choice in CHOICES]
+    return found if config.stem_layers else found[:-1]  # the last differs in its tables
+
+
+def _onnx_candidate(
+    config: ModelConfig, weights: WeightType, rows: RowType, block_size: int
+) -> Footprint:
+    backbone = BackboneFormat(weights=weights, head=weights, block_size=block_size, prefill=True)
+    return expected_footprint(config, backbone, _tables(config, rows))
+
+
+def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
+    if not config.stem_layers:
+        return None
+    group = 32 if rows == "int4" else 128
+    layout = make_layout(config.records, config.stem_layers, config.row_parts(), rows, group)
+    indexed = config.stem_ffn == "hash-moe"
+    return TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
