@@ -26,7 +26,7 @@ from stem_edge.graph_io import EARLY, layer_graphs
 from stem_edge.quantize import F32
 from stem_edge.rope import frequency_factors
 from stem_edge.runtime.ggml_graph import Graph, Scratch, Tensor
-from stem_edge.runtime.ggml_kv import Hidden, KvCache, rounded
+from stem_edge.runtime.ggml_kv import Columns, KvCache, rounded
 from stem_edge.runtime.ggml_layers import Layer, LayerInputs, emit_head
 from stem_edge.runtime.ggml_model import GgmlModel
 from stem_edge.runtime.machine import return_freed_memory
@@ -59,7 +59,7 @@ class _Step:
     graph: Graph
     token_ids: Tensor | None
     layers: LayerInputs | None
-    logits: Tensor | None
+    logits: Columns | None
 
 
 class GgmlContext:
@@ -69,7 +69,7 @@ class GgmlContext:
         self.length, self._model, self._config = length, model, model.config
         self._kv = KvCache(model, length)
         self._scratch = Scratch(model.ggml)
-        self._hidden = Hidden(model, 0)
+        self._hidden = Columns(model.ggml, self._config.dim, 0)
         # Before rows are needed or after, for a prompt or not -> the last shape and its graph.
         self._steps: dict[tuple[bool, bool], tuple[tuple[int, ...], _Step]] = {}
         self._factors = frequency_factors(self._config)
@@ -88,7 +88,7 @@ class GgmlContext:
         """See BackendContext.begin. One kind of graph serves for prompts and decoding."""
         self._position, self._count = position, len(token_ids)
         if self._count > self._hidden.count:
-            self._hidden = Hidden(self._model, self._count)
+            self._hidden = Columns(self._model.ggml, self._config.dim, self._count)
             self._steps.clear()
         step = self._step(0, early=True)
         if step.token_ids is not None:
@@ -97,14 +97,15 @@ class GgmlContext:
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
         """See BackendContext.finish."""
-        result = np.empty((logits, self._config.vocab_size), np.float32)
+        result = None
         if logits or self._layers[False]:
             step = self._step(logits, early=False)
             self._run(step, slot_ids)
-            if step.logits is not None:
-                step.graph.get(step.logits, result)
+            result = step.logits
         self._kv.fill(self._position + self._count)
-        return result
+        return (
+            np.empty((0, self._config.vocab_size), np.float32) if result is None else result.values
+        )
 
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
         inputs, graph = step.layers, step.graph
@@ -146,7 +147,7 @@ class GgmlContext:
         for number in layers:
             if inputs is not None:
                 slots = model.slots.get(number, [])
-                layer = Layer(graph, config, model.weights, number, slots)
+                layer = Layer(graph, config, model.weights, number, slots, count)
                 x = layer.emit(x, inputs, self._kv.tensors)
         if early:
             graph.emit(graph.op("cpy", x, hidden))
@@ -154,24 +155,24 @@ class GgmlContext:
         graph.emit(x)
         return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
 
-    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Tensor | None:
+    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns | None:
         """Of the last `count` tokens of x [dim, T]."""
         if not count:
             return None
         line = self._config.dim * ggml_types.F32.nbytes
         start = (self._count - count) * line
         wanted = graph.op("view_2d", x, self._config.dim, count, line, start)
-        logits = emit_head(graph, self._config, self._model.weights, wanted)
-        graph.ggml.set_output(logits)
+        logits = emit_head(graph, self._config, self._model.weights, wanted, count)
+        result = Columns(graph.ggml, self._config.vocab_size, count)
+        result.take(logits)
         graph.emit(logits)
-        return logits
+        return result
 
     def _inputs(self, graph: Graph, layers: range, cells: int, *, early: bool) -> LayerInputs:
         count, factors = self._count, self._factors
         windows = {self._config.window(number) for number in layers}
         takes_rows = not early and bool(self._model.slots)
         return LayerInputs(
-            count=count,
             cells=cells,
             positions=graph.input(ggml_types.I32, count),
             own_cells=graph.input(ggml_types.I64, count),

@@ -126,10 +126,6 @@ class Graph:
             )
         self.ggml.backend_tensor_set(tensor, values.ctypes.data, 0, values.nbytes)
 
-    def get(self, tensor: Tensor, into: npt.NDArray[np.float32]) -> None:
-        """Copy a result."""
-        self.ggml.backend_tensor_get(tensor, into.ctypes.data, 0, into.nbytes)
-
     def run(self) -> None:
         """Compute everything. Raises BackendError."""
         status = self.ggml.backend_graph_compute(self._processor.handle, self.handle)

@@ -1,8 +1,12 @@
-"""Memory of one context on ggml: keys and values, and the hidden state between two graphs."""
+"""Memory of one context on ggml: keys and values, and what goes into and out of graphs."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from stem_edge import ggml_types
+from stem_edge.ggml import Ggml
+from stem_edge.quantize import F32
 from stem_edge.runtime.ggml_graph import Arena, Graph, Memory, Tensor
 from stem_edge.runtime.ggml_layers import KvTensors
 from stem_edge.runtime.ggml_model import GgmlModel
@@ -39,20 +43,24 @@ class KvCache:
         self._filled = max(self._filled, tokens)
 
 
-class Hidden:
-    """The hidden state [dim, count] between the layers that need no rows and the others."""
+class Columns:
+    """Vectors float32 [count, width] that outlive a run: hidden states between graphs, logits."""
 
-    def __init__(self, model: GgmlModel, count: int) -> None:
-        self.count, self._dim = count, model.config.dim
-        self._memory = Memory(
-            model.ggml, page_aligned((self._dim * max(1, count) * ggml_types.F32.nbytes,))
-        )
+    def __init__(self, ggml: Ggml, width: int, count: int) -> None:
+        self.count, self._width = count, width
+        data = page_aligned((max(1, count) * width * ggml_types.F32.nbytes,))
+        self._memory = Memory(ggml, data)
+        self.values: F32 = data.view(np.float32).reshape(-1, width)[:count]
 
     def tensor(self, graph: Graph, count: int) -> Tensor:
-        """As a tensor of a graph, of the first `count` tokens."""
-        made = graph.arena.tensor(ggml_types.F32, self._dim, count)
+        """The first `count` as a tensor of a graph, [width, count]."""
+        made = graph.arena.tensor(ggml_types.F32, self._width, count)
         self._memory.place(made)
         return made
+
+    def take(self, result: Tensor) -> None:
+        """Let the result of an operator be written here."""
+        self._memory.place(result)
 
 
 def rounded(tokens: int) -> int:

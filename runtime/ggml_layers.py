@@ -30,7 +30,6 @@ class KvTensors:
 class LayerInputs:
     """What a step gives to the graph. T tokens attend to the first `cells` cells."""
 
-    count: int  # T
     cells: int
     positions: Tensor  # I32 [T]
     own_cells: Tensor  # I64 [T]: where keys and values of these tokens go
@@ -49,9 +48,11 @@ class Layer:
         weights: Weights,
         number: int,
         slots: list[Tensor],
+        count: int,
     ) -> None:
-        """slots: tensors of the row cache for this layer, one a part of a row."""
+        """slots: tensors of the row cache for this layer, one a part of a row; count: tokens."""
         self._graph, self._config, self._number = graph, config, number
+        self._count = count
         self._weights, self._slots = weights, slots
         self._at = f"layers.{number}."
 
@@ -68,7 +69,7 @@ class Layer:
 
     def _attention(self, x: Tensor, inputs: LayerInputs, kv: KvTensors) -> Tensor:
         graph, config = self._graph, self._config
-        heads, width, count = config.n_heads, config.head_dim, inputs.count
+        heads, width, count = config.n_heads, config.head_dim, self._count
         q = self._rotated("wq", "q_norm", x, heads, inputs)
         k = self._rotated("wk", "k_norm", x, config.n_kv_heads, inputs)
         k = graph.op("reshape_2d", k, config.n_kv_heads * width, count)
@@ -83,7 +84,7 @@ class Layer:
         """Heads [head_dim, heads, T] of q or k, normed if the model does that, and rotated."""
         graph, config = self._graph, self._config
         product = self._product(name, x)
-        cut = graph.op("reshape_3d", product, config.head_dim, heads, inputs.count)
+        cut = graph.op("reshape_3d", product, config.head_dim, heads, self._count)
         if config.qk_norm_eps is not None:
             normed = graph.op("rms_norm", cut, config.qk_norm_eps)
             cut = graph.op("mul", normed, self._weights.tensors[self._at + norm])
@@ -122,7 +123,7 @@ class Layer:
 
     def _expert(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """The FFN that each token's own row is, gate and up with their lines alternating."""
-        graph, config, count = self._graph, self._config, inputs.count
+        graph, config, count = self._graph, self._config, self._count
         ids = graph.op("reshape_2d", inputs.slot_ids, 1, count)
         inner, outer = self._slots
         both = graph.op("mul_mat_id", inner, graph.op("reshape_3d", x, config.dim, 1, count), ids)
@@ -144,7 +145,8 @@ class Layer:
 
     def _product(self, name: str, x: Tensor) -> Tensor:
         """A matrix of this layer times x [K, T], plus its bias."""
-        product = self._graph.op("mul_mat", self._weights.products[self._at + name], x)
+        matrix = self._weights.product(self._at + name, self._count)
+        product = self._graph.op("mul_mat", matrix, x)
         bias = self._weights.tensors.get(f"{self._at}{name}.bias")
         return product if bias is None else self._graph.op("add", product, bias)
 
@@ -160,10 +162,10 @@ def rms_norm(graph: Graph, x: Tensor, weight: Tensor, config: ModelConfig) -> Te
     return graph.op("mul", graph.op("rms_norm", x, config.norm_eps), weight)
 
 
-def emit_head(graph: Graph, config: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
-    """Logits [V, n] of the last layer's hidden states [dim, n]."""
+def emit_head(graph: Graph, config: ModelConfig, weights: Weights, x: Tensor, count: int) -> Tensor:
+    """Logits [V, count] of the last layer's hidden states [dim, count]."""
     normed = rms_norm(graph, x, weights.tensors["norm"], config)
-    logits = graph.op("mul_mat", weights.products["head"], normed)
+    logits = graph.op("mul_mat", weights.product("head", count), normed)
     if "head" in config.biases:
         logits = graph.op("add", logits, weights.tensors["head.bias"])
     if config.logit_softcap:

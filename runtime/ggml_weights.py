@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import mmap
+import platform
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml
+from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_file import GgufFile, GgufTensor
 from stem_edge.gguf_schema import gguf_name, repacks
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor
+from stem_edge.runtime.machine import advise_huge_pages
 
 REPACK = "CPU_REPACK"  # ggml's name of the memory in which it rearranges weights
+MANY_TOKENS = 8
+X86 = ("x86_64", "amd64")
 
 
 class Weights:
     """Backbone tensor (ModelConfig.backbone_shapes) -> tensor of ggml.
 
-    `products` are for mul_mat alone: those that could be rearranged are, if asked for. Everything
-    else is in `tensors`. Raises BackendError.
+    Matrices that can be rearranged have a copy that is, if asked for. Raises BackendError.
     """
 
     def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufFile, *, repack: bool) -> None:
@@ -40,12 +45,25 @@ class Weights:
         if config.tied_head:
             self.tensors["head"] = self.tensors["embedding"]
             names["head"] = names["embedding"]
-        self.products: Mapping[str, Tensor] = dict(self.tensors)
+        self._few = self._many = self.tensors
         if repack:
             self._repacked = _Repacked(ggml, self._arena, self._data, names)
-            self.products = self.tensors | self._repacked.tensors
+            copies = self._repacked.tensors
+            self._few = self.tensors | copies
+            many = {n: c for n, c in copies.items() if repacked_for_prompts(names[n].type)}
+            self._many = self.tensors | many
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)  # pages that were read for the copies
+
+    def product(self, name: str, tokens: int) -> Tensor:
+        """A matrix for mul_mat with the hidden states of so many tokens, and for nothing else."""
+        return (self._few if tokens < MANY_TOKENS else self._many)[name]
+
+
+def repacked_for_prompts(stored: TensorType) -> bool:
+    """Whether the copy is the faster one for many tokens, too. Decided by what was measured
+    (README), and not at each load, so that the same prompt always gives the same text."""
+    return stored is not ggml_types.Q4_K or platform.machine().lower() not in X86
 
 
 class _Repacked:
@@ -77,6 +95,8 @@ class _Repacked:
         if not buffer:
             raise BackendError(f"ggml cannot take {total:,} bytes for rearranged weights")
         weakref.finalize(self, ggml.backend_buffer_free, buffer)
+        # 7 % of a decode step at the 1B shape: pages of 4 KiB end what a processor reads ahead.
+        advise_huge_pages(ggml.backend_buffer_get_base(buffer), total + alignment)
         address = _up(ggml.backend_buffer_get_base(buffer), alignment)
         for name, made in self.tensors.items():
             ggml.backend_tensor_alloc(buffer, made, address)

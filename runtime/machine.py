@@ -23,6 +23,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 # Smaller arrays are not worth a call to the system.
 LEAST_NBYTES = 1 << 18
+HUGE_PAGE = 2 << 20
 # Where the system does not tell: about what Python with numpy and onnxruntime takes.
 TYPICAL_PROCESS_NBYTES = 64 << 20
 
@@ -76,6 +77,17 @@ def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     nbytes = int(np.prod(shape))
     memory = _anonymous(max(1, nbytes))
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
+
+
+def advise_huge_pages(address: int, nbytes: int) -> None:
+    """Ask for large pages under memory that is about to be filled, and read in full again and again."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    start = -(-address // HUGE_PAGE) * HUGE_PAGE
+    length = (address + nbytes - start) // HUGE_PAGE * HUGE_PAGE
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if length > 0 and advise is not None:
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
