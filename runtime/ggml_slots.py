@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stem_edge import ggml_types, gguf_schema
 from stem_edge.quantize import U8, unpack_codes
-from stem_edge.rows import RecordLayout
+from stem_edge.rows import RecordLayout, Scales
 from stem_edge.runtime.machine import page_aligned
 
 
@@ -37,32 +37,34 @@ class BlockSlots:
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
         """See Slots.write."""
-        for index, parts in enumerate(self.rows):
-            rows = self._encoded(records, index)
+        rows = self._encoded(records)
+        for layer, parts in enumerate(self.rows):
             for part, end in zip(parts, itertools.accumulate(self._sizes), strict=True):
-                part[slots] = rows[:, end - part.shape[1] : end]
+                part[slots] = rows[:, layer, end - part.shape[1] : end]
 
-    def _encoded(self, records: U8, index: int) -> U8:
-        """Rows [n, bytes] of the `index`-th STEM layer in the form of the slots."""
+    def _encoded(self, records: U8) -> U8:
+        """Rows [n, layers, bytes] in the form of the slots."""
         layout = self.layout
-        if self.type is ggml_types.F32:
-            return layout.unpack(records, index).view(np.uint8)
-        codes = layout.row_codes(records, index)
-        if self.type is ggml_types.F16:
-            return np.ascontiguousarray(codes).view(np.uint8)
-        return _blocks(codes.view(np.uint8), layout.row_scales(records, index), layout.bits)
+        if self.type is ggml_types.F32 and layout.quantized:
+            rows = [layout.unpack(records, layer) for layer in range(len(layout.layers))]
+            return np.stack(rows, axis=1).view(np.uint8)
+        codes, scales = layout.split(records)
+        if not layout.quantized:
+            return codes.view(np.uint8)
+        return _blocks(codes.view(np.uint8), scales, layout.bits)
 
 
-def _blocks(codes: U8, scales: npt.NDArray[np.floating], bits: int) -> U8:
-    """Blocks of 32 codes after their scale, [n, bytes], from codes [n, bytes] and scales [n, G]."""
-    values = unpack_codes(codes, bits) if bits == 4 else codes
-    rows, width = values.shape
-    count = width // ggml_types.Q8_0.block
-    repeated = np.repeat(scales.astype(np.float16), count // scales.shape[1], axis=1)
-    values = values.reshape(rows, count, -1)
+def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
+    """Blocks of 32 codes after their scale, [n, layers, bytes]; the arguments as of `split`."""
+    count, layers, groups = scales.shape
+    rows = codes.reshape(count * layers, -1)
+    values = unpack_codes(rows, bits) if bits == 4 else rows
+    blocks = values.shape[1] // ggml_types.Q8_0.block
+    values = values.reshape(len(rows), blocks, -1)
     if bits == 8:
         stored = values ^ np.uint8(0x80)  # from codes around 128 to signed ones
     else:  # the first half of a block in the low nibbles, the second in the high ones
         stored = values[:, :, :16] | (values[:, :, 16:] << np.uint8(4))
-    heads = repeated.view(np.uint8).reshape(rows, count, 2)
-    return np.concatenate([heads, stored], axis=2).reshape(rows, -1)
+    repeated = np.repeat(scales.reshape(-1, groups).astype(np.float16), blocks // groups, axis=1)
+    heads = repeated.view(np.uint8).reshape(len(rows), blocks, 2)
+    return np.concatenate([heads, stored], axis=2).reshape(count, layers, -1)

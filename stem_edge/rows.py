@@ -178,6 +178,12 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         stop = (index + 1) * self.row_nbytes
         return records[:, start:stop].view(self.scales_dtype)
 
+    def split(self, records: U8) -> tuple[Codes, Scales]:
+        """Codes [n, layers, columns] and scales [n, layers, groups] of all STEM layers: views."""
+        rows = records.reshape(len(records), len(self.layers), self.row_nbytes)
+        codes = rows[:, :, : self.codes_nbytes].view(self.codes_dtype)
+        return codes, rows[:, :, self.codes_nbytes :].view(self.scales_dtype)
+
     def pack(self, rows: Sequence[F32], *, search: bool = False) -> U8:
         """Records [n, record_nbytes] from one float32 [n, row_width] for each STEM layer.
 
