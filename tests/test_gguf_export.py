@@ -262,7 +262,7 @@ def test_the_command(
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     told = capsys.readouterr().out
-    for name in ("--engine {onnx,gguf}", "q4_k_m is the usual one", "--add", *GGUF_TYPES):
+    for name in ("--engine {onnx,gguf,llama.cpp}", "q4_k_m is the usual one", "--add", *GGUF_TYPES):
         assert name in told
 
 
