@@ -105,6 +105,7 @@ def _add_backbone(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--backbone",
+        type=str.lower,  # llama.cpp writes Q4_K_M
         choices=[name for types, _ in BACKBONES.values() for name in types],
         metavar="TYPE",
         help="; ".join(

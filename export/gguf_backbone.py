@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from stem_edge import gguf_schema
 from stem_edge.bundle import GGUF, FileEntry, GgufFormat, GgufType
-from stem_edge.config import ModelConfig
 from stem_edge.export.calibration import sequences
 from stem_edge.export.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
@@ -29,7 +26,6 @@ FILE_TYPES: dict[GgufType, int] = {
     "q5_k_m": 17,
     "q6_k": 18,
 }
-QUANTIZATION_VERSION = 2  # of ggml's blocks
 STACKED = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # as the quality report names matrices
 
 
@@ -93,22 +89,17 @@ class GgufBackbone:
         ]
 
     def _metadata(self) -> dict[str, GgufValue]:
-        source, config = self._job.source, as_stored(self._job.source.config)
+        source, config = self._job.source, self._job.source.config
         values: dict[str, GgufValue] = {
             "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
             "general.file_type": FILE_TYPES[self._format.weights],
-            "general.quantization_version": QUANTIZATION_VERSION,
+            "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
             "general.alignment": gguf_schema.ALIGNMENT,
             **gguf_schema.model_metadata(config),
         }
         if config.stem_layers:
             values[gguf_schema.TABLES_KEY] = gguf_schema.tables_hash(self._written())
         return values | tokenizer_metadata(self._job.converted, config.vocab_size)
-
-
-def as_stored(config: ModelConfig) -> ModelConfig:
-    """As the manifest gives it back: a reader may have left whole floats as int."""
-    return msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
 
 
 def _kind(name: str) -> str:

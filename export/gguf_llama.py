@@ -24,7 +24,7 @@ from stem_edge.bundle import FileEntry, GgufType
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.export.gguf_backbone import FILE_TYPES, QUANTIZATION_VERSION
+from stem_edge.export.gguf_backbone import FILE_TYPES
 from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
 from stem_edge.export.report import ErrorMeter
 from stem_edge.ggml import Ggml
@@ -68,7 +68,7 @@ def write_dense(
         "general.name": source.path.name or "model",
         "general.description": f"exported by stem-edge {stem_edge.__version__}",
         "general.file_type": FILE_TYPES[weights],
-        "general.quantization_version": QUANTIZATION_VERSION,
+        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
         **_model_metadata(config, architecture),
         **keys,
         **tokenizer,

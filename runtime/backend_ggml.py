@@ -88,8 +88,8 @@ class GgmlContext:
         """See BackendContext.begin. One kind of graph serves for prompts and decoding."""
         self._position, self._count = position, len(token_ids)
         if self._count > self._hidden.count:
+            self._steps.clear()  # before what they point to goes
             self._hidden = Columns(self._model.ggml, self._config.dim, self._count)
-            self._steps.clear()
         step = self._step(0, early=True)
         if step.token_ids is not None:
             step.graph.set(step.token_ids, token_ids.astype(np.int32))
@@ -129,8 +129,10 @@ class GgmlContext:
         if known is not None and known[0] == shape:
             return known[1]
         step = self._build(cells, logits, early=early)
-        if self._scratch.place(step.graph):
-            self._steps.clear()  # what they point to is gone
+        # Without them, in case of an interrupt: what they point to may be gone when place returns.
+        others, self._steps = self._steps, {}
+        if not self._scratch.place(step.graph):
+            self._steps = others
         self._steps[kind] = (shape, step)
         return step
 
@@ -184,6 +186,7 @@ class GgmlContext:
 
 def _mask(positions: npt.NDArray[np.int64], cells: int, window: int) -> npt.NDArray[np.float16]:
     """0 where a token [T] sees a cell [cells], else -inf: earlier tokens, of the window if any."""
-    ago = positions[:, None] - np.arange(cells)
-    seen = (ago >= 0) & (ago < (window or cells))
-    return np.where(seen, np.float16(0), np.float16(-np.inf))
+    mask = np.full((len(positions), cells), -np.inf, np.float16)
+    for row, position in zip(mask, positions.tolist(), strict=True):
+        row[max(0, position + 1 - window) if window else 0 : position + 1] = 0
+    return mask

@@ -67,11 +67,27 @@ def check_installed(bundle: Bundle, engine: EngineName) -> None:
     """Raises BackendError if the engine that was chosen is not there."""
     if is_installed(engine):
         return
-    install = INSTALL if engine == "ggml" else "pip install onnxruntime"
+    install = "pip install onnxruntime"
+    if engine == "ggml":
+        install = f"{INSTALL} (it compiles for some minutes, see README)"
+    others = [name for name in bundle.manifest.engines if is_installed(name)]
+    instead = f", or leave it to {others[0]}" if others else ""
     raise BackendError(
-        f"{bundle.path}: its backbone is for {engine}, which is not installed; install it with: "
-        f"{install}"
+        f"{bundle.path}: {engine} is not installed; install it with: {install}{instead}"
     )
+
+
+def check_options(
+    engine: EngineName, *, providers: list[str] | None, prefill_graph: bool | None, repack: bool
+) -> None:
+    """Raises InputError for options that the engine does not have."""
+    if engine == "ggml" and (providers or prefill_graph):
+        raise InputError(
+            "providers and prefill_graph belong to onnxruntime, and this runs on ggml; leave them "
+            "out, or choose engine onnxruntime"
+        )
+    if engine == "onnxruntime" and repack:
+        raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
 
 
 def open_loader(
@@ -88,17 +104,11 @@ def open_loader(
 ) -> EngineLoader:
     """The loader of an engine; arguments as of stem_edge.load. Raises InputError, BackendError."""
     check_installed(bundle, engine)
+    check_options(engine, providers=providers, prefill_graph=prefill_graph, repack=repack)
     if engine == "ggml":
-        if providers or prefill_graph:
-            raise InputError(
-                "providers and prefill_graph belong to onnxruntime, and this runs on ggml; leave "
-                "them out, or choose engine onnxruntime"
-            )
         from stem_edge.runtime.loading_ggml import GgmlLoader
 
         return GgmlLoader(bundle, threads, repack=repack, cache_dir=cache_dir)
-    if repack:
-        raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
     from stem_edge.runtime.loading_ort import OrtLoader
 
     return OrtLoader(

@@ -7,6 +7,7 @@ keeps the weights, so closing a model while one generates frees nothing that is 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,14 @@ from stem_edge.gguf_schema import ALIGNMENT
 Tensor = int  # an opaque pointer
 
 
+def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
+    """Free a handle when its owner is collected; at the end of the process, the system frees it.
+
+    At exit a daemon thread may still compute with it.
+    """
+    weakref.finalize(owner, free, handle).atexit = False
+
+
 class Arena:
     """Descriptions of up to so many tensors, and of a graph over them. No data."""
 
@@ -29,7 +38,7 @@ class Arena:
         self.context = ggml.init(InitParams(nbytes, None, True))
         if not self.context:
             raise BackendError(f"ggml cannot take {nbytes:,} bytes for the description of a graph")
-        weakref.finalize(self, ggml.free, self.context)
+        freed_with(self, ggml.free, self.context)
 
     def tensor(self, kind: TensorType, *sizes: int) -> Tensor:
         """A new tensor; sizes innermost first, as ggml counts."""
@@ -47,7 +56,7 @@ class Memory:
         self._buffer = ggml.backend_cpu_buffer_from_ptr(self._address, data.nbytes)
         if not self._buffer:
             raise BackendError(f"ggml cannot use a buffer of {data.nbytes:,} bytes")
-        weakref.finalize(self, ggml.backend_buffer_free, self._buffer)
+        freed_with(self, ggml.backend_buffer_free, self._buffer)
 
     def place(self, tensor: Tensor, offset: int = 0) -> None:
         """Let a tensor's data begin so many bytes into this memory."""
@@ -67,7 +76,7 @@ class Processor:
         self.handle = ggml.backend_cpu_init()
         if not self.handle:
             raise BackendError("ggml cannot start its CPU backend")
-        weakref.finalize(self, ggml.backend_free, self.handle)
+        freed_with(self, ggml.backend_free, self.handle)
         ggml.backend_cpu_set_n_threads(self.handle, threads)
 
 
@@ -77,7 +86,7 @@ class Scratch:
     def __init__(self, ggml: Ggml) -> None:
         self._ggml = ggml
         self._handle = ggml.gallocr_new(ggml.backend_cpu_buffer_type())
-        weakref.finalize(self, ggml.gallocr_free, self._handle)
+        freed_with(self, ggml.gallocr_free, self._handle)
 
     @property
     def nbytes(self) -> int:

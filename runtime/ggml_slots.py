@@ -1,7 +1,8 @@
 """Slots of the row cache as tensors of ggml, quantized rows in ggml's own blocks.
 
 int8 rows become Q8_0 and int4 rows Q4_0: the same codes, in blocks of 32 with a float16 scale each.
-A group's scale is repeated for its blocks; rounding it to float16 costs 2**-11 of a value at most.
+A group's scale is repeated for its blocks. Rounding it to float16 costs 2**-11 of a value at most,
+unless the scale is below 6e-5: then 3e-8 times the code, 4e-6 at most.
 Rows in smaller groups, which no block can hold, are kept as float32.
 """
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from stem_edge import ggml_types, gguf_schema
 from stem_edge.quantize import U8, unpack_codes
-from stem_edge.rows import RecordLayout, Scales
+from stem_edge.rows import FP16_MAX, RecordLayout, Scales
 from stem_edge.runtime.machine import page_aligned
 
 
@@ -65,6 +66,10 @@ def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
         stored = values ^ np.uint8(0x80)  # from codes around 128 to signed ones
     else:  # the first half of a block in the low nibbles, the second in the high ones
         stored = values[:, :, :16] | (values[:, :, 16:] << np.uint8(4))
-    repeated = np.repeat(scales.reshape(-1, groups).astype(np.float16), blocks // groups, axis=1)
+    repeated = np.repeat(
+        scales.reshape(-1, groups).clip(-FP16_MAX, FP16_MAX).astype(np.float16),
+        blocks // groups,
+        axis=1,
+    )
     heads = repeated.view(np.uint8).reshape(len(rows), blocks, 2)
     return np.concatenate([heads, stored], axis=2).reshape(count, layers, -1)

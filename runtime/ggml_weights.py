@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import platform
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from stem_edge.gguf_file import GgufFile, GgufTensor
 from stem_edge.gguf_schema import gguf_name, repacks
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor
-from stem_edge.runtime.machine import advise_huge_pages
+from stem_edge.runtime.ggml_repack import RepackedMemory
 
-REPACK = "CPU_REPACK"  # ggml's name of the memory in which it rearranges weights
 MANY_TOKENS = 8
 X86 = ("x86_64", "amd64")
 
@@ -47,13 +45,30 @@ class Weights:
             names["head"] = names["embedding"]
         self._few = self._many = self.tensors
         if repack:
-            self._repacked = _Repacked(ggml, self._arena, self._data, names)
-            copies = self._repacked.tensors
+            copies = self._repack(ggml, names)
             self._few = self.tensors | copies
             many = {n: c for n, c in copies.items() if repacked_for_prompts(names[n].type)}
             self._many = self.tensors | many
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)  # pages that were read for the copies
+
+    def _repack(self, ggml: Ggml, names: Mapping[str, GgufTensor]) -> dict[str, Tensor]:
+        """Rearranged copies of the matrices that ggml has faster kernels for."""
+        stored = {
+            name: tensor
+            for name, tensor in names.items()
+            if len(tensor.shape) == 2
+            and name != "embedding"
+            and repacks(tensor.type, tensor.shape[0])
+        }
+        copies = {
+            name: self._arena.tensor(tensor.type, *reversed(tensor.shape))
+            for name, tensor in stored.items()
+        }
+        self._copies = RepackedMemory(ggml, list(copies.values()))
+        for name, copy in copies.items():
+            self._copies.fill(copy, self._data.ctypes.data + stored[name].offset)
+        return copies
 
     def product(self, name: str, tokens: int) -> Tensor:
         """A matrix for mul_mat with the hidden states of so many tokens, and for nothing else."""
@@ -66,49 +81,6 @@ def repacked_for_prompts(stored: TensorType) -> bool:
     return stored is not ggml_types.Q4_K or platform.machine().lower() not in X86
 
 
-class _Repacked:
-    """Copies of matrices in memory where ggml rearranges them for its faster kernels."""
-
-    def __init__(self, ggml: Ggml, arena: Arena, data: U8, names: Mapping[str, GgufTensor]) -> None:
-        kind = ggml.extra_buffer_type(REPACK) if ggml.repack else None
-        if kind is None:
-            raise BackendError(
-                f"{ggml.path}: this build of ggml does not rearrange weights; load without repack"
-            )
-        self.tensors: dict[str, Tensor] = {}
-        stored = {
-            name: tensor
-            for name, tensor in names.items()
-            if len(tensor.shape) == 2
-            and name != "embedding"
-            and repacks(tensor.type, tensor.shape[0])
-        }
-        for name, tensor in stored.items():
-            self.tensors[name] = arena.tensor(tensor.type, *reversed(tensor.shape))
-        alignment = ggml.backend_buft_get_alignment(kind)
-        sizes = {
-            name: _up(ggml.backend_buft_get_alloc_size(kind, tensor), alignment)
-            for name, tensor in self.tensors.items()
-        }
-        total = sum(sizes.values())
-        buffer = ggml.backend_buft_alloc_buffer(kind, total + alignment)
-        if not buffer:
-            raise BackendError(f"ggml cannot take {total:,} bytes for rearranged weights")
-        weakref.finalize(self, ggml.backend_buffer_free, buffer)
-        # 7 % of a decode step at the 1B shape: pages of 4 KiB end what a processor reads ahead.
-        advise_huge_pages(ggml.backend_buffer_get_base(buffer), total + alignment)
-        address = _up(ggml.backend_buffer_get_base(buffer), alignment)
-        for name, made in self.tensors.items():
-            ggml.backend_tensor_alloc(buffer, made, address)
-            at, nbytes = data.ctypes.data + stored[name].offset, stored[name].nbytes
-            ggml.backend_tensor_set(made, at, 0, nbytes)
-            address += sizes[name]
-
-
-def _up(value: int, alignment: int) -> int:
-    return -(-value // alignment) * alignment
-
-
 def _mapped(path: Path, embedding: GgufTensor) -> mmap.mmap:
     """The bytes of a file, which stays open as long as they are used."""
     try:
@@ -119,7 +91,7 @@ def _mapped(path: Path, embedding: GgufTensor) -> mmap.mmap:
     if hasattr(mmap, "MADV_WILLNEED"):
         # A step reads all of it, but for the embedding, of which it reads a row.
         before = embedding.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        after = _up(embedding.offset + embedding.nbytes, mmap.PAGESIZE)
+        after = -(-(embedding.offset + embedding.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         for start, stop in ((0, before), (min(after, len(mapping)), len(mapping))):
             if stop > start:
                 mapping.madvise(mmap.MADV_WILLNEED, start, stop - start)

@@ -14,7 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.engines import EngineChoice, choose_engine, open_loader
+from stem_edge.runtime.engines import EngineChoice, check_options, choose_engine, open_loader
 from stem_edge.runtime.flash import FlashName, open_flash
 from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
 from stem_edge.runtime.model import Model
@@ -156,6 +156,7 @@ def memory_plan(
     prefill_graph: bool | None = None,
     prepare: bool = True,
     repack: bool = False,
+    threads: int | None = None,
     cache_dir: str | Path | None = None,
 ) -> MemoryPlan:
     """The memory plan that `load` would follow here and now; see there. Loads nothing.
@@ -170,9 +171,10 @@ def memory_plan(
         process=own_memory(),
         engine=chosen,
         slots=bundle.manifest.model.records if resident else slots,
-        threads=usable_cpus(),
+        threads=_threads(threads),
         repack=repack,
     )
+    check_options(chosen, providers=None, prefill_graph=prefill_graph, repack=repack)
     if chosen == "onnxruntime":
         from stem_edge.runtime.loading_ort import planned
 

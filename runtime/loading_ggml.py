@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from stem_edge.bundle import GGUF, Bundle
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import read_gguf
@@ -18,6 +18,8 @@ from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.plan import Loading
 from stem_edge.runtime.slots import Slots
 
+MOST_THREADS = 512  # GGML_MAX_N_THREADS
+
 
 class GgmlLoader:
     """See stem_edge.runtime.engines.EngineLoader; arguments as of stem_edge.load."""
@@ -25,6 +27,8 @@ class GgmlLoader:
     def __init__(
         self, bundle: Bundle, threads: int, *, repack: bool, cache_dir: str | Path | None
     ) -> None:
+        if threads > MOST_THREADS:
+            raise InputError(f"threads is {threads}; ggml takes at most {MOST_THREADS}")
         if bundle.manifest.gguf is None:
             raise BackendError(f"{bundle.path}: no {GGUF}; choose another engine")
         self._kv_type = kv_type(bundle.manifest.gguf.weights)

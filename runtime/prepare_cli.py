@@ -8,6 +8,7 @@ import json
 import msgspec
 
 from stem_edge.bundle import open_bundle
+from stem_edge.errors import InputError
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.prepared import find, make
 from stem_edge.units import format_size
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     bundle = open_bundle(args.bundle)
+    if bundle.manifest.backbone is None:
+        raise InputError(
+            f"{args.bundle}: no backbone for onnxruntime; ggml uses weights as they are in the file, "
+            "and needs no preparing"
+        )
     found = find(bundle, args.cache_dir)
     folder, record = found or make(bundle, args.cache_dir, args.threads or usable_cpus())
     if args.json:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.bundle import Bundle, EngineName, open_bundle
-from stem_edge.errors import InputError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.runtime.engines import check_installed, is_installed
@@ -46,9 +46,9 @@ def verify_runs(
         check_installed(bundle, engines[0])
     results: dict[str, str] = {}
     for engine in engines:
-        if not is_installed(engine):
+        if reason := _missing(engine, cache_dir):
             progress(engine)
-            results[engine] = f"{NOT_RUN}: {engine} is not installed"
+            results[engine] = f"{NOT_RUN}: {reason}"
             continue
         for kernels, choice in _kernels(bundle, engine, cache_dir).items():
             expected: dict[bool, list[int]] = {}
@@ -58,6 +58,8 @@ def verify_runs(
                 tokens = _run(path, prompt, max_new_tokens, options | choice, cache_dir)
                 tiled = engine == "onnxruntime" or options.get("slots", TILE) >= TILE
                 results[name] = _compared(tokens, expected.setdefault(tiled, tokens))
+    if all(result.startswith(NOT_RUN) for result in results.values()):
+        raise BackendError(f"{path}: {'; '.join(results.values())}")
     return results
 
 
@@ -76,14 +78,27 @@ def _kernels(
     return {name: options | {"engine": engine} for name, options in found.items()}
 
 
+def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
+    """Why an engine cannot run here; empty if it can."""
+    if not is_installed(engine):
+        return f"{engine} is not installed"
+    if engine == "ggml":
+        from stem_edge.ggml_check import checked_ggml
+
+        try:
+            checked_ggml(cache_dir)
+        except BackendError as error:
+            return str(error)
+    return ""
+
+
 def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
     """Whether there are matrices that this build of ggml rearranges."""
     from stem_edge.ggml_check import checked_ggml
-    from stem_edge.runtime.ggml_weights import REPACK
+    from stem_edge.runtime.ggml_repack import can_repack
 
     ggml = checked_ggml(cache_dir)
-    kernels = ggml.repack and ggml.extra_buffer_type(REPACK) is not None
-    return kernels and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0
+    return can_repack(ggml) and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0
 
 
 def _ways(bundle: Bundle, engine: EngineName) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,10 @@ from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_trial_steps import Result, Trial, WrongResultError, steps
 
-DIFFERS, REFUSED = 3, 4  # exit status: a wrong result; Ggml refused the library
+DIFFERS, REFUSED = (
+    10,
+    11,
+)  # (an abort on Windows is 3) exit status: a wrong result; Ggml refused the library
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # should whoever waits for it be gone
 REPACK, AMX = "CPU_REPACK", "AMX"

@@ -16,6 +16,7 @@ from stem_edge.gguf_file import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, EXPORT_AGAIN, 
 from stem_edge.gguf_schema import (
     ALIGNMENT,
     ARCHITECTURE,
+    QUANTIZATION_VERSION,
     TABLES_KEY,
     Value,
     gguf_name,
@@ -26,7 +27,6 @@ from stem_edge.gguf_schema import (
 
 ARCHITECTURE_KEY = "general.architecture"
 QUANTIZATION_KEY = "general.quantization_version"
-QUANTIZATION_VERSION = 2  # of ggml's blocks
 SHOWN_DIFFERENCES = 3
 SHOWN_CHARACTERS = 80
 

@@ -41,6 +41,7 @@ from stem_edge.rows import RecordLayout
 
 ARCHITECTURE = "stem"
 ALIGNMENT = 32
+QUANTIZATION_VERSION = 2  # of ggml's blocks
 TABLES_KEY = "stem.tables.sha256"
 CONFIG_KEY = "stem.config"
 
@@ -95,6 +96,12 @@ def tensor_types(config: ModelConfig, weights: GgufType) -> dict[str, TensorType
     for name, shape in config.backbone_shapes().items():
         found[name] = types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
     return found
+
+
+def matrix_types(config: ModelConfig, weights: GgufType) -> list[TensorType]:
+    """Types of all matrices in a mixture."""
+    chosen = tensor_types(config, weights)
+    return [chosen[name] for name, shape in config.backbone_shapes().items() if len(shape) == 2]
 
 
 def _matrix_type(

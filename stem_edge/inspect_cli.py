@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
@@ -24,6 +25,7 @@ from stem_edge.bundle import (
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
+from stem_edge.gguf_schema import matrix_types
 from stem_edge.measuring.cost_report import cost_figures, cost_report
 from stem_edge.measuring.cost_table import cost_table
 from stem_edge.units import format_size
@@ -76,6 +78,10 @@ def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     if args.text is not None and not args.cost:
         raise InputError(f"--text {args.text} belongs to --cost, which is not given; add --cost")
+    if args.memory is None and (args.repack or args.engine != "auto"):
+        raise InputError(
+            "--engine and --repack belong to --memory, which is not given; add --memory"
+        )
     if args.cost:
         report = cost_report(args.bundle, args.context_length, args.text)
         print(json.dumps(cost_figures(report), indent=1) if args.json else cost_table(report))
@@ -116,7 +122,8 @@ def memory_figures(plan: MemoryPlan) -> dict[str, object]:
 
 def memory_table(plan: MemoryPlan) -> str:
     """The plan for people: anonymous memory, part by part."""
-    lines = [f"{name:<34}{format_size(nbytes):>10}" for name, nbytes in plan.parts()]
+    lines = [f"{'engine':<34}{plan.engine:>10}"]
+    lines += [f"{name:<34}{format_size(nbytes):>10}" for name, nbytes in plan.parts()]
     return "\n".join([*lines, f"{'anonymous memory at most':<34}{format_size(plan.total):>10}"])
 
 
@@ -200,7 +207,13 @@ def _gguf_backbone(manifest: Manifest) -> Rows:
         return []
     weighted = ", channels weighted by a text" if manifest.gguf.importance else ""
     nbytes = format_size(manifest.files[GGUF].nbytes)
-    return [("backbone for ggml", f"{nbytes}, {manifest.gguf.weights}{weighted}")]
+    rows = [("backbone for ggml", f"{nbytes}, {manifest.gguf.weights}{weighted}")]
+    # Rows that no K-quant fits are stored in other types, which is not in the name of the mixture.
+    counts = Counter(t.name for t in matrix_types(manifest.model, manifest.gguf.weights))
+    stored = ", ".join(
+        f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()
+    )
+    return [*rows, ("  types of matrices", stored)]
 
 
 def _weights(backbone: BackboneFormat) -> str:

@@ -17,8 +17,8 @@ from stem_edge.errors import BackendError
 from stem_edge.footprint import footprint_of
 from stem_edge.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.backend_ggml import GgmlContext
-from stem_edge.runtime.ggml_graph import Graph, Memory
+from stem_edge.runtime.backend_ggml import GgmlContext, _mask
+from stem_edge.runtime.ggml_graph import Graph, Memory, Scratch
 from stem_edge.runtime.ggml_kv import CELLS
 from stem_edge.runtime.machine import page_aligned
 
@@ -67,6 +67,57 @@ def test_a_step_can_be_tried_again(tiny_gguf: Path) -> None:
             context.backend.begin(np.array([IDS[-1]]), position)  # as if reading rows had failed
             found = model.engine.step(context, np.array([token]))
             assert np.array_equal(found[0], expected[position])
+
+
+def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger graph takes other scratch memory; whatever happens then, the step can be repeated."""
+    original = Scratch.place
+    interrupted: list[bool] = []
+
+    def place(self: Scratch, graph: Graph) -> bool:
+        grew = original(self, graph)
+        if len(graphs) > 2 and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        graphs.append(graph)
+        return grew
+
+    graphs: list[Graph] = []
+    with stem_edge.load(tiny_gguf) as model:
+        expected, context = stepwise(model, IDS[:3]), model.engine.open_context(100)
+        monkeypatch.setattr(Scratch, "place", place)
+        assert np.array_equal(model.engine.step(context, np.array(IDS[:1]))[0], expected[0])
+        graphs += graphs
+        with pytest.raises(KeyboardInterrupt):
+            model.engine.step(context, np.array(IDS[1:90]))
+        for position in (1, 2):
+            found = model.engine.step(context, np.array(IDS[position : position + 1]))
+            assert np.array_equal(found[0], expected[position])
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 200])
+def test_masks(window: int) -> None:
+    positions = np.arange(60, 75)
+    ago = positions[:, None] - np.arange(128)
+    seen = (ago >= 0) & ((ago < window) | (window == 0))
+    assert np.array_equal(_mask(positions, 128, window), np.where(seen, 0, -np.inf))
+
+
+def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
+    """Masks grow with the context; nothing but the kernel's own count of this process is asked."""
+    from make_checkpoint import Shape, write_checkpoint
+
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=32_768))
+    stem_edge.export_bundle(checkpoint, tmp_path / "out", engine="gguf", backbone="q8_0")
+    with stem_edge.load(tmp_path / "out", context_length=32_768) as model:
+        context = model.engine.open_context(32_768)
+        assert isinstance(context.backend, GgmlContext)
+        context.backend.begin(np.arange(100), 32_768 - 128)
+        context.backend.finish(np.zeros(100, np.int32), 1)
+        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # and a mask of ours
+        assert held < model.plan.activations
 
 
 def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_what_is_not_installed_is_not_chosen(
     assert greedy(both)[0] == "onnxruntime"
     names: list[EngineChoice] = ["auto", "ggml"]
     for name in names:
-        with pytest.raises(BackendError, match=r"ggml, which is not installed.*stem-edge\[gguf\]"):
+        with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
             stem_edge.load(tiny_gguf, engine=name)
 
 

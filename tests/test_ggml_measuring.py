@@ -97,7 +97,7 @@ def test_a_missing_engine_is_named(
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("runs", "engines"):
         monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
-    with pytest.raises(BackendError, match="is for ggml, which is not installed"):
+    with pytest.raises(BackendError, match="ggml is not installed"):
         stem_edge.verify_runs(alone)
 
 

@@ -40,6 +40,7 @@ from stem_edge.errors import BundleError
 from stem_edge.ggml_types import F16, F32, Q5_0, TensorType
 from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import GgufFile, read_gguf
+from stem_edge.gguf_schema import model_metadata
 from stem_edge.graph_io import decode_graphs, graph_file
 from stem_edge.rows import RecordLayout
 
@@ -224,3 +225,9 @@ def test_a_bundle_without_a_backbone_for_ggml(file: Path) -> None:
     found = read(file, backbone(backbone_keys(manifest), backbone_tensors(manifest)))
     with pytest.raises(BundleError, match="manifest has no backbone for ggml; export the backbone"):
         check_backbone(found, manifest_of(STEM, None))
+
+
+def test_whole_floats_are_written_as_a_manifest_gives_them_back() -> None:
+    model = config(rope_theta=10_000, logit_softcap=30)
+    assert model_metadata(model)["stem.rope.freq_base"] == 10_000.0
+    assert '"rope_theta":10000.0' in str(model_metadata(model)["stem.config"])

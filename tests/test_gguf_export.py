@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from make_checkpoint import Shape, write_checkpoint
-from test_architectures import HASHED, SIZES, VARIANTS, write
+from test_architectures import SIZES, VARIANTS, write
 from test_export import contents
 
 import stem_edge
@@ -19,7 +19,6 @@ from stem_edge.bundle import GGUF, GGUF_TYPES, MANIFEST, Bundle
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, linear
-from stem_edge.export.gguf_backbone import as_stored
 from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.ggml import library_path
@@ -264,10 +263,3 @@ def test_the_command(
     told = capsys.readouterr().out
     for name in ("--engine {onnx,gguf,llama.cpp}", "q4_k_m is the usual one", "--add", *GGUF_TYPES):
         assert name in told
-
-
-def test_whole_numbers_of_a_config_are_stored_as_the_manifest_gives_them_back() -> None:
-    config = ModelConfig(**(SIZES | HASHED | {"rope_theta": 10_000, "logit_softcap": 5}))
-    assert type(as_stored(config).rope_theta) is float
-    assert type(as_stored(config).logit_softcap) is float
-    assert as_stored(config) == config

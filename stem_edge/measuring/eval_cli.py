@@ -180,7 +180,7 @@ def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
 
 def _reference(divergence: Divergence) -> str:
     engine = divergence.reference_engine
-    return divergence.reference + (f" on {engine}" if engine == "ggml" else "")
+    return divergence.reference + (f" on {engine}" if engine else "")
 
 
 def _worst(bundle: str, divergence: Divergence) -> list[str]:

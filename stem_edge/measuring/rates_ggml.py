@@ -7,7 +7,6 @@ would be pages that the system need not have.
 from __future__ import annotations
 
 import tempfile
-import weakref
 from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
@@ -39,8 +38,8 @@ from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import LEAST_CHUNK, Engine
 from stem_edge.runtime.ggml_graph import Arena, Graph, Memory, Processor, Scratch, Tensor
 from stem_edge.runtime.ggml_model import GgmlModel
+from stem_edge.runtime.ggml_repack import RepackedMemory
 from stem_edge.runtime.ggml_slots import BlockSlots
-from stem_edge.runtime.ggml_weights import REPACK
 from stem_edge.runtime.machine import page_aligned
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.store import open_store
@@ -100,8 +99,8 @@ def _product_rate(processor: Processor, kind: TensorType, repacked: bool) -> flo
     matrices = []
     for _ in range(pairs):
         matrices += [arena.tensor(kind, inner, outer), arena.tensor(kind, outer, inner)]
-    place = _RepackedMemory if repacked else _place
-    memory = place(processor.ggml, matrices)
+    place = _place_repacked if repacked else _place
+    memory: object = place(processor.ggml, matrices)
     for there, back in zip(matrices[0::2], matrices[1::2], strict=True):
         graph.emit(graph.op("mul_mat", back, graph.op("mul_mat", there, x)))
     seconds = _graph_seconds(graph, {x: np.ones(inner, np.float32)})
@@ -158,28 +157,13 @@ def _place(ggml: Ggml, tensors: list[Tensor]) -> Memory:
     return memory
 
 
-class _RepackedMemory:
-    """Memory where ggml rearranges matrices, filled. Raises BackendError if there is none."""
-
-    def __init__(self, ggml: Ggml, tensors: list[Tensor]) -> None:
-        kind = ggml.extra_buffer_type(REPACK)
-        if kind is None:
-            raise BackendError(
-                f"{ggml.path}: this build of ggml does not rearrange weights; measure without repack"
-            )
-        step = ggml.backend_buft_get_alignment(kind)
-        sizes = [
-            -(-ggml.backend_buft_get_alloc_size(kind, tensor) // step) * step for tensor in tensors
-        ]
-        buffer = ggml.backend_buft_alloc_buffer(kind, sum(sizes) + step)
-        if not buffer:
-            raise BackendError(f"ggml cannot take {sum(sizes):,} bytes for rearranged weights")
-        weakref.finalize(self, ggml.backend_buffer_free, buffer)
-        values = np.full(max(ggml.nbytes(tensor) for tensor in tensors), FILL, np.uint8)
-        first = -(-ggml.backend_buffer_get_base(buffer) // step) * step
-        for at, tensor in zip(accumulate(sizes, initial=first), tensors, strict=False):
-            ggml.backend_tensor_alloc(buffer, tensor, at)
-            ggml.backend_tensor_set(tensor, values.ctypes.data, 0, ggml.nbytes(tensor))
+def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
+    """The same, rearranged. Raises BackendError if this build cannot."""
+    memory = RepackedMemory(ggml, tensors)
+    values = np.full(max(ggml.nbytes(tensor) for tensor in tensors), FILL, np.uint8)
+    for tensor in tensors:
+        memory.fill(tensor, values.ctypes.data)
+    return memory
 
 
 def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
