@@ -137,7 +137,7 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         head_nbytes=head,
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
-        repacked_nbytes=gguf_schema.repacked_nbytes(model, gguf.weights),
+        repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
         kv_token_nbytes=2 * model.n_layers * model.n_kv_heads * model.head_dim * kv,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
     )

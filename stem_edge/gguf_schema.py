@@ -195,13 +195,12 @@ def repacks(stored: TensorType, rows: int) -> bool:
     return stored in (types.Q4_0, types.Q4_K) and rows % 8 == 0
 
 
-def repacked_nbytes(config: ModelConfig, weights: GgufType) -> int:
-    """Bytes of the matrices that repacking copies; a tied head is copied, the embedding is not."""
+def repacked_nbytes(config: ModelConfig, weights: GgufType) -> dict[TensorType, int]:
+    """Bytes of the matrices that repacking copies, by type; a tied head is copied, the embedding not."""
     chosen, sizes = tensor_types(config, weights), backbone_nbytes(config, weights)
-    return sum(
-        sizes[name]
-        for name, shape in config.backbone_shapes().items()
-        if len(shape) == 2
-        and (name != "embedding" or config.tied_head)
-        and repacks(chosen[name], shape[0])
-    )
+    found: dict[TensorType, int] = {}
+    for name, shape in config.backbone_shapes().items():
+        copied = len(shape) == 2 and (name != "embedding" or config.tied_head)
+        if copied and repacks(chosen[name], shape[0]):
+            found[chosen[name]] = found.get(chosen[name], 0) + sizes[name]
+    return found

@@ -20,6 +20,7 @@ NOT_RUN = (
     "git ",
     "python tools/",
     "stem-edge bench build/",
+    "stem-edge measure build/",
     "stem-edge eval exact",
 )
 

@@ -7,9 +7,12 @@ operators compute, keys and values, and rows are memory of the process.
 from __future__ import annotations
 
 from stem_edge import ggml_types
+from stem_edge.bundle import GgufFormat
 from stem_edge.footprint import FLOAT, Footprint
+from stem_edge.gguf_schema import repacked_nbytes
 from stem_edge.measuring.usage import Held, Usage
 from stem_edge.runtime.ggml_kv import CELLS
+from stem_edge.runtime.ggml_weights import repacked_for_prompts
 from stem_edge.runtime.plan import MemoryPlan
 
 # Of the library, its threads, the descriptions of tensors and of the graphs of a context.
@@ -28,7 +31,7 @@ def held_by_ggml(
     row_cache = usage.filled_slots * footprint.slot_nbytes if footprint.tables else 0
     repacked = footprint.repacked_nbytes if repack else 0
     running = kv_cache + row_cache + _activations(footprint, plan, usage)
-    mapped = _mapped(footprint, usage) - repacked
+    mapped = _mapped(footprint, usage) - (_never_read(footprint) if repack else 0)
     return Held(base + LIBRARY_NBYTES + repacked + running, kv_cache, mapped, mapped)
 
 
@@ -44,6 +47,14 @@ def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:
         records = 2 * min(chunk, tables.records) * tables.record_nbytes
     values = chunk * per_token + 2 * model.vocab_size
     return int(FLOAT * values) + ggml_types.F16.nbytes * masks + records
+
+
+def _never_read(footprint: Footprint) -> int:
+    """Of the file: matrices whose copies serve for prompts, too."""
+    if not isinstance(footprint.backbone, GgufFormat):
+        return 0
+    copied = repacked_nbytes(footprint.model, footprint.backbone.weights)
+    return sum(nbytes for kind, nbytes in copied.items() if repacked_for_prompts(kind))
 
 
 def _mapped(footprint: Footprint, usage: Usage) -> int:
