@@ -110,7 +110,7 @@ class GgmlContext:
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
         inputs, graph = step.layers, step.graph
         if inputs is not None:
-            positions = np.arange(self._position, self._position + self._count)
+            positions = np.arange(self._position, self._position + self._count, dtype=np.int64)
             graph.set(inputs.positions, positions.astype(np.int32))
             graph.set(inputs.own_cells, positions)
             for window, tensor in inputs.masks.items():

@@ -29,7 +29,7 @@ from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.gguf_dense import TokenizerDiffers, export_dense_gguf
 from stem_edge.export.gguf_llama import HeadRows, write_dense
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.ggml import Ggml, open_ggml
+from stem_edge.ggml import Ggml, library_path, open_ggml
 from stem_edge.gguf_schema import gguf_name, tensor_types
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, forward
@@ -66,10 +66,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def ggml() -> Ggml:
-    try:
-        return open_ggml()
-    except BackendError as error:
-        pytest.skip(str(error))
+    if library_path() is None:
+        pytest.skip("ggml is not installed")
+    return open_ggml()
 
 
 def dense(fields: dict[str, Any]) -> ModelConfig:
