@@ -54,8 +54,8 @@ class RowCache:
 
     @property
     def counts(self) -> Counts:
-        """How often each record was used, halved now and then."""
-        return self._count
+        """How often each record of the table store was used, halved now and then."""
+        return self._count[: self.layout.records]
 
     def expect_counts(self, counts: Counts) -> I64:
         """Begin as if these uses of records had been seen; the most used ones, best first.
@@ -70,6 +70,19 @@ class RowCache:
         used = np.flatnonzero(counts)
         best = used[np.argsort(counts[used], kind="stable")[::-1]]
         return np.asarray(best[: self.slots], np.int64)
+
+    def make_room(self, numbers: int) -> None:
+        """Know records 0..numbers-1: those that edits make are numbered after the table store's."""
+        more = numbers - len(self._slot_of)
+        if more > 0:
+            self._slot_of = np.append(self._slot_of, np.full(more, EMPTY, np.int32))
+            self._count = np.append(self._count, np.zeros(more, np.uint32))
+
+    def forget(self, numbers: I64) -> None:
+        """Empty the slots of these records, whose numbers will mean others."""
+        slots = self._slot_of[numbers]
+        self._slot_of[numbers], self._count[numbers] = EMPTY, 0
+        self._record_of[slots[slots != EMPTY]] = EMPTY
 
     def missing(self, wanted: I64) -> I64:
         """The distinct records, ascending, that are in no slot."""

@@ -1,5 +1,8 @@
 """The engine: token ids in, logits out, rows on their way while the backbone computes.
 
+What a token looks up in the tables is a stem id: its own id, unless an edit says otherwise. Token
+ids go to the backbone, stem ids to the prefetcher.
+
 Data flows one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits.
 A step begins with the layers that need no rows, so that on slow flash these run while a record is
 still on its way.
@@ -10,11 +13,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
+from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import Backend, BackendContext
 from stem_edge.runtime.cache import I64
 from stem_edge.runtime.prefetch import Rows
@@ -22,6 +27,7 @@ from stem_edge.runtime.prefetch import Rows
 # From so many tokens on, the graph for prompts is the faster one wherever it was measured. It is
 # chosen by the whole prompt and not by the chunk, so that the size of chunks changes no token.
 PREFILL_FROM = 8
+Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
 # Shorter chunks could not keep the rule of `cut`.
 LEAST_CHUNK = 4
 
@@ -58,9 +64,13 @@ class Engine:
 
     def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, *, overlap: bool) -> None:
         self.backend, self.rows, self.overlap = backend, rows, overlap
-        # A chunk's distinct rows must all be in slots at once.
-        self.chunk_tokens = min(chunk_tokens, rows.step_tokens)
+        self.planned_chunk = chunk_tokens
         self._lock = threading.Lock()
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one step at most: a chunk's distinct rows must all be in slots at once."""
+        return min(self.planned_chunk, self.rows.step_tokens)
 
     def open_context(self, length: int) -> Context:
         """An empty context for up to `length` tokens."""
@@ -73,53 +83,76 @@ class Engine:
         logits: int = 1,
         following: I64 | None = None,
         *,
+        stem_ids: I64 | None = None,
         prefill: bool = False,
     ) -> F32:
         """Process ids [T], T <= chunk_tokens; logits [logits, V] of the last so many of them.
 
-        The next step overwrites them. `following` are ids whose rows may be read meanwhile;
-        `prefill` says that these are part of a prompt. When it raises, the context stands where it
+        The next step overwrites them. `stem_ids` [T]: what the tokens look up, if not their own
+        rows. `following` are stem ids whose rows may be read meanwhile; `prefill` says that these
+        tokens are part of a prompt. When it raises, the context stands where it
         stood and the step can be tried again.
         """
         with self._lock:
             context.backend.begin(token_ids, context.position, prefill=prefill)
-            slots = self.rows.fetch(token_ids)
+            slots = self.rows.fetch(token_ids if stem_ids is None else stem_ids)
             if following is not None:
                 self.rows.submit(following)
             result = context.backend.finish(slots, logits)
             context.position += len(token_ids)
             return result
 
-    def expect(self, token_ids: I64) -> None:
-        """Start reading the rows of the tokens that come next, if this engine overlaps."""
+    def expect(self, stem_ids: I64) -> None:
+        """Start reading the rows that are looked up next, if this engine overlaps."""
         if self.overlap:
             with self._lock:
-                self.rows.submit(token_ids)
+                self.rows.submit(stem_ids)
+
+    def make(self, recipes: Sequence[Recipe]) -> I64:
+        """Stem ids int64 [n] of recipes [n], good until they are released."""
+        with self._lock:
+            return self.rows.make(recipes)
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        """Say that ids that `make` gave are not needed any more; takes no lock."""
+        self.rows.release(stem_ids)
 
     def process(
-        self, context: Context, token_ids: Sequence[int], *, every: bool = False
+        self,
+        context: Context,
+        token_ids: Sequence[int],
+        stem_ids: I64 | None = None,
+        *,
+        every: bool = False,
     ) -> Iterator[F32]:
-        """Process ids chunk by chunk; yields logits [1, V] of the last, or of each chunk all."""
+        """Process ids chunk by chunk; yields logits [1, V] of the last, or of each chunk all.
+
+        stem_ids [T]: what they look up, if not their own rows.
+        """
         if not 0 < len(token_ids) <= context.room:
             raise InputError(f"{len(token_ids)} tokens do not fit: {context.room} places are free")
-        chunks = cut(np.asarray(token_ids, np.int64), self.chunk_tokens)
+        tokens = np.asarray(token_ids, np.int64)
+        looked_up = tokens if stem_ids is None else stem_ids
+        size = self.chunk_tokens
+        chunks = list(zip(cut(tokens, size), cut(looked_up, size), strict=True))
         return (self._overlapped if self.overlap else self._plain)(context, chunks, every)
 
-    def _plain(self, context: Context, chunks: list[I64], every: bool) -> Iterator[F32]:
-        prefill = sum(map(len, chunks)) >= PREFILL_FROM
-        for chunk in chunks:
-            wanted = len(chunk) if every else int(chunk is chunks[-1])
-            logits = self.step(context, chunk, wanted, prefill=prefill)
+    def _plain(self, context: Context, chunks: list[Chunk], every: bool) -> Iterator[F32]:
+        prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
+        for number, (tokens, stem_ids) in enumerate(chunks, 1):
+            wanted = len(tokens) if every else int(number == len(chunks))
+            logits = self.step(context, tokens, wanted, stem_ids=stem_ids, prefill=prefill)
             if wanted:
                 yield logits
 
-    def _overlapped(self, context: Context, chunks: list[I64], every: bool) -> Iterator[F32]:
+    def _overlapped(self, context: Context, chunks: list[Chunk], every: bool) -> Iterator[F32]:
         """The plain loop, but the rows of the next chunk are read while this one computes."""
-        prefill = sum(map(len, chunks)) >= PREFILL_FROM
-        self.expect(chunks[0])
-        for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
-            wanted = len(chunk) if every else int(following is None)
-            logits = self.step(context, chunk, wanted, following, prefill=prefill)
+        prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
+        self.expect(chunks[0][1])
+        following = [*(stem_ids for _, stem_ids in chunks[1:]), None]
+        for (tokens, stem_ids), after in zip(chunks, following, strict=True):
+            wanted = len(tokens) if every else int(after is None)
+            logits = self.step(context, tokens, wanted, after, stem_ids=stem_ids, prefill=prefill)
             if wanted:
                 yield logits
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Self, Unpack
+from pathlib import Path
+from typing import Literal, Self, TypeAlias, Unpack
 
 import numpy as np
 
 from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
+from stem_edge.edit_file import Edit, check_edit, read_edit
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
+from stem_edge.recipes import Recipe, plain
+from stem_edge.runtime.cache import I64
 from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.overlay import Lookups, Overlay
 from stem_edge.runtime.plan import MemoryPlan
 from stem_edge.runtime.sampling import (
     SamplingOptions,
@@ -22,10 +28,13 @@ from stem_edge.runtime.sampling import (
     make_sampler,
     token_logprobs,
 )
-from stem_edge.runtime.stats import GenerationStats
+from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text import TextCodec, TokenStream
 
 FinishReason = Literal["stop", "length"]
+StemId: TypeAlias = (
+    int | Sequence[int]
+)  # the token whose row is looked up, or several for their mean
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class Model:
         self.stats = GenerationStats(engine=plan.engine)  # of the latest call of generate or logits
         self.engine = engine  # for those who measure, or feed tokens of their own
         self._text, self._on_close = text, on_close
+        self._edits: list[tuple[Edit, ...]] = []  # of each `edited` that is open
         self._closed = False
 
     @property
@@ -75,42 +85,84 @@ class Model:
         """Text of token ids."""
         return self._text.decode(self._checked(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def logits(self, token_ids: Sequence[int]) -> F32:
+    @contextmanager
+    def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
+        """Within this context, calls of generate and logits look up what edits say.
+
+        edits: stem_edge.make_edit's, or files of edits; stacked in their order, and on those of a
+        context around this one (stem_edge.runtime.overlay says how they meet). A call keeps the
+        edits that it began with: a generation that began before goes on without them, and one that
+        begins within, in whichever thread, ends with them.
+
+        Raises EditError for a file that is none or was made for another bundle, InputError for an
+        edit that cannot be applied.
+        """
+        entry = tuple(edit if isinstance(edit, Edit) else read_edit(edit) for edit in edits)
+        for edit in entry:
+            check_edit(edit, self.bundle)
+        Overlay(self._text, self.config, entry)
+        self._edits.append(entry)
+        try:
+            yield self
+        finally:
+            # By identity: another thread may have opened or closed one of its own since.
+            at = next(at for at, one in enumerate(self._edits) if one is entry)
+            del self._edits[at]
+
+    def _lookups(self, prompt: list[int], stem_ids: Sequence[StemId] | None) -> Lookups:
+        """What a call that begins now looks up."""
+        edits = [edit for entry in self._edits for edit in entry]
+        overlay = Overlay(self._text, self.config, edits)
+        return Lookups(self.engine, overlay, prompt, self._recipes(stem_ids, len(prompt)))
+
+    def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Logits float32 [T, V] of every position, from an empty context.
 
-        Raises InputError for ids out of range, none, or more than the context holds.
+        stem_ids: see generate. Raises InputError for ids out of range, none, or more than the
+        context holds.
         """
         ids = self._checked_prompt(token_ids)
         logits, filled = np.empty((len(ids), self.config.vocab_size), np.float32), 0
-        for piece in self._logits_chunks(ids):
+        for piece in self._logits_chunks(ids, self._lookups(ids, stem_ids)):
             logits[filled : filled + len(piece)] = piece
             filled += len(piece)
         return logits
 
-    def logits_chunks(self, token_ids: Sequence[int]) -> Iterator[F32]:
+    def logits_chunks(
+        self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None
+    ) -> Iterator[F32]:
         """What `logits` returns, in pieces [n, V] in order: all of them can be too much memory.
 
         The next piece overwrites the last one. Raises InputError at once, as `logits` does.
         """
-        return self._logits_chunks(self._checked_prompt(token_ids))
+        ids = self._checked_prompt(token_ids)
+        return self._logits_chunks(ids, self._lookups(ids, stem_ids))
 
-    def _logits_chunks(self, ids: list[int]) -> Iterator[F32]:
+    def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
         context = self.engine.open_context(len(ids))
-        with _Recorder(self) as record:
-            yield from self.engine.process(context, ids, every=True)
+        with self._recorder() as record, lookups:
+            yield from self.engine.process(context, ids, lookups.prompt, every=True)
             record.prefilled(len(ids))
 
     def generate(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
+        *,
+        stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """Continue a text or token ids, chunk by chunk as soon as text is certain.
 
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
-        top_p, min_p, repetition_penalty, stop, seed, logprobs. Raises InputError at once for a bad
-        option or prompt, RowReadError while iterating when flash fails.
+        top_p, min_p, repetition_penalty, stop, seed, logprobs.
+
+        stem_ids: for each token of the prompt, whose rows it looks up in the tables: a token id, or
+        several ids for the mean of their rows. The prompt's own ids are the default; given, they
+        are the bundle's rows as they are, and edits (see edited) hold for generated tokens only.
+
+        Raises InputError at once for a bad option or prompt, RowReadError while iterating when
+        flash fails.
         """
         if params is not None and options:
             raise InputError("give either params or single options, not both")
@@ -118,24 +170,29 @@ class Model:
         # An empty text is the begin token alone, which nobody meant to continue.
         if isinstance(prompt, str) and not prompt:
             raise InputError("the prompt is empty; give some text, or token ids")
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-        return self._generate(self._checked_prompt(ids), params)
+        ids = self._checked_prompt(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        return self._generate(ids, params, self._lookups(ids, stem_ids))
 
     def generate_text(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
+        *,
+        stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> str:
         """The whole generated text; takes what generate takes."""
-        return "".join(chunk.text for chunk in self.generate(prompt, params, **options))
+        chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
+        return "".join(chunk.text for chunk in chunks)
 
-    def _generate(self, prompt: list[int], params: SamplingParams) -> Iterator[Chunk]:
+    def _generate(
+        self, prompt: list[int], params: SamplingParams, lookups: Lookups
+    ) -> Iterator[Chunk]:
         """Sample, ask for the token's rows, hand out its text, compute the next logits."""
         stream = TokenStream(self._text, params.stop)
         sampled: list[int] = []  # tokens since the last chunk
         logprobs: list[TokenLogprobs] = []
-        for token, logprob, reason in self._tokens(prompt, params):
+        for token, logprob, reason in self._tokens(prompt, params, lookups):
             sampled.append(token)
             if logprob is not None:
                 logprobs.append(logprob)
@@ -152,14 +209,14 @@ class Model:
                 return
 
     def _tokens(
-        self, prompt: list[int], params: SamplingParams
+        self, prompt: list[int], params: SamplingParams, lookups: Lookups
     ) -> Iterator[tuple[int, TokenLogprobs | None, FinishReason | None]]:
         """Each new token id, its log probabilities if asked for, and why it is the last."""
         room = min(self.plan.context_length - len(prompt) + 1, params.max_new_tokens)
         context = self.engine.open_context(len(prompt) + room - 1)
         sampler, seen = make_sampler(params), list(prompt)
-        with _Recorder(self) as record:
-            for logits in self.engine.process(context, prompt):
+        with self._recorder() as record, lookups:
+            for logits in self.engine.process(context, prompt, lookups.prompt):
                 last = logits[0]
             record.prefilled(len(prompt))
             for number in range(1, room + 1):
@@ -172,18 +229,23 @@ class Model:
                 reason: FinishReason | None = (
                     "stop" if ended else "length" if number == room else None
                 )
+                looked_up = np.array([lookups.of_token(token)])
                 if reason is None:
-                    self.engine.expect(np.array([token]))
+                    self.engine.expect(looked_up)
                 seen.append(token)
                 record.sampled()
                 yield token, logprob, reason
                 if reason is None:
-                    last = self._decode(context, token, record)
+                    last = self._decode(context, token, looked_up, record)
 
-    def _decode(self, context: Context, token: int, record: _Recorder) -> F32:
+    def _recorder(self) -> Recorder:
+        self.stats = GenerationStats(engine=self.plan.engine)
+        return Recorder(self.stats, self.engine.rows)
+
+    def _decode(self, context: Context, token: int, stem_ids: I64, record: Recorder) -> F32:
         """One decode step; logits [V] of the token after this one."""
         started = time.perf_counter()
-        logits: F32 = self.engine.step(context, np.array([token]))[0]
+        logits: F32 = self.engine.step(context, np.array([token]), stem_ids=stem_ids)[0]
         record.decoded(time.perf_counter() - started)
         return logits
 
@@ -199,6 +261,21 @@ class Model:
                 f"shorten it or load with a larger context_length (up to {self.config.max_context})"
             )
         return ids
+
+    def _recipes(self, stem_ids: Sequence[StemId] | None, length: int) -> list[Recipe] | None:
+        """What given stem ids look up; None if none are given."""
+        if stem_ids is None:
+            return None
+        if len(stem_ids) != length:
+            raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
+        layers = len(self.config.stem_layers)
+        rows = [
+            self._checked(one if isinstance(one, Sequence | np.ndarray) else [one])
+            for one in stem_ids
+        ]
+        if not all(rows):
+            raise InputError(f"stem_ids: none at position {rows.index([])}; give at least one id")
+        return [plain(tuple(row), layers) for row in rows]
 
     def _checked(self, token_ids: Sequence[int]) -> list[int]:
         try:
@@ -232,46 +309,3 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Recorder:
-    """Fills Model.stats during one call: what the cache and the store counted since it began."""
-
-    def __init__(self, model: Model) -> None:
-        self._stats = model.stats = GenerationStats(engine=model.plan.engine)
-        self._rows = model.engine.rows
-        self._started = time.perf_counter()
-        self._before = self._counters()
-
-    def _counters(self) -> tuple[int, int, int, float]:
-        now = self._rows.counters()
-        return now.hits, now.misses, now.bytes_read, now.stall_seconds
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._update()
-
-    def prefilled(self, tokens: int) -> None:
-        """The prompt is done."""
-        self._stats.prompt_tokens = tokens
-        self._stats.prefill_seconds = time.perf_counter() - self._started
-        self._update()
-
-    def sampled(self) -> None:
-        """A token was chosen."""
-        self._stats.new_tokens += 1
-        if self._stats.new_tokens == 1:
-            self._stats.first_token_seconds = time.perf_counter() - self._started
-
-    def decoded(self, seconds: float) -> None:
-        """A decode step is done."""
-        self._stats.decode_seconds += seconds
-        self._update()
-
-    def _update(self) -> None:
-        now = [after - before for after, before in zip(self._counters(), self._before, strict=True)]
-        stats = self._stats
-        stats.row_hits, stats.row_misses, stats.flash_bytes = int(now[0]), int(now[1]), int(now[2])
-        stats.stall_seconds = float(now[3])

@@ -5,14 +5,14 @@ ids, waiting for that read and reading itself what nobody submitted. Only `fetch
 in the caller's thread, between two steps of the engine: the graph never reads a slot that is being
 written. At most one read is under way, and a record is never read twice for the same step.
 
-Ids become numbers of records here: engine and backend know tokens and slots, cache and store know
-records and slots.
+Stem ids become numbers of records here: engine and backend know tokens and slots, cache and store
+know records and slots. A stem id is a token's id, or stands for a record that an edit made.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,9 +20,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import RowReadError
+from stem_edge.errors import InputError, RowReadError
 from stem_edge.quantize import U8
+from stem_edge.recipes import Recipe
 from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.store import RowStore
 
 ANY_NUMBER = 1 << 30
@@ -45,11 +47,17 @@ class Rows(Protocol):
     def step_tokens(self) -> int:
         """Tokens that one step may have, whichever they are."""
 
-    def submit(self, token_ids: I64) -> None:
+    def submit(self, stem_ids: I64) -> None:
         """Start reading the records of these ids that are in no slot."""
 
-    def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
+    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of the ids [T], all resident until the next call."""
+
+    def make(self, recipes: Sequence[Recipe]) -> I64:
+        """Stem ids int64 [n] of recipes [n], good until they are released."""
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        """Say that ids that `make` gave are not needed any more; safe in any thread."""
 
     def counters(self) -> RowCounters:
         """What was counted so far."""
@@ -63,12 +71,21 @@ class NoRows:
 
     step_tokens = ANY_NUMBER
 
-    def submit(self, token_ids: I64) -> None:
+    def submit(self, stem_ids: I64) -> None:
         """Nothing to read."""
 
-    def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
+    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """Slots that no graph looks at."""
-        return np.zeros(len(token_ids), np.int32)
+        return np.zeros(len(stem_ids), np.int32)
+
+    def make(self, recipes: Sequence[Recipe]) -> I64:
+        """There is nothing to make one of. Raises InputError."""
+        if recipes:
+            raise InputError("this model is dense: it has no rows that could be edited")
+        return np.zeros(0, np.int64)
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        """Nothing was made."""
 
     def counters(self) -> RowCounters:
         """Zeros."""
@@ -82,9 +99,8 @@ class Prefetcher:
     """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
 
     def __init__(self, store: RowStore, cache: RowCache, *, overlap: bool = True) -> None:
-        self.store, self.cache = store, cache
+        self.store, self.cache = EditedStore(store), cache
         self.stall_seconds = 0.0
-        self._index = store.index
         self._thread = (
             ThreadPoolExecutor(1, thread_name_prefix="stem-edge-prefetch") if overlap else None
         )
@@ -93,8 +109,8 @@ class Prefetcher:
     @property
     def step_tokens(self) -> int:
         """See Rows.step_tokens: with a slot for every record, there is no limit."""
-        cache = self.cache
-        return cache.slots if cache.slots < cache.layout.records else ANY_NUMBER
+        everything = self.store.layout.records + self.store.made
+        return self.cache.slots if self.cache.slots < everything else ANY_NUMBER
 
     def counters(self) -> RowCounters:
         """Of cache, store and stalls."""
@@ -115,21 +131,34 @@ class Prefetcher:
             if len(batch):
                 self.cache.install(batch, self.store.read(batch), batch)
 
-    def submit(self, token_ids: I64) -> None:
+    def make(self, recipes: Sequence[Recipe]) -> I64:
+        """See Rows.make. What was released before makes room; the same recipe keeps its record."""
+        made = self.store.make(recipes)
+        if self.store.has_released:
+            self._drop_pending()  # it may be of a number that will mean another record
+            self.cache.forget(self.store.unused())
+        self.cache.make_room(self.store.numbers)
+        return made
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        """See Rows.release."""
+        self.store.release(stem_ids)
+
+    def submit(self, stem_ids: I64) -> None:
         """See Rows.submit."""
         if self._thread is None or self._pending is not None:
             return
-        wanted = self.cache.missing(self._records_of(token_ids))
+        wanted = self.cache.missing(self.store.records_of(stem_ids))
         if len(wanted):
             self._pending = (wanted, self._thread.submit(self.store.read, wanted))
 
-    def fetch(self, token_ids: I64) -> npt.NDArray[np.int32]:
+    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """See Rows.fetch. There must be at least as many slots as distinct records.
 
         Raises RowReadError; what the cache holds is then still right, and a later call reads again
         what is missing.
         """
-        wanted = self._records_of(token_ids)
+        wanted = self.store.records_of(stem_ids)
         self.cache.use(wanted)
         self._install_pending(wanted)
         missing = self.cache.missing(wanted)
@@ -137,9 +166,6 @@ class Prefetcher:
             records = self._timed(lambda: self.store.read(missing))
             self.cache.install(missing, records, wanted)
         return self.cache.slots_of(wanted)
-
-    def _records_of(self, token_ids: I64) -> I64:
-        return token_ids if self._index is None else self._index[token_ids].astype(np.int64)
 
     def _install_pending(self, keep: I64) -> None:
         if self._pending is None:
@@ -155,6 +181,11 @@ class Prefetcher:
             self.cache.install(read, records, keep)
         elif wanted.any():
             self.cache.install(read[wanted], records[wanted], keep)
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            (_, future), self._pending = self._pending, None
+            future.exception()
 
     def _timed(self, wait: Callable[[], U8]) -> U8:
         started = time.perf_counter()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
+from typing import Self
+
+from stem_edge.runtime.prefetch import Rows
 
 
 @dataclass
@@ -54,3 +58,45 @@ class GenerationStats:
             f"rows {self.hit_rate:.0%} hits, {self.flash_bytes / 1e6:.2f} MB read from flash, "
             f"{self.stall_seconds * 1000:.0f} ms stalled"
         )
+
+
+class Recorder:
+    """Fills `stats` during one call: what the cache and the store counted since it began."""
+
+    def __init__(self, stats: GenerationStats, rows: Rows) -> None:
+        self._stats, self._rows = stats, rows
+        self._started = time.perf_counter()
+        self._before = self._counters()
+
+    def _counters(self) -> tuple[int, int, int, float]:
+        now = self._rows.counters()
+        return now.hits, now.misses, now.bytes_read, now.stall_seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._update()
+
+    def prefilled(self, tokens: int) -> None:
+        """The prompt is done."""
+        self._stats.prompt_tokens = tokens
+        self._stats.prefill_seconds = time.perf_counter() - self._started
+        self._update()
+
+    def sampled(self) -> None:
+        """A token was chosen."""
+        self._stats.new_tokens += 1
+        if self._stats.new_tokens == 1:
+            self._stats.first_token_seconds = time.perf_counter() - self._started
+
+    def decoded(self, seconds: float) -> None:
+        """A decode step is done."""
+        self._stats.decode_seconds += seconds
+        self._update()
+
+    def _update(self) -> None:
+        now = [after - before for after, before in zip(self._counters(), self._before, strict=True)]
+        stats = self._stats
+        stats.row_hits, stats.row_misses, stats.flash_bytes = int(now[0]), int(now[1]), int(now[2])
+        stats.stall_seconds = float(now[3])

@@ -96,6 +96,11 @@ class RowStore:
         return self._tables.format.tables
 
     @property
+    def tokens(self) -> int:
+        """Tokens that have a record."""
+        return self._tables.format.tokens
+
+    @property
     def index(self) -> I32 | None:
         """Record of each token; None: the one of its own number."""
         return self._tables.index

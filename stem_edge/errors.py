@@ -21,6 +21,10 @@ class BundleError(StemEdgeError):
     """A bundle is missing, damaged, incomplete or of a format this version cannot read."""
 
 
+class EditError(StemEdgeError):
+    """An edit file is missing, damaged, of another format or made for another bundle."""
+
+
 class RowReadError(BundleError):
     """A record of the table store could not be read, or its checksum does not match."""
 

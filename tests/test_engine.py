@@ -113,7 +113,7 @@ def test_a_failed_read_leaves_the_engine_usable(
     with stem_edge.load(tiny_bundle, warm_start=False) as model:
         expected = model.logits([1, 2, 3])
     with stem_edge.load(tiny_bundle, warm_start=False) as model:
-        store = rows_of(model).store
+        store = rows_of(model).store.base
         real = store._read_at
 
         def broken(*args: Any) -> int:
@@ -176,5 +176,5 @@ def test_quantized_logits_do_not_depend_on_the_size_of_chunks(
     with stem_edge.load(DEMO, prefill_graph=prefill_graph) as model:
         expected = model.logits(ids)
         for size in (4, 7, 16, 32):
-            model.engine.chunk_tokens = size
+            model.engine.planned_chunk = size
             assert np.abs(model.logits(ids) - expected).max() < 1e-3

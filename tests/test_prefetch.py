@@ -38,6 +38,14 @@ class FakeStore(RowStore):
         self.gate.set()
 
     @property
+    def layout(self) -> RecordLayout:
+        return LAYOUT
+
+    @property
+    def tokens(self) -> int:
+        return V if self.tokens_to_records is None else len(self.tokens_to_records)
+
+    @property
     def index(self) -> I32 | None:
         return self.tokens_to_records
 
@@ -76,8 +84,8 @@ def make() -> Iterator[Make]:
 
 
 def store_of(rows: Prefetcher) -> FakeStore:
-    assert isinstance(rows.store, FakeStore)
-    return rows.store
+    assert isinstance(rows.store.base, FakeStore)
+    return rows.store.base
 
 
 def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
@@ -307,7 +315,7 @@ def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
 
 def test_without_an_index_nothing_is_copied(make: Make) -> None:
     tokens = ids(3, 1)
-    assert make()._records_of(tokens) is tokens
+    assert make().store.records_of(tokens) is tokens
 
 
 def test_filling_takes_records(make: Make) -> None:

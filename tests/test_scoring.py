@@ -164,9 +164,9 @@ def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.Monkey
     pairs: list[Pair] = [(ids[:5], ids[5:]), (ids[:140], ids[140:]), (ids[:7], ids[7:77])]
     scores = Scorer(demo).score(pairs)
     for size in (4, 7, 32):
-        monkeypatch.setattr(demo.engine, "chunk_tokens", size)
+        monkeypatch.setattr(demo.engine, "planned_chunk", size)
         assert_close(Scorer(demo).score(pairs), scores, pairs)
-    monkeypatch.setattr(demo.engine, "chunk_tokens", 128)
+    monkeypatch.setattr(demo.engine, "planned_chunk", 128)
     monkeypatch.setattr(scoring, "LOGITS_NBYTES", 10 * 4 * demo.config.vocab_size)
     rows, step = list[int](), demo.engine.step
 

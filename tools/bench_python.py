@@ -79,7 +79,7 @@ def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
     meter, steps = Meter(model), list[float]()
     with meter.watching():
         before = None
-        for _ in model._tokens(prompt, params):
+        for _ in model._tokens(prompt, params, model._lookups(prompt, None)):
             now = (time.perf_counter(), meter.seconds, model.engine.rows.counters().stall_seconds)
             if before is not None:
                 total, forward, stall = (a - b for a, b in zip(now, before, strict=True))

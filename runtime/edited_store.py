@@ -1,0 +1,134 @@
+"""The row store with made records on top: what edits look up, composed when it is read.
+
+Records of the table store keep their numbers; made records are numbered from there on. Only their
+recipes are in memory: a read composes them from records of the store, checksums and all. A recipe
+has one number, however many ask for it, and loses it when nobody needs it any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.quantize import U8
+from stem_edge.recipes import Recipe, compose, token_of, tokens_of
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.store import RowStore
+from stem_edge.token_index import I32
+
+I64 = npt.NDArray[np.int64]
+
+
+class EditedStore:
+    """What the prefetcher reads. Stem ids are token ids, and from `tokens` on made records'."""
+
+    def __init__(self, store: RowStore) -> None:
+        self.base = store
+        self.tokens = store.tokens
+        self._recipes: dict[int, Recipe] = {}  # number of a made record -> what it is made of
+        self._numbers: dict[Recipe, int] = {}
+        self._users: Counter[int] = Counter()  # of each number
+        self._free: list[int] = []  # numbers that can be given again
+        # Generators may be closed by the garbage collector, at any place in any thread.
+        self._released: deque[int] = deque()
+
+    @property
+    def layout(self) -> RecordLayout:
+        """Byte layout of the records that are read; `records` counts those of the table store."""
+        return self.base.layout
+
+    @property
+    def index(self) -> I32 | None:
+        """See RowStore.index."""
+        return self.base.index
+
+    @property
+    def bytes_read(self) -> int:
+        """From flash, since opening."""
+        return self.base.bytes_read
+
+    @property
+    def made(self) -> int:
+        """Made records that there are now."""
+        return len(self._recipes)
+
+    @property
+    def has_released(self) -> bool:
+        """Whether anything was released since `unused` was called."""
+        return bool(self._released)
+
+    @property
+    def numbers(self) -> int:
+        """One more than the greatest number ever given."""
+        return self.layout.records + self.made + len(self._free)
+
+    def records_of(self, stem_ids: I64) -> I64:
+        """Numbers of the records [T] that stem ids [T] stand for."""
+        if self.index is None:
+            return stem_ids
+        made = stem_ids >= self.tokens
+        if not made.any():
+            return self.index[stem_ids].astype(np.int64)
+        own = self.index[np.where(made, 0, stem_ids)].astype(np.int64)
+        return np.where(made, stem_ids - self.tokens + self.layout.records, own)
+
+    def make(self, recipes: Iterable[Recipe]) -> I64:
+        """Stem ids of recipes: a token's own, or a made record's, in use until it is released."""
+        return np.fromiter(map(self._make, recipes), np.int64)
+
+    def _make(self, recipe: Recipe) -> int:
+        token = token_of(recipe)
+        if token is not None:
+            return token
+        number = self._numbers.get(recipe)
+        if number is None:
+            number = self._free.pop() if self._free else self.numbers
+            self._numbers[recipe], self._recipes[number] = number, recipe
+        self._users[number] += 1
+        return number - self.layout.records + self.tokens
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        """Say that made records are not needed any more, once for each time they were asked for.
+
+        Any thread may call it at any time: it only takes note.
+        """
+        self._released.extend(one for one in stem_ids if one >= self.tokens)
+
+    def unused(self) -> I64:
+        """Numbers that nobody needs any more; they are forgotten, and may be given again.
+
+        Call it when no read is under way.
+        """
+        while self._released:
+            self._users[self._released.popleft() - self.tokens + self.layout.records] -= 1
+        gone = [number for number, users in self._users.items() if users <= 0]
+        for number in gone:
+            del self._users[number], self._numbers[self._recipes.pop(number)]
+            self._free.append(number)
+        return np.array(gone, np.int64)
+
+    def read(self, numbers: I64) -> U8:
+        """See RowStore.read; made records among them are composed."""
+        made = numbers >= self.layout.records
+        if not made.any():
+            return self.base.read(numbers)
+        records = np.empty((len(numbers), self.layout.record_nbytes), np.uint8)
+        if not made.all():
+            records[~made] = self.base.read(numbers[~made])
+        for at in np.flatnonzero(made).tolist():
+            records[at] = self._compose(self._recipes[int(numbers[at])])
+        return records
+
+    def _compose(self, recipe: Recipe) -> U8:
+        tokens = tokens_of(recipe)
+        wanted, place = np.unique(self.records_of(np.array(tokens, np.int64)), return_inverse=True)
+        records = self.base.read(wanted) if tokens else np.empty((0, 0), np.uint8)
+        of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
+        return compose(self.layout, recipe, of_token)
+
+    def close(self) -> None:
+        """Close the files of the table store."""
+        self.base.close()

@@ -1,0 +1,172 @@
+"""Edits in effect: from token ids to what they look up.
+
+Edits are stacked in their order. What an edit puts in place of a row is always of the bundle
+itself, whatever other edits do to it; where two edits change the same row (the same place or token,
+in the same layer), the later one holds. So two edits can exchange two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.edit_file import Edit, NewRows, Replacement
+from stem_edge.edit_schemes import Lookup, align
+from stem_edge.errors import InputError
+from stem_edge.recipes import Recipe, Row
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.spans import find_spans, tokens_after
+from stem_edge.runtime.text import TextCodec
+
+# What texts are looked for behind, where there is no prompt to find them in: the first one says
+# what a token looks up that is in several.
+BEFORE = (" ", "", "\n")
+ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> what is looked up there
+
+
+class Overlay:
+    """A stack of edits on a bundle of this model. Nothing in it changes.
+
+    Raises InputError for an edit that cannot be: see `everywhere`; or a mean of experts.
+    """
+
+    def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
+        self.edits, self._codec, self._config = tuple(edits), codec, config
+        self._everywhere = [everywhere(codec, edit) for edit in self.edits]
+        tokens = sorted(set().union(*self._everywhere))
+        self.of_token: dict[int, Recipe] = {
+            token: self._recipe(token, [found.get(token, {}) for found in self._everywhere])
+            for token in tokens
+        }
+
+    def of_prompt(self, token_ids: Sequence[int]) -> dict[int, Recipe]:
+        """What is looked up at those places of a prompt where it is not the token's own record.
+
+        Raises InputError if the source of an edit at positions is not in the prompt.
+        """
+        if not self.edits:
+            return {}
+        placed = [at_positions(self._codec, edit, token_ids) for edit in self.edits]
+        found = {}
+        for place, token in enumerate(token_ids):
+            changes = [
+                of_token.get(token, {}) | of_place.get(place, {})
+                for of_token, of_place in zip(self._everywhere, placed, strict=True)
+            ]
+            if any(changes):
+                found[place] = self._recipe(token, changes)
+        return found
+
+    def _recipe(self, token: int, changes: Sequence[Mapping[int, Row]]) -> Recipe:
+        rows: ByLayer = dict.fromkeys(self._config.stem_layers, (token,))
+        for change in changes:
+            rows.update(change)
+        if self._config.n_experts and any(len(set(row)) > 1 for row in rows.values()):
+            raise InputError(
+                "the rows of this model are experts, whose mean is none; take a scheme that is not "
+                "average"
+            )
+        return tuple(rows[layer] for layer in self._config.stem_layers)
+
+
+def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
+    """What an edit puts in place of tokens' rows wherever they come; nothing if it is in a prompt.
+
+    Of the ways in which a source is cut into tokens (behind a space or not), it is the shortest:
+    pieces of words are in many other words. Raises InputError for a token that would have to look
+    up two things.
+    """
+    change = edit.change
+    if isinstance(change, NewRows):
+        return {
+            token: dict(zip(edit.layers, rows, strict=True)) for token, rows in change.rows.items()
+        }
+    if edit.scope != "everywhere":
+        return {}
+    sources = {before: tokens_after(codec, before, change.source)[0] for before in BEFORE}
+    least = min(map(len, sources.values()))
+    found: dict[int, Lookup] = {}
+    for before, source in sources.items():
+        if len(source) == least:
+            found = _of_tokens(change, source, lookups(codec, change, least, before)) | found
+    return {token: dict.fromkeys(edit.layers, lookup) for token, lookup in found.items()}
+
+
+def _of_tokens(
+    change: Replacement, source: Sequence[int], found: Sequence[Lookup]
+) -> dict[int, Lookup]:
+    of_token: dict[int, Lookup] = {}
+    for token, lookup in zip(source, found, strict=True):
+        if of_token.setdefault(token, lookup) != lookup:
+            raise InputError(
+                f"token {token} is in {change.source!r} twice and would look up two things; take "
+                "scope positions, or scheme average"
+            )
+    return of_token
+
+
+def at_positions(
+    codec: TextCodec, edit: Edit, token_ids: Sequence[int]
+) -> dict[int, dict[int, Row]]:
+    """What an edit puts in place of the rows at places of a prompt; nothing if it is everywhere.
+
+    Raises InputError if its source is not there.
+    """
+    change = edit.change
+    if edit.scope != "positions" or not isinstance(change, Replacement):
+        return {}
+    found: dict[int, dict[int, Row]] = {}
+    for start, stop, before in find_spans(codec, token_ids, change.source):
+        for place, lookup in enumerate(lookups(codec, change, stop - start, before), start):
+            found[place] = dict.fromkeys(edit.layers, lookup)
+    return found
+
+
+def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
+    """What each of `length` tokens of the source looks up, with `before` in front of the first."""
+    target, texts = tokens_after(codec, before, change.target)
+    return align(
+        change.scheme,
+        length,
+        target,
+        pad=change.pad,
+        subset=change.subset,
+        weights=[float(len(text.strip())) for text in texts],
+    )
+
+
+class Lookups:
+    """Stem ids of one call. A context manager: made records live as long as it is open.
+
+    given: what each token of the prompt looks up, whatever edits say. Raises as Overlay.of_prompt.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        overlay: Overlay,
+        prompt: Sequence[int],
+        given: Sequence[Recipe] | None = None,
+    ) -> None:
+        self._engine, self._tokens = engine, overlay.of_token
+        self._places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
+        self._made: list[int] = []
+        self._of_token: dict[int, int] = {}
+        self.prompt = np.array(prompt, np.int64)  # stem ids of the prompt, once this is open
+
+    def __enter__(self) -> Self:
+        wanted = [*self._tokens.values(), *self._places.values()]
+        self._made = self._engine.make(wanted).tolist()
+        self._of_token = dict(zip(self._tokens, self._made, strict=False))
+        self.prompt[list(self._places)] = self._made[len(self._tokens) :]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.release(self._made)
+
+    def of_token(self, token_id: int) -> int:
+        """Stem id of a token that was generated."""
+        return self._of_token.get(token_id, token_id)

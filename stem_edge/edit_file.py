@@ -1,0 +1,185 @@
+"""Edits and the files that hold them: what tokens look up instead of their own rows.
+
+An edit file is JSON, `{"format_version": 1, "sha256": ..., "edit": {...}}`, with the checksum over
+the bytes of the edit as they stand in the file. It names the tables that it was made for and is
+refused by others. Nothing in it is run; unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
+
+import msgspec
+
+from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.edit_schemes import Scheme
+from stem_edge.errors import EditError, InputError
+from stem_edge.gguf_schema import tables_hash
+from stem_edge.recipes import is_row
+from stem_edge.rows import MAX_RECORD_NBYTES
+
+FORMAT_VERSION = 1
+SUFFIX = ".edit"
+MAX_NBYTES = 2 * MAX_RECORD_NBYTES
+Scope = Literal["positions", "everywhere"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class Replacement(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="replacement"
+):
+    """A text whose tokens look up the rows of another text's tokens."""
+
+    source: Name
+    target: Name
+    scheme: Scheme = "auto"
+    subset: tuple[Index, ...] | None = None  # of scheme subset: which target tokens
+    pad: Index | None = None  # the padding token
+
+
+class NewRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
+    """Tokens whose rows have other values."""
+
+    # token id -> a packed row for each of Edit.layers
+    rows: dict[Index, tuple[bytes, ...]]
+
+
+Change: TypeAlias = Replacement | NewRows
+
+
+class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One edit. Make it with stem_edge.make_edit or stem_edge.make_row_edit."""
+
+    made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # tables_id
+    change: Change
+    layers: tuple[Index, ...]  # STEM layers that it is in, ascending
+    # "positions": where the source is in the prompt. "everywhere": whenever the token comes.
+    scope: Scope = "positions"
+
+    def __post_init__(self) -> None:
+        if not self.layers or list(self.layers) != sorted(set(self.layers)):
+            raise ValueError(f"layers {self.layers} are not ascending without repeats")
+        if isinstance(self.change, NewRows):
+            if self.scope != "everywhere":
+                raise ValueError("new rows are of tokens, so their scope is everywhere")
+            lengths = {len(rows) for rows in self.change.rows.values()}
+            if lengths != {len(self.layers)}:
+                raise ValueError(f"tokens with {lengths} rows, in {len(self.layers)} layers")
+
+    def save(self, path: str | Path) -> None:
+        """Write the edit into a file, whole or not at all; an older one is replaced.
+
+        Raises InputError if that cannot be written.
+        """
+        path = Path(path)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            try:
+                with beside.open("xb") as file:
+                    file.write(encode_edit(self))
+                    file.flush()
+                    os.fsync(file.fileno())
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot write this edit ({error.strerror}); choose another place"
+            ) from error
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format_version: int
+    sha256: str
+    edit: msgspec.Raw
+
+
+def encode_edit(edit: Edit) -> bytes:
+    """Bytes of the file; the same edit gives the same bytes."""
+    content = msgspec.json.format(msgspec.json.encode(edit, order="sorted"), indent=1)
+    checksum = hashlib.sha256(content).hexdigest()
+    head = f'{{"format_version": {FORMAT_VERSION}, "sha256": "{checksum}", "edit": '
+    return head.encode() + content + b"}\n"
+
+
+def read_edit(path: str | Path) -> Edit:
+    """The edit in a file. Raises EditError for a file that is missing, damaged or of another kind."""
+    path = Path(path)
+    data = _read(path)
+    try:
+        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
+        number = msgspec.json.decode(version, type=int) if version else 0
+        if number > FORMAT_VERSION:
+            raise EditError(
+                f"{path}: edit format {number} is newer than this stem-edge reads "
+                f"({FORMAT_VERSION}); upgrade stem-edge"
+            )
+        if number < FORMAT_VERSION:
+            raise ValueError(f"format_version is {number}")
+        file = msgspec.json.decode(data, type=_File)
+        found = hashlib.sha256(bytes(file.edit)).hexdigest()
+        if found != file.sha256:
+            raise ValueError(f"its sha256 is {found[:8]}..., expected {file.sha256[:8]}...")
+        return msgspec.json.decode(file.edit, type=Edit)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise EditError(
+            f"{path}: not an edit of format {FORMAT_VERSION} ({error}); make it again with "
+            "stem-edge edit"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise EditError(f"{path}: no such edit file; make one with: stem-edge edit BUNDLE")
+        with path.open("rb") as file:
+            data = file.read(MAX_NBYTES + 1)
+    except OSError as error:
+        raise EditError(f"{path}: cannot read ({error.strerror}); check its permissions") from error
+    if len(data) > MAX_NBYTES:
+        raise EditError(f"{path}: larger than {MAX_NBYTES} bytes; not an edit: make it again")
+    return data
+
+
+def tables_id(bundle: Bundle) -> str:
+    """What an edit is made for: a sha256 of a bundle's tables and tokenizer.
+
+    Bundles whose backbones alone differ (other types, another engine) share their edits.
+    """
+    files = bundle.manifest.files
+    return hashlib.sha256(f"{tables_hash(files)} {files[TOKENIZER].sha256}".encode()).hexdigest()
+
+
+def check_edit(edit: Edit, bundle: Bundle) -> None:
+    """Raises EditError unless the edit was made for this bundle and fits it."""
+    manifest = bundle.manifest
+    if edit.made_for != tables_id(bundle):
+        raise EditError(
+            f"this edit was made for other tables ({edit.made_for[:8]}...) than those of "
+            f"{bundle.path} ({tables_id(bundle)[:8]}...); make it again for this bundle"
+        )
+    # What follows cannot be in a file that this package wrote.
+    layout, model = manifest.tables, manifest.model
+    if layout is None or not set(edit.layers) <= set(layout.layers):
+        raise EditError(f"this edit is in layers {edit.layers}, which are no STEM layers here")
+    for token in _tokens(edit.change):
+        if token >= model.vocab_size:
+            raise EditError(f"this edit has token {token}; expected 0 to {model.vocab_size - 1}")
+    if isinstance(edit.change, NewRows):
+        for token, rows in edit.change.rows.items():
+            for row in rows:
+                if not is_row(layout, row):
+                    raise EditError(f"this edit has a row of token {token} that is none")
+
+
+def _tokens(change: Change) -> Iterable[int]:
+    if isinstance(change, NewRows):
+        return change.rows
+    return [] if change.pad is None else [change.pad]

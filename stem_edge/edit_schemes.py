@@ -1,0 +1,103 @@
+"""What each token of a source looks up instead, where source and target have other lengths.
+
+The schemes of the STEM paper, section 3.3: n_s tokens of a source look up rows of n_t tokens of a
+target.
+
+| scheme | needs | looks up |
+|---|---|---|
+| swap | n_s = n_t | token i of the target |
+| pad-left, pad-right | n_s >= n_t | padding tokens, then the target; or the target first |
+| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last one again |
+| subset | n_s <= n_t | n_s tokens of the target, in their order |
+| average | | the mean of all target rows, at every token of the source |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+from stem_edge.errors import InputError
+
+Scheme = Literal["auto", "swap", "pad-left", "pad-right", "copy", "subset", "average"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+Lookup: TypeAlias = tuple[int, ...]  # token ids whose rows are averaged; mostly one
+# Which lengths a scheme is for, by the sign of n_s - n_t.
+FITS: dict[Scheme, tuple[int, ...]] = {
+    "swap": (0,),
+    "pad-left": (0, 1),
+    "pad-right": (0, 1),
+    "copy": (0, 1),
+    "subset": (-1, 0),
+    "average": (-1, 0, 1),
+}
+# By measurement (tools/edit_table.py); the paper takes padding on the left by default.
+AUTO: dict[int, Scheme] = {0: "swap", 1: "pad-left", -1: "average"}
+
+
+def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
+    """The scheme that "auto" stands for; any other as it is. Raises InputError if it cannot fit."""
+    sign = (source_length > target_length) - (source_length < target_length)
+    if scheme == "auto":
+        return AUTO[sign]
+    if scheme not in FITS:
+        raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
+    if sign not in FITS[scheme]:
+        fitting = [name for name in FITS if sign in FITS[name]]
+        raise InputError(
+            f"scheme {scheme} does not fit a source of {source_length} and a target of "
+            f"{target_length} tokens; take one of {', '.join(fitting)}, or auto"
+        )
+    return scheme
+
+
+def align(
+    scheme: Scheme,
+    source_length: int,
+    target: Sequence[int],
+    *,
+    pad: int | None = None,
+    subset: Sequence[int] | None = None,
+    weights: Sequence[float] | None = None,
+) -> list[Lookup]:
+    """What each of `source_length` tokens looks up, for a target of these token ids.
+
+    pad: the padding token. subset: which target tokens, by their place from 0 on, in their order;
+    without it those of greatest weight, the earlier of equals. weights: of each target token,
+    without them all alike. Raises InputError for what does not fit.
+    """
+    count = len(target)
+    if not source_length or not count:
+        raise InputError("source and target need at least one token each")
+    chosen = choose_scheme(scheme, source_length, count)
+    if chosen == "average":
+        return [tuple(target)] * source_length
+    if chosen == "subset":
+        return [(target[at],) for at in _subset(source_length, count, subset, weights)]
+    spare = source_length - count
+    if chosen in ("pad-left", "pad-right") and spare:
+        if pad is None:
+            raise InputError(f"scheme {chosen} needs a padding token; name one")
+        padded = [pad] * spare + list(target), list(target) + [pad] * spare
+        return [(token,) for token in padded[chosen == "pad-right"]]
+    if chosen == "copy":
+        repeated = [token for token in target for _ in range(source_length // count)]
+        repeated += [target[-1]] * (source_length - len(repeated))
+        return [(token,) for token in repeated]
+    return [(token,) for token in target]
+
+
+def _subset(
+    wanted: int, count: int, subset: Sequence[int] | None, weights: Sequence[float] | None
+) -> list[int]:
+    if subset is None:
+        weights = weights or [1.0] * count
+        best = sorted(range(count), key=lambda at: -weights[at])[:wanted]
+        return sorted(best)
+    ascending = list(subset) == sorted(set(subset))
+    if len(subset) != wanted or not ascending or not all(0 <= at < count for at in subset):
+        raise InputError(
+            f"subset is {','.join(map(str, subset))}; expected {wanted} ascending places of 0 to "
+            f"{count - 1}, one for each token of the source"
+        )
+    return list(subset)

@@ -1,0 +1,1 @@
+"""Knowledge editing: making edits, and looking at what they change. See stem_edge.edit_file."""

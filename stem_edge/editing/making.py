@@ -1,0 +1,166 @@
+"""Making edits: from texts, or from values for rows, to an Edit that was checked on its bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
+from stem_edge.edit_file import SCOPES, Edit, NewRows, Replacement, Scope, tables_id
+from stem_edge.edit_schemes import SCHEMES, Scheme
+from stem_edge.errors import BundleError, InputError
+from stem_edge.recipes import pack_row
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.overlay import Overlay, lookups
+from stem_edge.runtime.spans import tokens_after
+from stem_edge.runtime.text import TextCodec
+
+
+def make_edit(
+    bundle: str | Path | Bundle,
+    source: str,
+    target: str,
+    *,
+    scheme: Scheme = "auto",
+    scope: Scope = "positions",
+    layers: Sequence[int] | None = None,
+    subset: Sequence[int] | None = None,
+    pad: str | int | None = None,
+) -> Edit:
+    """An edit: tokens of `source` look up the rows of `target`; the text stays (paper, 3.3).
+
+    scheme: what each token of the source looks up, for lengths n_s and n_t in tokens: "swap" (n_s =
+        n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t), "subset" (n_s <= n_t),
+        "average"; see stem_edge.edit_schemes. Default, "auto": swap, pad-left or average, as the
+        lengths are.
+    scope: "positions": where the source is in a prompt, as whole words. "everywhere": whenever a
+        token of the source comes, in prompt and answer, whatever text it is part of.
+    layers: STEM layers that the edit is in. Default: all.
+    subset: of scheme subset: which tokens of the target, by their place from 0 on. Default: those
+        with the most letters, the earlier of equals.
+    pad: of the padding schemes: the padding token, as text or id. Default: the tokenizer's, or else
+        the end-of-text token.
+
+    Spaces around source and target do not count. Raises InputError for texts, layers or options
+    that do not fit, BundleError.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    _layout(bundle)
+    source, target = _text("source", source), _text("target", target)
+    if scheme not in SCHEMES:
+        raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
+    if scope not in SCOPES:
+        raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
+    if subset is not None and scheme != "subset":
+        raise InputError(f"subset belongs to scheme subset, and this is {scheme}; leave it out")
+    codec = TextCodec(bundle.file(TOKENIZER))
+    change = Replacement(
+        source=source,
+        target=target,
+        scheme=scheme,
+        subset=None if subset is None else tuple(subset),
+        pad=_padding(bundle, codec, pad),
+    )
+    edit = Edit(
+        made_for=tables_id(bundle), change=change, layers=_layers(bundle, layers), scope=scope
+    )
+    length = len(tokens_after(codec, " ", source)[0])
+    lookups(codec, change, length, " ")
+    Overlay(codec, bundle.manifest.model, [edit])
+    return edit
+
+
+def make_row_edit(
+    bundle: str | Path | Bundle,
+    rows: Mapping[int | str, npt.ArrayLike],
+    *,
+    layers: Sequence[int] | None = None,
+) -> Edit:
+    """An edit that gives tokens rows of other values, everywhere.
+
+    rows: token (its id, or a text that is one token) -> float32 [layers, row width]; packed as the
+        table's rows are, so int8 and int4 tables round them.
+    layers: STEM layers that the values are for. Default: all.
+
+    Raises InputError for tokens, layers or values that do not fit, BundleError.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
+    layout, chosen = _layout(bundle), _layers(bundle, layers)
+    codec = TextCodec(bundle.file(TOKENIZER))
+    packed = {}
+    for token, values in rows.items():
+        packed[_token(bundle, codec, token)] = _packed(layout, token, values, len(chosen))
+    if not packed:
+        raise InputError("no rows; give at least one token with its values")
+    change = NewRows(rows=packed)
+    return Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope="everywhere")
+
+
+def _packed(
+    layout: RecordLayout, token: int | str, values: npt.ArrayLike, layers: int
+) -> tuple[bytes, ...]:
+    found, expected = np.asarray(values, np.float32), (layers, layout.row_width)
+    if found.shape != expected:
+        raise InputError(f"rows of token {token!r} have shape {found.shape}; expected {expected}")
+    if not np.isfinite(found).all():
+        raise InputError(f"rows of token {token!r} have values that are no finite numbers")
+    try:
+        return tuple(pack_row(layout, row) for row in found)
+    except ValueError as error:
+        raise InputError(f"rows of token {token!r}: {error}") from error
+
+
+def _layout(bundle: Bundle) -> RecordLayout:
+    if bundle.manifest.tables is None:
+        raise InputError(f"{bundle.path}: a dense model has no rows that could be edited")
+    return bundle.manifest.tables
+
+
+def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    stem_layers = bundle.manifest.model.stem_layers
+    chosen = tuple(stem_layers if wanted is None else sorted(set(wanted)))
+    if not chosen or not set(chosen) <= set(stem_layers):
+        raise InputError(
+            f"layers are {','.join(map(str, chosen)) or 'none'}; STEM layers are "
+            f"{','.join(map(str, stem_layers))}"
+        )
+    return chosen
+
+
+def _text(what: str, text: str) -> str:
+    if not text.strip():
+        raise InputError(f"the {what} is empty; give a text like Spain")
+    return text.strip()
+
+
+def _token(bundle: Bundle, codec: TextCodec, token: int | str) -> int:
+    """A token id, given as such or as text. Raises InputError."""
+    if isinstance(token, str):
+        ids = codec.encode(token, add_special_tokens=False)
+        if len(ids) != 1:
+            raise InputError(f"{token!r} is {len(ids)} tokens, expected one; try a leading space")
+        return ids[0]
+    if not 0 <= token < bundle.manifest.model.vocab_size:
+        limit = bundle.manifest.model.vocab_size - 1
+        raise InputError(f"token id {token} is not in 0..{limit}")
+    return token
+
+
+def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | None:
+    """The padding token: the given one, the tokenizer's, else the end of a text."""
+    if pad is not None:
+        return _token(bundle, codec, pad)
+    path = bundle.file(TOKENIZER_CONFIG)
+    try:
+        named = json.loads(path.read_bytes()).get("pad_token")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{path}: cannot read ({error}); export the bundle again") from error
+    if isinstance(named, dict):  # an added token with its options
+        named = named.get("content")
+    if isinstance(named, str):
+        return _token(bundle, codec, named)
+    return next(iter(bundle.manifest.model.eos_ids), None)

@@ -1,0 +1,80 @@
+"""What an edited lookup reads: for each STEM layer a token's row, the mean of several, or given values.
+
+A token's own record is the recipe of its own id in every layer. Any other recipe is a *made*
+record: composed from records of the table store when it is needed, in the same packing, so that
+cache, slots and graphs see no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from stem_edge.quantize import F32, U8
+from stem_edge.rows import RecordLayout
+
+# Token ids, whose rows are averaged (a token that is there twice counts twice), or a packed row.
+Row: TypeAlias = tuple[int, ...] | bytes
+Recipe: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order
+
+
+def plain(row: Row, layers: int) -> Recipe:
+    """The same row's tokens in every STEM layer."""
+    return (row,) * layers
+
+
+def token_of(recipe: Recipe) -> int | None:
+    """The token whose own record this is, if it is one's."""
+    first = recipe[0]
+    if isinstance(first, tuple) and len(first) == 1 and set(recipe) == {first}:
+        return first[0]
+    return None
+
+
+def tokens_of(recipe: Recipe) -> list[int]:
+    """The tokens whose records are needed to compose it, ascending."""
+    return sorted({token for row in recipe if isinstance(row, tuple) for token in row})
+
+
+def compose(layout: RecordLayout, recipe: Recipe, records: Mapping[int, U8]) -> U8:
+    """The packed record [record_nbytes] of a recipe, from the packed records of its tokens.
+
+    A single token's row is copied, code by code. A mean is taken in float32 and packed anew, which
+    rounds it as any row of this type is rounded.
+    """
+    record = np.empty(layout.record_nbytes, np.uint8)
+    for index, row in enumerate(recipe):
+        piece = slice(index * layout.row_nbytes, (index + 1) * layout.row_nbytes)
+        if isinstance(row, bytes):
+            record[piece] = np.frombuffer(row, np.uint8)
+        elif len(row) == 1:
+            record[piece] = records[row[0]][piece]
+        else:
+            rows = [layout.unpack(records[token][None], index)[0] for token in row]
+            record[piece] = np.frombuffer(pack_row(layout, mean(rows)), np.uint8)
+    return record
+
+
+def mean(rows: Sequence[F32]) -> F32:
+    """Mean of rows [d_ff], in float32 and in their order."""
+    total = rows[0].copy()
+    for row in rows[1:]:
+        total += row
+    return np.asarray(total / np.float32(len(rows)), np.float32)
+
+
+def pack_row(layout: RecordLayout, values: F32) -> bytes:
+    """One row, float32 [row_width], as it lies in a record. Raises ValueError for what cannot."""
+    single = msgspec.structs.replace(layout, records=1, layers=(0,))
+    return single.pack([values[None]], search=True).tobytes()
+
+
+def is_row(layout: RecordLayout, row: bytes) -> bool:
+    """Whether these bytes are a packed row of finite values."""
+    if len(row) != layout.row_nbytes:
+        return False
+    single = msgspec.structs.replace(layout, records=1, layers=(0,))
+    return bool(np.isfinite(single.unpack(np.frombuffer(row, np.uint8)[None], 0)).all())
