@@ -75,8 +75,9 @@ class RowCache:
         """Know records 0..numbers-1: those that edits make are numbered after the table store's."""
         more = numbers - len(self._slot_of)
         if more > 0:
-            self._slot_of = np.append(self._slot_of, np.full(more, EMPTY, np.int32))
+            # In this order: an interrupt between them leaves room that is not known.
             self._count = np.append(self._count, np.zeros(more, np.uint32))
+            self._slot_of = np.append(self._slot_of, np.full(more, EMPTY, np.int32))
 
     def forget(self, numbers: I64) -> None:
         """Empty the slots of these records, whose numbers will mean others."""

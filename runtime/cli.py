@@ -7,6 +7,8 @@ import json
 import sys
 from dataclasses import asdict
 
+from stem_edge.bundle import open_bundle
+from stem_edge.edit_folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.loading_cli import add_loading, loading_options
@@ -21,6 +23,7 @@ EPILOG = """\
 examples:
   stem-edge generate model -p "The capital of France is"
   stem-edge generate model -p "Once" -n 200 --temperature 0.8 --top-p 0.95 --seed 1
+  stem-edge generate model --edit spain.edit -p "The capital of Spain is"
   stem-edge generate model --memory 600MB < prompt.txt"""
 
 
@@ -29,6 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
+    parser.add_argument(
+        "--edit",
+        action="append",
+        metavar="FILE",
+        default=[],
+        help="an edit of stem-edge edit, given as a file or by its name; may be given again, "
+        "stacked in order",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     _add_sampling(parser.add_argument_group("choosing tokens"))
     add_loading(parser.add_argument_group("the machine"))
@@ -102,8 +113,9 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         logprobs=args.logprobs,
     )
+    edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
     prompt = _prompt(args.prompt)
-    with load(args.bundle, **loading_options(args)) as model:
+    with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
         (_print_json if args.json else _stream)(model, prompt, params)
     return 0
 

@@ -19,7 +19,7 @@ from stem_edge.quantize import F32
 from stem_edge.recipes import Recipe, plain
 from stem_edge.runtime.cache import I64
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.overlay import Lookups, Overlay
+from stem_edge.runtime.overlay import Lookups, Overlay, check_recipe
 from stem_edge.runtime.plan import MemoryPlan
 from stem_edge.runtime.sampling import (
     SamplingOptions,
@@ -69,7 +69,8 @@ class Model:
         self.stats = GenerationStats(engine=plan.engine)  # of the latest call of generate or logits
         self.engine = engine  # for those who measure, or feed tokens of their own
         self._text, self._on_close = text, on_close
-        self._edits: list[tuple[Edit, ...]] = []  # of each `edited` that is open
+        # Of each `edited` that is open, in their order; threads add and remove their own.
+        self._edits: dict[object, tuple[Edit, ...]] = {}
         self._closed = False
 
     @property
@@ -101,18 +102,21 @@ class Model:
         for edit in entry:
             check_edit(edit, self.bundle)
         Overlay(self._text, self.config, entry)
-        self._edits.append(entry)
+        key = object()
+        self._edits[key] = entry
         try:
             yield self
         finally:
-            # By identity: another thread may have opened or closed one of its own since.
-            at = next(at for at, one in enumerate(self._edits) if one is entry)
-            del self._edits[at]
+            del self._edits[key]
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits that a call which begins now has, in their order."""
+        return tuple(edit for entry in list(self._edits.values()) for edit in entry)
 
     def _lookups(self, prompt: list[int], stem_ids: Sequence[StemId] | None) -> Lookups:
         """What a call that begins now looks up."""
-        edits = [edit for entry in self._edits for edit in entry]
-        overlay = Overlay(self._text, self.config, edits)
+        overlay = Overlay(self._text, self.config, self.edits)
         return Lookups(self.engine, overlay, prompt, self._recipes(stem_ids, len(prompt)))
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
@@ -266,29 +270,34 @@ class Model:
         """What given stem ids look up; None if none are given."""
         if stem_ids is None:
             return None
+        if not isinstance(stem_ids, Sequence | np.ndarray):
+            raise InputError("stem_ids must be a sequence: for each token an id, or several")
         if len(stem_ids) != length:
             raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
         layers = len(self.config.stem_layers)
-        rows = [
-            self._checked(one if isinstance(one, Sequence | np.ndarray) else [one])
-            for one in stem_ids
-        ]
-        if not all(rows):
-            raise InputError(f"stem_ids: none at position {rows.index([])}; give at least one id")
-        return [plain(tuple(row), layers) for row in rows]
+        recipes = []
+        for position, one in enumerate(stem_ids):
+            several = one if isinstance(one, Sequence | np.ndarray) else [one]
+            ids = self._checked(several, f"stem_ids[{position}]: ")
+            if not ids:
+                raise InputError(f"stem_ids: none at position {position}; give at least one id")
+            recipes.append(plain(tuple(ids), layers))
+            if layers:
+                check_recipe(self.config, recipes[-1])
+        return recipes
 
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+    def _checked(self, token_ids: Sequence[int], where: str = "") -> list[int]:
         try:
             ids = np.asarray(token_ids)
             if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
                 raise ValueError
         except (ValueError, OverflowError):
-            raise InputError("token ids must be a flat sequence of integers") from None
+            raise InputError(f"{where}token ids must be a flat sequence of integers") from None
         outside = np.flatnonzero((ids < 0) | (ids >= self.config.vocab_size))
         if len(outside):
             place = int(outside[0])
             raise InputError(
-                f"token id {int(ids[place])} at position {place} is not in "
+                f"{where}token id {int(ids[place])} at position {place} is not in "
                 f"0..{self.config.vocab_size - 1}"
             )
         checked: list[int] = ids.tolist()

@@ -14,9 +14,9 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit, NewRows, Replacement
-from stem_edge.edit_schemes import Lookup, align
+from stem_edge.edit_schemes import Lookup, align, fits
 from stem_edge.errors import InputError
-from stem_edge.recipes import Recipe, Row
+from stem_edge.recipes import Recipe, Row, tokens_of
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.spans import find_spans, tokens_after
 from stem_edge.runtime.text import TextCodec
@@ -30,7 +30,7 @@ ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> what is looked up there
 class Overlay:
     """A stack of edits on a bundle of this model. Nothing in it changes.
 
-    Raises InputError for an edit that cannot be: see `everywhere`; or a mean of experts.
+    Raises InputError for an edit that cannot be: see `everywhere` and `check_recipe`.
     """
 
     def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
@@ -50,26 +50,40 @@ class Overlay:
         if not self.edits:
             return {}
         placed = [at_positions(self._codec, edit, token_ids) for edit in self.edits]
-        found = {}
-        for place, token in enumerate(token_ids):
+        places = enumerate(token_ids)
+        found = {at: self.of_token[token] for at, token in places if token in self.of_token}
+        for place in set().union(*placed):
+            token = token_ids[place]
             changes = [
                 of_token.get(token, {}) | of_place.get(place, {})
                 for of_token, of_place in zip(self._everywhere, placed, strict=True)
             ]
-            if any(changes):
-                found[place] = self._recipe(token, changes)
+            found[place] = self._recipe(token, changes)
         return found
 
     def _recipe(self, token: int, changes: Sequence[Mapping[int, Row]]) -> Recipe:
         rows: ByLayer = dict.fromkeys(self._config.stem_layers, (token,))
         for change in changes:
             rows.update(change)
-        if self._config.n_experts and any(len(set(row)) > 1 for row in rows.values()):
-            raise InputError(
-                "the rows of this model are experts, whose mean is none; take a scheme that is not "
-                "average"
-            )
-        return tuple(rows[layer] for layer in self._config.stem_layers)
+        recipe = tuple(rows[layer] for layer in self._config.stem_layers)
+        check_recipe(self._config, recipe)
+        return recipe
+
+
+def check_recipe(config: ModelConfig, recipe: Recipe) -> None:
+    """Raises InputError for a token that has no record, and for a mean of experts."""
+    greatest = max(tokens_of(recipe), default=0)
+    if greatest >= config.vocab_size:
+        raise InputError(
+            f"token {greatest} has no row: the tokenizer has tokens that the model has not; expected "
+            f"0 to {config.vocab_size - 1}: take another text"
+        )
+    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in recipe)
+    if config.n_experts and means:
+        raise InputError(
+            "the rows of this model are experts, and the mean of experts is none; let each token "
+            "look up one (a scheme that is not average)"
+        )
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
@@ -86,7 +100,7 @@ def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
         }
     if edit.scope != "everywhere":
         return {}
-    sources = {before: tokens_after(codec, before, change.source)[0] for before in BEFORE}
+    sources = {before: tokens_after(codec, before, change.source) for before in BEFORE}
     least = min(map(len, sources.values()))
     found: dict[int, Lookup] = {}
     for before, source in sources.items():
@@ -119,23 +133,30 @@ def at_positions(
     if edit.scope != "positions" or not isinstance(change, Replacement):
         return {}
     found: dict[int, dict[int, Row]] = {}
+    cuts: dict[tuple[int, str], list[Lookup]] = {}  # a prompt may have the source a thousand times
     for start, stop, before in find_spans(codec, token_ids, change.source):
-        for place, lookup in enumerate(lookups(codec, change, stop - start, before), start):
+        cut = (stop - start, before)
+        if cut not in cuts:
+            cuts[cut] = lookups(codec, change, *cut)
+        for place, lookup in enumerate(cuts[cut], start):
             found[place] = dict.fromkeys(edit.layers, lookup)
     return found
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
     """What each of `length` tokens of the source looks up, with `before` in front of the first."""
-    target, texts = tokens_after(codec, before, change.target)
-    return align(
-        change.scheme,
-        length,
-        target,
-        pad=change.pad,
-        subset=change.subset,
-        weights=[float(len(text.strip())) for text in texts],
-    )
+    target = target_tokens(codec, change, length, before)
+    return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
+
+
+def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
+    """Token ids of the target: of those behind `before` and behind a space the fewest that fit.
+
+    Models know a name by its whole token better than by its pieces, which other names share.
+    """
+    ways = [tokens_after(codec, each, change.target) for each in (before, " ")]
+    ways.sort(key=len)
+    return next((way for way in ways if fits(change.scheme, length, len(way))), ways[0])
 
 
 class Lookups:

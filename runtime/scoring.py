@@ -70,9 +70,15 @@ class Scorer:
         KV cache for the longest of them; no generation should run meanwhile under a memory limit.
 
         Raises InputError, before anything is computed, for a context or continuation without
-        tokens, a continuation longer than the context of the model, or ids out of range; then
+        tokens, a continuation longer than the context of the model, or ids out of range, and within
+        Model.edited: an edit at positions is of one prompt, and a KV cache serves many; then
         RowReadError when flash fails, BackendError for logits that are no numbers.
         """
+        if self._model.edits:
+            raise InputError(
+                "scores are of the model without edits; leave the context of Model.edited, or take "
+                "Model.logits"
+            )
         return self._run([self._asked(number, *pair) for number, pair in enumerate(pairs)])
 
     def _asked(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> _Asked:

@@ -17,6 +17,7 @@ from stem_edge.errors import (
     BackendError,
     BundleError,
     CheckpointError,
+    EditError,
     ExportError,
     InputError,
     MemoryPlanError,
@@ -27,9 +28,13 @@ from stem_edge.errors import (
 if TYPE_CHECKING:
     from stem_edge.bundle import open_bundle
     from stem_edge.checksums import verify
+    from stem_edge.edit_file import Edit, read_edit
+    from stem_edge.editing.compare import Comparison, compare_edits
+    from stem_edge.editing.making import make_edit, make_row_edit
     from stem_edge.export import export_bundle, export_dense_gguf
     from stem_edge.measuring.bench import bench
     from stem_edge.measuring.fit import Fit, fit
+    from stem_edge.measuring.geometry import geometry
     from stem_edge.measuring.measurement import Measurement, measure
     from stem_edge.measuring.quality import Quality, evaluate
     from stem_edge.mmap_store import MmapStore
@@ -44,6 +49,9 @@ __all__ = [
     "BundleError",
     "CheckpointError",
     "Chunk",
+    "Comparison",
+    "Edit",
+    "EditError",
     "ExportError",
     "Fit",
     "InputError",
@@ -57,21 +65,28 @@ __all__ = [
     "SamplingParams",
     "StemEdgeError",
     "bench",
+    "compare_edits",
     "evaluate",
     "export_bundle",
     "export_dense_gguf",
     "fit",
+    "geometry",
     "load",
+    "make_edit",
+    "make_row_edit",
     "measure",
     "memory_plan",
     "open_bundle",
     "open_tables",
+    "read_edit",
     "verify",
     "verify_runs",
 ]
 
 _HOMES = {
     "Chunk": "stem_edge.runtime",
+    "Comparison": "stem_edge.editing.compare",
+    "Edit": "stem_edge.edit_file",
     "Fit": "stem_edge.measuring.fit",
     "Measurement": "stem_edge.measuring.measurement",
     "MemoryPlan": "stem_edge.runtime",
@@ -80,15 +95,20 @@ _HOMES = {
     "Quality": "stem_edge.measuring.quality",
     "SamplingParams": "stem_edge.runtime",
     "bench": "stem_edge.measuring.bench",
+    "compare_edits": "stem_edge.editing.compare",
     "evaluate": "stem_edge.measuring.quality",
     "export_bundle": "stem_edge.export",
     "export_dense_gguf": "stem_edge.export.gguf_dense",
     "fit": "stem_edge.measuring.fit",
+    "geometry": "stem_edge.measuring.geometry",
     "load": "stem_edge.runtime",
+    "make_edit": "stem_edge.editing.making",
+    "make_row_edit": "stem_edge.editing.making",
     "measure": "stem_edge.measuring.measurement",
     "memory_plan": "stem_edge.runtime",
     "open_bundle": "stem_edge.bundle",
     "open_tables": "stem_edge.tables",
+    "read_edit": "stem_edge.edit_file",
     "verify": "stem_edge.checksums",
     "verify_runs": "stem_edge.runtime.runs",
 }

@@ -34,6 +34,11 @@ COMMANDS = {
     "cache": ("stem_edge.runtime.cache_cli", "list or remove what is kept for faster loads", ""),
     "bench": ("stem_edge.measuring.bench_cli", "speed and memory, side by side with others", ""),
     "demo": ("stem_edge.runtime.demo", "see it work on the small model inside this package", ""),
+    "edit": (
+        "stem_edge.editing.cli",
+        "edit what a model knows: let tokens look up other tokens' rows",
+        "",
+    ),
     "eval": (
         "stem_edge.measuring.eval_cli",
         "perplexity, and divergence from another bundle or the checkpoint",

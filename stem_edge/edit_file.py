@@ -29,7 +29,8 @@ MAX_NBYTES = 2 * MAX_RECORD_NBYTES
 Scope = Literal["positions", "everywhere"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+MAX_TEXT = 4096  # characters of a source or target
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 
 
 class Replacement(
@@ -76,14 +77,18 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def save(self, path: str | Path) -> None:
         """Write the edit into a file, whole or not at all; an older one is replaced.
 
-        Raises InputError if that cannot be written.
+        Raises InputError if that cannot be written, or not be read again.
         """
-        path = Path(path)
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        path, data = Path(path), encode_edit(self)
+        if len(data) > MAX_NBYTES:
+            raise InputError(
+                f"{path}: this edit is {len(data)} bytes, above {MAX_NBYTES}; make several of it"
+            )
+        beside = path.parent / f".{secrets.token_hex(8)}.tmp"
         try:
             try:
                 with beside.open("xb") as file:
-                    file.write(encode_edit(self))
+                    file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 beside.replace(path)
@@ -103,7 +108,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def encode_edit(edit: Edit) -> bytes:
     """Bytes of the file; the same edit gives the same bytes."""
-    content = msgspec.json.format(msgspec.json.encode(edit, order="sorted"), indent=1)
+    plain = msgspec.to_builtins(edit, str_keys=True)  # only names can be sorted, not token ids
+    content = msgspec.json.format(msgspec.json.encode(plain, order="sorted"), indent=1)
     checksum = hashlib.sha256(content).hexdigest()
     head = f'{{"format_version": {FORMAT_VERSION}, "sha256": "{checksum}", "edit": '
     return head.encode() + content + b"}\n"

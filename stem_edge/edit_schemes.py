@@ -31,18 +31,27 @@ FITS: dict[Scheme, tuple[int, ...]] = {
     "subset": (-1, 0),
     "average": (-1, 0, 1),
 }
-# By measurement (tools/edit_table.py); the paper takes padding on the left by default.
-AUTO: dict[int, Scheme] = {0: "swap", 1: "pad-left", -1: "average"}
+# By measurement (tools/edit_table.py). The paper names no best one; of paddings it takes the left.
+AUTO: dict[int, Scheme] = {0: "swap", 1: "copy", -1: "subset"}
+
+
+def fits(scheme: Scheme, source_length: int, target_length: int) -> bool:
+    """Whether a scheme is for these lengths, in tokens."""
+    return scheme == "auto" or _sign(source_length, target_length) in FITS.get(scheme, ())
+
+
+def _sign(source_length: int, target_length: int) -> int:
+    return (source_length > target_length) - (source_length < target_length)
 
 
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
     """The scheme that "auto" stands for; any other as it is. Raises InputError if it cannot fit."""
-    sign = (source_length > target_length) - (source_length < target_length)
+    sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]
     if scheme not in FITS:
         raise InputError(f"scheme is {scheme!r}; expected one of {', '.join(SCHEMES)}")
-    if sign not in FITS[scheme]:
+    if not fits(scheme, source_length, target_length):
         fitting = [name for name in FITS if sign in FITS[name]]
         raise InputError(
             f"scheme {scheme} does not fit a source of {source_length} and a target of "
@@ -58,13 +67,11 @@ def align(
     *,
     pad: int | None = None,
     subset: Sequence[int] | None = None,
-    weights: Sequence[float] | None = None,
 ) -> list[Lookup]:
     """What each of `source_length` tokens looks up, for a target of these token ids.
 
     pad: the padding token. subset: which target tokens, by their place from 0 on, in their order;
-    without it those of greatest weight, the earlier of equals. weights: of each target token,
-    without them all alike. Raises InputError for what does not fit.
+    without it the last ones. Raises InputError for what does not fit.
     """
     count = len(target)
     if not source_length or not count:
@@ -73,7 +80,7 @@ def align(
     if chosen == "average":
         return [tuple(target)] * source_length
     if chosen == "subset":
-        return [(target[at],) for at in _subset(source_length, count, subset, weights)]
+        return [(target[at],) for at in _subset(source_length, count, subset)]
     spare = source_length - count
     if chosen in ("pad-left", "pad-right") and spare:
         if pad is None:
@@ -87,13 +94,9 @@ def align(
     return [(token,) for token in target]
 
 
-def _subset(
-    wanted: int, count: int, subset: Sequence[int] | None, weights: Sequence[float] | None
-) -> list[int]:
+def _subset(wanted: int, count: int, subset: Sequence[int] | None) -> list[int]:
     if subset is None:
-        weights = weights or [1.0] * count
-        best = sorted(range(count), key=lambda at: -weights[at])[:wanted]
-        return sorted(best)
+        return list(range(count - wanted, count))
     ascending = list(subset) == sorted(set(subset))
     if len(subset) != wanted or not ascending or not all(0 <= at < count for at in subset):
         raise InputError(

@@ -28,6 +28,7 @@ from stem_edge.errors import InputError
 from stem_edge.gguf_schema import matrix_types
 from stem_edge.measuring.cost_report import cost_figures, cost_report
 from stem_edge.measuring.cost_table import cost_table
+from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry
 from stem_edge.units import format_size
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ DESCRIPTION = """\
 Show a bundle: architecture, STEM layers, parameters in all and for one token, bytes on flash and
 of the backbone, types, quality of the export, files. Reads only the manifest.
 With --memory, show instead what loading it here and now would take; with --cost, what a layer, the
-whole model and a text cost by the formulas of the STEM paper."""
+whole model and a text cost by the formulas of the STEM paper; with --geometry, how the rows of the
+tables lie to each other, which reads the tables once from end to end."""
 
 FILES_SHOWN = 12
 
@@ -57,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--cost", action="store_true", help="show the costs that the STEM paper counts"
     )
+    instead.add_argument(
+        "--geometry", action="store_true", help="show how rows spread over directions, and norms"
+    )
     parser.add_argument(
         "--context-length", type=int, metavar="N", help="for --memory and --cost, in tokens"
     )
@@ -70,18 +75,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repack", action="store_true", help="for --memory: with ggml's matrices rearranged"
     )
     parser.add_argument(
-        "--text", metavar="FILE", help="for --cost: how many distinct rows this text (UTF-8) uses"
+        "--text",
+        metavar="FILE",
+        help="for --cost: how many rows this text uses; for --geometry: what FFNs make of it",
     )
+    add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    if args.text is not None and not args.cost:
-        raise InputError(f"--text {args.text} belongs to --cost, which is not given; add --cost")
+    if args.text is not None and not (args.cost or args.geometry):
+        raise InputError(
+            f"--text {args.text} belongs to --cost or --geometry, and neither is given; add --cost "
+            "or --geometry"
+        )
+    check_options(args)
     if args.memory is None and (args.repack or args.engine != "auto"):
         raise InputError(
             "--engine and --repack belong to --memory, which is not given; add --memory"
         )
+    if args.geometry:
+        show_geometry(args)
+        return 0
     if args.cost:
         report = cost_report(args.bundle, args.context_length, args.text)
         print(json.dumps(cost_figures(report), indent=1) if args.json else cost_table(report))

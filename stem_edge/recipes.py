@@ -29,7 +29,7 @@ def plain(row: Row, layers: int) -> Recipe:
 def token_of(recipe: Recipe) -> int | None:
     """The token whose own record this is, if it is one's."""
     first = recipe[0]
-    if isinstance(first, tuple) and len(first) == 1 and set(recipe) == {first}:
+    if isinstance(first, tuple) and len(set(first)) == 1 and set(recipe) == {first}:
         return first[0]
     return None
 
@@ -50,7 +50,7 @@ def compose(layout: RecordLayout, recipe: Recipe, records: Mapping[int, U8]) -> 
         piece = slice(index * layout.row_nbytes, (index + 1) * layout.row_nbytes)
         if isinstance(row, bytes):
             record[piece] = np.frombuffer(row, np.uint8)
-        elif len(row) == 1:
+        elif len(set(row)) == 1:
             record[piece] = records[row[0]][piece]
         else:
             rows = [layout.unpack(records[token][None], index)[0] for token in row]
@@ -77,4 +77,6 @@ def is_row(layout: RecordLayout, row: bytes) -> bool:
     if len(row) != layout.row_nbytes:
         return False
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
-    return bool(np.isfinite(single.unpack(np.frombuffer(row, np.uint8)[None], 0)).all())
+    with np.errstate(all="ignore"):  # scales may be anything
+        values = single.unpack(np.frombuffer(row, np.uint8)[None], 0)
+    return bool(np.isfinite(values).all())

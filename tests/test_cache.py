@@ -289,3 +289,52 @@ def test_slots_are_what_a_graph_can_be_bound_to(layout: RecordLayout) -> None:
             assert scales.dtype == np.float32
             assert scales.flags.c_contiguous
             assert scales.shape == (3, layout.part_groups(part))
+
+
+@every_layout
+def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout) -> None:
+    cache, records = RowCache(ArraySlots(layout, 4)), make_records(layout)
+    cache.make_room(V + 2)
+    cache.make_room(V)  # never less
+    more = np.concatenate([records, records[:2]])
+    fetch(cache, more, ids(V, 3, V + 1))
+    check = arrays_of(cache).codes[0][0]
+    assert np.array_equal(check[cache.slots_of(ids(V, V + 1))], layout.codes(records, 0)[:2])
+    cache.forget(ids(V, 3))
+    assert cache.missing(ids(V, V + 1, 3)).tolist() == [3, V]
+    assert len(cache.counts) == V and cache.counts[3] == 0
+    before = cache.slots_of(ids(V + 1)).copy()
+    fetch(cache, more, ids(7, 8, 9))  # into the empty slots, without pushing any out
+    assert cache.slots_of(ids(V + 1)) == before
+    check_contents(cache, records)
+
+
+def test_forgetting_what_is_in_no_slot_changes_nothing() -> None:
+    cache, records = RowCache(ArraySlots(INT4, 4)), make_records(INT4)
+    fetch(cache, records, ids(1, 2, 3, 4))
+    cache.make_room(V + 3)
+    cache.forget(ids(V, V + 2, 9))
+    cache.forget(ids())
+    assert resident(cache) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_an_interrupt_while_room_is_made_does_no_harm(
+    calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, records, left = RowCache(ArraySlots(INT4, 4)), make_records(INT4), [calls]
+    append = np.append
+
+    def interrupted(*args: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return append(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.make_room(V + 3)
+    cache.make_room(V + 3)
+    fetch(cache, np.concatenate([records, records[:3]]), ids(V + 2, 5, V))
+    assert not len(cache.missing(ids(V + 2, 5, V)))

@@ -216,9 +216,10 @@ def test_wrong_options_of_cost(options: list[str], message: str, capsys: Capture
     assert message in one_line(capsys)
 
 
-def test_cost_and_memory_are_two_questions(capsys: Capture) -> None:
+@pytest.mark.parametrize("other", ["--memory", "--geometry"])
+def test_each_of_these_is_a_question_of_its_own(other: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["inspect", str(DEMO), "--cost", "--memory"])
+        main(["inspect", str(DEMO), "--cost", other])
     assert caught.value.code == 2
     assert "not allowed with argument" in capsys.readouterr().err
 

@@ -10,6 +10,7 @@ from stores import arrays_of
 
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import U8
+from stem_edge.recipes import Recipe
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
@@ -329,3 +330,114 @@ def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
     slots: int, tokens: int, make: Make
 ) -> None:
     assert make(slots=slots, index=INDEX).step_tokens == tokens
+
+
+# What edits make: a record whose layers are of two tokens, and the mean of two.
+MADE: list[Recipe] = [((8,), (8,)), ((6, 8), (6, 8)), ((6,), (7, 7))]
+
+
+def values(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[float]:
+    """The first value of both layers, added."""
+    first, second = (codes[slots][:, 0] for (codes,) in arrays_of(rows.cache).codes)
+    found: list[float] = (first + second).tolist()
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_made_records_are_fetched_as_all_others(overlap: bool, make: Make) -> None:
+    rows = make(overlap)
+    stem_ids = rows.make(MADE)
+    assert stem_ids.tolist() == [8, V, V + 1]
+    rows.submit(stem_ids)
+    assert values(rows, rows.fetch(ids(*stem_ids, 8))) == [16, 14, 13, 16]
+    assert values(rows, rows.fetch(ids(V + 1, 1, 2, 3))) == [13, 2, 4, 6]
+    assert (rows.cache.hits, rows.cache.misses) == (1, 7)
+
+
+def test_a_number_that_means_another_record_is_read_again(make: Make) -> None:
+    rows = make()
+    (first,) = rows.make([((1,), (2,))])
+    assert values(rows, rows.fetch(ids(first))) == [3]
+    rows.release([int(first)])
+    rows.make([])
+    (second,) = rows.make([((3,), (4,))])
+    assert second == first
+    assert values(rows, rows.fetch(ids(second))) == [7]
+
+
+def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(make: Make) -> None:
+    rows = make()
+    (first,) = rows.make([((1,), (2,))])
+    store_of(rows).gate.clear()
+    rows.submit(ids(first))
+    wait_until(lambda: bool(store_of(rows).reads))
+    rows.release([int(first)])
+    threading.Timer(0.02, store_of(rows).gate.set).start()
+    rows.make([])  # waits
+    assert store_of(rows).gate.is_set()
+    (second,) = rows.make([((3,), (4,))])
+    assert second == first
+    assert values(rows, rows.fetch(ids(second))) == [7]
+
+
+def test_making_without_releases_waits_for_nothing(make: Make) -> None:
+    rows = make()
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    rows.make([((3,), (4,))])
+    assert not store_of(rows).gate.is_set()
+
+
+def test_an_abandoned_read_that_fails_does_not_disturb_making(make: Make) -> None:
+    rows = make()
+    (first,) = rows.make([((1,), (2,))])
+    store_of(rows).failures = 1
+    rows.submit(ids(first))
+    rows.release([int(first)])
+    rows.make([])
+    assert values(rows, rows.fetch(rows.make([((3,), (4,))]))) == [7]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_recipe_whose_reads_fail_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
+    rows = make(overlap)
+    (made,) = rows.make([((1, 3), (2,))])
+    rows.fetch(ids(5, 6))
+    store_of(rows).failures = 2 if overlap else 1
+    rows.submit(ids(made))
+    with pytest.raises(RowReadError, match=r"read of \[1, 2, 3\] failed"):
+        rows.fetch(ids(made, 5))
+    assert resident(rows) == [5, 6]
+    assert values(rows, rows.fetch(ids(made, 5))) == [4, 10]
+
+
+def test_counts_of_made_records_are_not_kept(make: Make) -> None:
+    rows = make()
+    made = rows.make([((1,), (2,)), ((3,), (4,))])
+    rows.fetch(ids(*made, 7))
+    assert rows.cache.counts.tolist() == [int(token == 7) for token in range(V)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_edits_that_come_and_go_never_give_a_wrong_row(
+    overlap: bool, seed: int, make: Make
+) -> None:
+    rows, rng = make(overlap, index=INDEX), np.random.default_rng(seed)
+    alive: dict[int, tuple[int, float]] = {}  # stem id -> users, value
+    for _ in range(600):
+        one, two, three = (int(token) for token in rng.integers(0, 8, 3))
+        recipe: Recipe = ((one,), (two, three))
+        (stem_id,) = rows.make([recipe]).tolist()
+        value = float(INDEX[one] + (INDEX[two] + INDEX[three]) / 2)
+        users, known = alive.get(stem_id, (0, value))
+        assert known == value or stem_id < len(INDEX)
+        alive[stem_id] = (users + 1, value)
+        wanted = rng.choice(list(alive), min(len(alive), SLOTS)).tolist()
+        rows.submit(ids(*wanted))
+        if rng.random() < 0.9:
+            assert values(rows, rows.fetch(ids(*wanted))) == [alive[one][1] for one in wanted]
+        while len(alive) > 6 or (rng.random() < 0.3 and alive):
+            gone = int(rng.choice(list(alive)))
+            users, value = alive.pop(gone)
+            rows.release([gone] * users)

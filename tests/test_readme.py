@@ -22,6 +22,7 @@ NOT_RUN = (
     "stem-edge bench build/",
     "stem-edge measure build/",
     "stem-edge eval exact",
+    "stem-edge inspect stem_edge/",
 )
 
 
@@ -77,7 +78,15 @@ def test_python_runs(workplace: Path) -> None:
 
 def test_the_tree_lists_every_module() -> None:
     (tree,) = blocks("text")
-    for folder in ("stem_edge", "stem_edge/measuring", "export", "runtime", "tools"):
+    folders = (
+        "stem_edge",
+        "stem_edge/editing",
+        "stem_edge/measuring",
+        "export",
+        "runtime",
+        "tools",
+    )
+    for folder in folders:
         for path in (ROOT / folder).glob("*.py"):
             if path.name not in ("__init__.py", "__main__.py"):
                 assert re.search(rf"\b{path.name}\b", tree), f"{folder}/{path.name}"

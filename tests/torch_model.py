@@ -17,9 +17,16 @@ from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 
 @torch.no_grad()
 def torch_logits(
-    config: ModelConfig, tensors: dict[str, Tensor], rows: dict[int, Tensor], token_ids: list[int]
+    config: ModelConfig,
+    tensors: dict[str, Tensor],
+    rows: dict[int, Tensor],
+    token_ids: list[int],
+    looked_up: dict[int, Tensor] | None = None,
 ) -> Tensor:
-    """Logits [T, V] of token_ids; rows: layer -> the row of each token [V, row width]."""
+    """Logits [T, V] of token_ids; rows: layer -> the row of each token [V, row width].
+
+    looked_up: layer -> the row of each position [T, row width], if not that of its token.
+    """
     tokens = torch.tensor(token_ids)
     turns = rope_turns(config, len(tokens))
     x = tensors["embedding"][tokens]
@@ -29,6 +36,8 @@ def torch_logits(
         y = attention(config, layer, w, norm(x, w["attention_norm"], config.norm_eps), turns)
         x = x + (norm(y, w["attention_post_norm"], config.norm_eps) if config.post_norms else y)
         row = rows[layer][tokens] if layer in config.stem_layers else None
+        if row is not None and looked_up is not None:
+            row = looked_up[layer]
         y = ffn(config, w, norm(x, w["ffn_norm"], config.norm_eps), row)
         x = x + (norm(y, w["ffn_post_norm"], config.norm_eps) if config.post_norms else y)
     x = norm(x, tensors["norm"], config.norm_eps)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
-from stem_edge.edit_file import SCOPES, Edit, NewRows, Replacement, Scope, tables_id
+from stem_edge.edit_file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edit_schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
 from stem_edge.recipes import pack_row
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.overlay import Overlay, lookups
+from stem_edge.runtime.overlay import Overlay
 from stem_edge.runtime.spans import tokens_after
 from stem_edge.runtime.text import TextCodec
 
@@ -35,15 +37,15 @@ def make_edit(
 
     scheme: what each token of the source looks up, for lengths n_s and n_t in tokens: "swap" (n_s =
         n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t), "subset" (n_s <= n_t),
-        "average"; see stem_edge.edit_schemes. Default, "auto": swap, pad-left or average, as the
-        lengths are.
+        "average"; see stem_edge.edit_schemes. Default, "auto": swap, copy or subset, as the lengths
+        are.
     scope: "positions": where the source is in a prompt, as whole words. "everywhere": whenever a
         token of the source comes, in prompt and answer, whatever text it is part of.
     layers: STEM layers that the edit is in. Default: all.
-    subset: of scheme subset: which tokens of the target, by their place from 0 on. Default: those
-        with the most letters, the earlier of equals.
-    pad: of the padding schemes: the padding token, as text or id. Default: the tokenizer's, or else
-        the end-of-text token.
+    subset: of scheme subset: which tokens of the target, by their place from 0 on. Default: the
+        last ones.
+    pad: of the padding schemes: the padding token, as text or id. Default: the begin-of-text token,
+        or else the tokenizer's for padding, or the end-of-text token.
 
     Spaces around source and target do not count. Raises InputError for texts, layers or options
     that do not fit, BundleError.
@@ -62,15 +64,17 @@ def make_edit(
         source=source,
         target=target,
         scheme=scheme,
-        subset=None if subset is None else tuple(subset),
+        subset=None if subset is None else _integers("subset", subset),
         pad=_padding(bundle, codec, pad),
     )
     edit = Edit(
         made_for=tables_id(bundle), change=change, layers=_layers(bundle, layers), scope=scope
     )
-    length = len(tokens_after(codec, " ", source)[0])
-    lookups(codec, change, length, " ")
-    Overlay(codec, bundle.manifest.model, [edit])
+    for text in (target, source):
+        tokens_after(codec, " ", text)
+    # As it will be in a text.
+    overlay = Overlay(codec, bundle.manifest.model, [edit])
+    overlay.of_prompt(codec.encode(f" {source}", add_special_tokens=False))
     return edit
 
 
@@ -91,9 +95,12 @@ def make_row_edit(
     bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     layout, chosen = _layout(bundle), _layers(bundle, layers)
     codec = TextCodec(bundle.file(TOKENIZER))
-    packed = {}
+    packed: dict[int, tuple[bytes, ...]] = {}
     for token, values in rows.items():
-        packed[_token(bundle, codec, token)] = _packed(layout, token, values, len(chosen))
+        number = _token(bundle, codec, token)
+        if number in packed:
+            raise InputError(f"token {token!r} is there twice: it is token {number}")
+        packed[number] = _packed(layout, token, values, len(chosen))
     if not packed:
         raise InputError("no rows; give at least one token with its values")
     change = NewRows(rows=packed)
@@ -103,7 +110,12 @@ def make_row_edit(
 def _packed(
     layout: RecordLayout, token: int | str, values: npt.ArrayLike, layers: int
 ) -> tuple[bytes, ...]:
-    found, expected = np.asarray(values, np.float32), (layers, layout.row_width)
+    expected = (layers, layout.row_width)
+    try:
+        with np.errstate(over="ignore"):  # what is too great for float32 is refused as infinite
+            found = np.asarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"rows of token {token!r} are no numbers ({error})") from None
     if found.shape != expected:
         raise InputError(f"rows of token {token!r} have shape {found.shape}; expected {expected}")
     if not np.isfinite(found).all():
@@ -122,7 +134,7 @@ def _layout(bundle: Bundle) -> RecordLayout:
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> tuple[int, ...]:
     stem_layers = bundle.manifest.model.stem_layers
-    chosen = tuple(stem_layers if wanted is None else sorted(set(wanted)))
+    chosen = stem_layers if wanted is None else tuple(sorted(set(_integers("layers", wanted))))
     if not chosen or not set(chosen) <= set(stem_layers):
         raise InputError(
             f"layers are {','.join(map(str, chosen)) or 'none'}; STEM layers are "
@@ -132,9 +144,19 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _text(what: str, text: str) -> str:
-    if not text.strip():
-        raise InputError(f"the {what} is empty; give a text like Spain")
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"the {what} is {text!r}; give a text like Spain")
+    if len(text.strip()) > MAX_TEXT:
+        raise InputError(f"the {what} has {len(text)} characters; expected up to {MAX_TEXT}")
     return text.strip()
+
+
+def _integers(what: str, values: Iterable[int]) -> tuple[int, ...]:
+    """Integers of any kind (numpy's too) as Python's. Raises InputError."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise InputError(f"{what} is {values!r}; expected integers") from None
 
 
 def _token(bundle: Bundle, codec: TextCodec, token: int | str) -> int:
@@ -143,17 +165,22 @@ def _token(bundle: Bundle, codec: TextCodec, token: int | str) -> int:
         ids = codec.encode(token, add_special_tokens=False)
         if len(ids) != 1:
             raise InputError(f"{token!r} is {len(ids)} tokens, expected one; try a leading space")
-        return ids[0]
-    if not 0 <= token < bundle.manifest.model.vocab_size:
+        token = ids[0]
+    (number,) = _integers("a token", [token])
+    if not 0 <= number < bundle.manifest.model.vocab_size:
         limit = bundle.manifest.model.vocab_size - 1
-        raise InputError(f"token id {token} is not in 0..{limit}")
-    return token
+        raise InputError(f"token id {number} is not in 0..{limit}")
+    return number
 
 
 def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | None:
-    """The padding token: the given one, the tokenizer's, else the end of a text."""
+    """The padding token: the given one, or what `make_edit` says."""
     if pad is not None:
         return _token(bundle, codec, pad)
+    # The begin of a text is in all training; a token for padding often is in none, so that its row
+    # is what tables begin with.
+    if bundle.manifest.model.bos_id is not None:
+        return bundle.manifest.model.bos_id
     path = bundle.file(TOKENIZER_CONFIG)
     try:
         named = json.loads(path.read_bytes()).get("pad_token")
@@ -162,5 +189,7 @@ def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | N
     if isinstance(named, dict):  # an added token with its options
         named = named.get("content")
     if isinstance(named, str):
-        return _token(bundle, codec, named)
+        # One that is no token here is nobody's mistake who asks for an edit.
+        with contextlib.suppress(InputError):
+            return _token(bundle, codec, named)
     return next(iter(bundle.manifest.model.eos_ids), None)

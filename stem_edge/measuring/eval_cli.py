@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from stem_edge.bundle import open_bundle
+from stem_edge.edit_folder import open_edits
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.engines import ENGINES
 from stem_edge.runtime.loading_cli import add_engine
@@ -30,6 +32,7 @@ examples:
   stem-edge eval model --text book.txt --against exact
   stem-edge eval model --text book.txt --against runs/0000100000 --window 256
   stem-edge eval model --text book.txt --engine ggml --against model --against-engine onnxruntime
+  stem-edge eval model --text book.txt --edit spain.edit --against model
 
 A checkpoint as reference needs pip install 'stem-edge[export]', is computed in float32, and reads
 its backbone anew for every window."""
@@ -67,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worst", type=int, metavar="N", default=10, help="tokens to show that diverge most (10)"
     )
+    parser.add_argument(
+        "--edit",
+        action="append",
+        metavar="FILE",
+        default=[],
+        help="an edit of the bundle with scope everywhere (see stem-edge edit); may be given again",
+    )
     add_engine(parser)
     parser.add_argument(
         "--against-engine",
@@ -101,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
             stride=args.stride,
             against=args.against,
             worst=args.worst,
+            edits=open_edits(open_bundle(bundle), args.edit),
             engine=args.engine,
             against_engine=args.against_engine,
             repack=args.repack,
@@ -137,7 +148,9 @@ def _text(found: Sequence[Quality]) -> list[str]:
             window = f"one window a document, of {each.window:,} tokens at most: it has no more"
         graph = "the prefill graph" if each.prefill_graph else "the graphs that decode"
         graph = each.engine if each.engine != "onnxruntime" else graph
-        lines.append(f"{documents} of {length}; {window}; computed by {graph}")
+        several = "s" if each.edits > 1 else ""
+        edits = f"; with {each.edits} edit{several}" if each.edits else ""
+        lines.append(f"{documents} of {length}; {window}; computed by {graph}{edits}")
     return list(dict.fromkeys(lines))
 
 

@@ -12,6 +12,7 @@ from stem_edge.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
 # Two columns of a paper, in inches; letters as large as a caption's.
@@ -48,12 +49,7 @@ def plot(found: Measurement, path: str | Path) -> None:
     """Draw a measurement into a file: .png, .pdf or .svg. Raises as check_plot does."""
     path = Path(path)
     check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    settings: dict[str, Any] = {"figsize": (WIDTH, HEIGHT), "layout": "constrained"}
-    figure = Figure(**settings)
-    FigureCanvasAgg(figure)  # no window, whatever the user's matplotlib is set to
+    figure = new_figure(HEIGHT)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
     over_time, hits, of_token = (
         figure.add_subplot(grid[0, :]),
@@ -64,14 +60,31 @@ def plot(found: Measurement, path: str | Path) -> None:
     _hit_rate(hits, found)
     _token(of_token, found)
     for axes in (over_time, hits, of_token):
-        _plain(axes)
+        plain(axes)
+    save(figure, path)
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure of this size in inches, where matplotlib is installed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
+    figure = Figure(**settings)
+    FigureCanvasAgg(figure)  # no window, whatever the user's matplotlib is set to
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of its name. Raises InputError."""
     try:
         figure.savefig(path, dpi=200)
     except OSError as error:
         raise InputError(f"{path}: cannot write the plot ({error.strerror})") from error
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
+    """Small letters, and no frame but the two axes."""
     axes.tick_params(labelsize=LETTERS)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(LETTERS)

@@ -6,7 +6,7 @@ Divergence says more than perplexity, which can fall by chance when a model is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
+from stem_edge.edit_file import Edit
 from stem_edge.errors import InputError
 from stem_edge.measuring.documents import Documents, Task, make_task, read_text
 from stem_edge.measuring.logit_source import BundleLogits, open_reference
@@ -82,6 +83,7 @@ class Quality:
     stride: int  # tokens between the starts of windows
     engine: str
     prefill_graph: bool  # whether the graph for prompts computed this
+    edits: int  # that were in effect
     log_likelihood: float  # mean over tokens, nats
     perplexity: float  # exp(-log_likelihood)
     bits_per_byte: float
@@ -98,6 +100,7 @@ def evaluate(
     stride: int | None = None,
     against: str | Path | None = None,
     worst: int = 10,
+    edits: Sequence[Edit] = (),
     engine: EngineChoice = "auto",
     against_engine: EngineChoice = "auto",
     prefill_graph: bool = False,
@@ -118,6 +121,8 @@ def evaluate(
     against: a bundle, or a checkpoint that export_bundle takes, to compare distributions with. A
         checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     worst: how many of the tokens to name that diverge most.
+    edits: of the bundle, not of `against`, with scope everywhere: the same bundle against itself
+        shows what they change beside what they are for.
     engine, repack: as of stem_edge.load.
     against_engine: that runs `against`, if it is a bundle: the same one on another engine, too.
     prefill_graph: of onnxruntime: measure the graph for prompts instead of those that decode.
@@ -132,6 +137,8 @@ def evaluate(
         raise InputError(f"{bundle}: no prefill graph in it; measure without, or export with one")
     if worst < 0:
         raise InputError(f"worst is {worst}; expected 0 tokens or more")
+    if any(edit.scope != "everywhere" for edit in edits):
+        raise InputError("an edit at positions is of a prompt; give edits of scope everywhere")
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     with ExitStack() as stack:
         expected = None
@@ -151,6 +158,7 @@ def evaluate(
             progress=progress,
         )
         found = BundleLogits(stack.enter_context(model))
+        stack.enter_context(model.edited(*edits))
         bar = stack.enter_context(Progress(task.documents.nbytes, f"scoring {bundle}", progress))
         measured = measure(task, found, expected, _in_bytes(bar, task.documents))
     divergence = None
@@ -159,7 +167,13 @@ def evaluate(
         other = expected.engine if isinstance(expected, BundleLogits) else None
         divergence = _divergence(str(against), other, measured, measured.expected, named)
     return _quality(
-        str(bundle), found.engine, task, measured.found, divergence, prefill_graph=prefill_graph
+        str(bundle),
+        found.engine,
+        task,
+        measured.found,
+        divergence,
+        prefill_graph=prefill_graph,
+        edits=len(edits),
     )
 
 
@@ -184,6 +198,7 @@ def _quality(
     divergence: Divergence | None,
     *,
     prefill_graph: bool,
+    edits: int,
 ) -> Quality:
     documents, likelihood = task.documents, float(found.likelihood.mean())
     bits = -likelihood * documents.predicted / math.log(2)
@@ -198,6 +213,7 @@ def _quality(
         stride=task.stride,
         engine=engine,
         prefill_graph=prefill_graph,
+        edits=edits,
         log_likelihood=likelihood,
         perplexity=math.exp(-likelihood),
         bits_per_byte=bits / documents.nbytes,

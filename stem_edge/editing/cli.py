@@ -1,0 +1,278 @@
+"""The command `stem-edge edit`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.edit_file import SCOPES, Edit
+from stem_edge.edit_folder import open_edits
+from stem_edge.edit_schemes import AUTO, SCHEMES
+from stem_edge.editing.compare import TOP, compare_edits
+from stem_edge.editing.explain import cuts
+from stem_edge.editing.listing import list_edits, place_for, remove_edits
+from stem_edge.editing.making import make_edit
+from stem_edge.editing.report import (
+    comparison_figures,
+    comparison_table,
+    edit_figures,
+    edit_table,
+    everywhere_note,
+    list_figures,
+    list_table,
+)
+from stem_edge.errors import InputError
+from stem_edge.runtime.loading_cli import add_loading, loading_options
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+Edit what a model knows: tokens of one text look up rows of another text's tokens in the tables,
+while the text stays as it is. An edit is a small file beside the bundle, whose own files never
+change: give it to `stem-edge generate --edit`, or delete it.
+
+Make one with --source and --target, or use one of --list, --remove and --compare."""
+
+EPILOG = f"""\
+schemes, for a source and a target of n_s and n_t tokens (STEM paper, 3.3):
+  swap                   n_s = n_t    token for token
+  pad-left, pad-right    n_s >= n_t   padding, then the target; or the target first
+  copy                   n_s >= n_t   tokens of the target repeated, the last one most
+  subset                 n_s <= n_t   some tokens of the target
+  average                             the mean of the target's rows, at every token of the source
+  auto                                {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, as the lengths are
+
+examples:
+  stem-edge edit model --source Spain --target Germany -o spain.edit
+  stem-edge generate model --edit spain.edit -p "The capital of Spain is"
+  stem-edge edit model --compare "The capital of Spain is" --source Spain --target Germany
+  stem-edge edit model --compare "The capital of Spain is" --edit spain.edit --plot spain.png
+  stem-edge edit model --list
+  stem-edge edit model --remove spain.edit"""
+
+# What belongs to what: names of arguments, as argparse keeps them.
+MAKING = ("source", "target", "scheme", "scope", "layers", "subset", "pad", "out", "force")
+COMPARING = ("edit", "top", "plot")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See stem_edge.cli.Command."""
+    parser.epilog = EPILOG
+    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_making(parser.add_argument_group("making an edit"))
+    instead = parser.add_argument_group("instead").add_mutually_exclusive_group()
+    instead.add_argument(
+        "--list", action="store_true", help="show edits beside the bundle and in this folder"
+    )
+    instead.add_argument(
+        "--remove",
+        action="append",
+        metavar="FILE",
+        default=[],
+        help="delete this edit of the bundle, given as a file or by its name; may be given again",
+    )
+    instead.add_argument(
+        "--compare",
+        metavar="PROMPT",
+        help="show the most probable next tokens with and without edits: one of --source and "
+        "--target (written only with -o), or those of --edit",
+    )
+    _add_comparing(parser.add_argument_group("of --compare"))
+    add_loading(parser.add_argument_group("the machine, of --compare"))
+
+
+def _add_making(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--source", metavar="TEXT", help="text whose tokens look up other rows")
+    group.add_argument("--target", metavar="TEXT", help="text whose tokens' rows they look up")
+    group.add_argument("--scheme", choices=SCHEMES, help="who looks up whom, see below (auto)")
+    group.add_argument(
+        "--scope",
+        choices=SCOPES,
+        help="where the source is in a prompt, as whole words; or wherever its tokens come, in "
+        "prompt and answer (positions)",
+    )
+    group.add_argument(
+        "--layers", metavar="2,5", help="STEM layers that the edit is in, with commas (all)"
+    )
+    group.add_argument(
+        "--subset",
+        metavar="0,2",
+        help="of scheme subset: which tokens of the target, from 0 on (the last ones)",
+    )
+    group.add_argument(
+        "--pad",
+        metavar="TOKEN",
+        help="of padding: the token, as text or number (begin of text)",
+    )
+    group.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="a name that ends in .edit (SOURCE-TARGET.edit, beside the bundle)",
+    )
+    group.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def _add_comparing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--edit",
+        action="append",
+        metavar="FILE",
+        default=[],
+        help="an edit, given as a file or by its name; may be given again, stacked in order, and "
+        "below that of --source and --target",
+    )
+    group.add_argument("--top", type=int, metavar="N", help=f"how many tokens to show ({TOP})")
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="also draw it: .png, .pdf or .svg; needs the extra [plot]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """See stem_edge.cli.Command."""
+    _check_options(args)
+    bundle = open_bundle(args.bundle)
+    if args.list:
+        _list(args, bundle)
+    elif args.remove:
+        _remove(args, bundle)
+    elif args.compare is not None:
+        _compare(args, bundle)
+    else:
+        _make(args, bundle)
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raises InputError for options that do not go together."""
+    comparing, making = args.compare is not None, args.source is not None
+    if args.list or args.remove:
+        given = _given(args, (*MAKING, *COMPARING)) + _loading_given(args)
+        if given:
+            mode = "--list" if args.list else "--remove"
+            raise InputError(f"{_and(given)}: not for {mode}; leave {_them(given)} out")
+        return
+    if not comparing and (given := _given(args, COMPARING) + _loading_given(args)):
+        raise InputError(f"{_and(given)}: only for --compare, which is not given; add --compare")
+    if making != (args.target is not None):
+        one, other = ("--source", "--target") if making else ("--target", "--source")
+        raise InputError(f"{one} is given and {other} is not; an edit needs both")
+    if not making and (given := _given(args, MAKING)):
+        raise InputError(f"{_and(given)}: only for a new edit; add --source and --target")
+    if not making and not comparing:
+        raise InputError("nothing to do; give --source and --target, --list, --remove or --compare")
+    if not making and not args.edit:
+        raise InputError("--compare has no edit; give --source and --target, or --edit")
+    if comparing and args.force and args.out is None:
+        raise InputError("--force: nothing is written; add -o, or leave --force out")
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    flags = {"out": "-o"}
+    given = [name for name in names if getattr(args, name) not in (None, False, [])]
+    return [flags.get(name, f"--{name}") for name in given]
+
+
+def _loading_given(args: argparse.Namespace) -> list[str]:
+    """Options of the machine that are not as they are by default."""
+    parser = argparse.ArgumentParser()
+    add_loading(parser.add_argument_group())
+    found = vars(args)
+    defaults = vars(parser.parse_args([]))
+    return [f"--{name.replace('_', '-')}" for name in defaults if found[name] != defaults[name]]
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)
+
+
+def _them(names: Sequence[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
+
+def _make(args: argparse.Namespace, bundle: Bundle) -> None:
+    edit = _new_edit(args, bundle)
+    path = place_for(bundle, edit, args.out, force=args.force)
+    edit.save(path)
+    ways, nbytes = cuts(bundle, edit), path.stat().st_size
+    notes = everywhere_note(edit, ways)
+    if args.json:
+        written = {"path": str(path), "nbytes": nbytes}
+        print(json.dumps(written | edit_figures(edit, ways, notes), indent=1))
+        return
+    print(edit_table(bundle, edit, ways, notes))
+    print(f"\n{path}: {format_size(nbytes)}")
+
+
+def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
+    return make_edit(
+        bundle,
+        args.source,
+        args.target,
+        scheme=args.scheme or "auto",
+        scope=args.scope or "positions",
+        layers=_numbers("--layers", args.layers),
+        subset=_numbers("--subset", args.subset),
+        pad=_token(args.pad),
+    )
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise InputError(f"{option} {text!r}: not numbers; write them with commas, like 2,5")
+    return [int(part) for part in parts]
+
+
+def _token(text: str | None) -> str | int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def _list(args: argparse.Namespace, bundle: Bundle) -> None:
+    found = list_edits(bundle)
+    print(json.dumps(list_figures(found), indent=1) if args.json else list_table(bundle, found))
+
+
+def _remove(args: argparse.Namespace, bundle: Bundle) -> None:
+    removed = [os.fspath(path) for path in remove_edits(bundle, args.remove)]
+    if args.json:
+        print(json.dumps({"removed": removed}, indent=1))
+    else:
+        print("\n".join(f"removed {path}" for path in removed))
+
+
+def _compare(args: argparse.Namespace, bundle: Bundle) -> None:
+    if args.plot is not None:  # before a model is loaded
+        from stem_edge.measuring.plots import check_plot
+
+        check_plot(args.plot)
+    edits = open_edits(bundle, args.edit)
+    if args.source is not None:
+        edits.append(_new_edit(args, bundle))
+    path = None
+    if args.out is not None:
+        path = place_for(bundle, edits[-1], args.out, force=args.force)
+    top = TOP if args.top is None else args.top
+    found = compare_edits(args.bundle, args.compare, edits, top=top, **loading_options(args))
+    if path is not None:
+        edits[-1].save(path)
+    if args.plot is not None:
+        from stem_edge.editing.plot import plot_comparison
+
+        plot_comparison(found, args.plot)
+    if args.json:
+        written = {"path": None if path is None else str(path)}
+        print(json.dumps(written | comparison_figures(found, edits), indent=1))
+        return
+    print(comparison_table(found, edits))
+    if path is not None:
+        print(f"\n{path}: {format_size(path.stat().st_size)}")

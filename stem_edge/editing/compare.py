@@ -1,0 +1,158 @@
+"""What an edit changes: the next token as the model, a model told otherwise, and the edit see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from stem_edge.bundle import TOKENIZER
+from stem_edge.distributions import F64, kullback_leibler, log_softmax
+from stem_edge.edit_file import Edit, NewRows, read_edit
+from stem_edge.editing.explain import text_of_token
+from stem_edge.errors import InputError
+from stem_edge.measuring.logit_source import BundleLogits
+from stem_edge.runtime import Model, load
+from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.spans import Span, find_spans, text_of
+from stem_edge.runtime.text import TextCodec
+
+TOP = 4  # as the STEM paper's figure 7
+CONTINUED = 8  # tokens: the next one alone is often a piece of a word
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """One of the most probable tokens after a prompt."""
+
+    token_id: int
+    text: str | None  # None: a piece of a character
+    probability: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What may come after a prompt."""
+
+    prompt: str
+    top: tuple[NextToken, ...]  # the most probable first
+    text: str  # how it goes on, the most probable token each time
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt without edits, with other words in it, and with edits.
+
+    Divergences are Kullback-Leibler, in nats, of the distributions over the next token.
+    """
+
+    bundle: str
+    engine: str
+    original: Outcome
+    target: Outcome | None  # sources replaced by targets in the text; None if none is in it
+    edited: Outcome  # the original text
+    edited_from_target: float | None  # KL(target || edited): 0 if the edit does what the words do
+    original_from_target: float | None  # KL(target || original): what there was to do
+    edited_from_original: float  # KL(original || edited): what the edit changed
+
+
+def compare_edits(
+    model: Model | str | Path,
+    prompt: str,
+    edits: Edit | str | Path | Sequence[Edit | str | Path],
+    *,
+    top: int = TOP,
+    **options: Unpack[LoadOptions],
+) -> Comparison:
+    """Compare what comes after a prompt with edits, without, and with the targets' words in it.
+
+    model: a loaded model, whose edits (Model.edited) hold in all three, or a bundle, which is
+        loaded with these options of stem_edge.load.
+    edits: edits or their files, stacked in their order, as Model.edited takes them.
+    top: how many tokens to name.
+
+    Raises InputError, EditError, and what stem_edge.load raises.
+    """
+    wanted = [edits] if isinstance(edits, Edit | str | Path) else list(edits)
+    read = [each if isinstance(each, Edit) else read_edit(each) for each in wanted]
+    if not read or not prompt:
+        raise InputError(f"no {'edits' if prompt else 'prompt'} to compare; give at least one")
+    if isinstance(model, Model):
+        if options:
+            raise InputError(f"{', '.join(options)}: for loading, and this model is loaded already")
+        return _compare(model, prompt, read, top)
+    with load(model, **options) as loaded:
+        return _compare(loaded, prompt, read, top)
+
+
+def _compare(model: Model, prompt: str, edits: Sequence[Edit], top: int) -> Comparison:
+    vocabulary = model.config.vocab_size
+    if not 1 <= top <= vocabulary:
+        raise InputError(f"top is {top}; expected 1 to {vocabulary} tokens")
+    codec = TextCodec(model.bundle.file(TOKENIZER))
+    with model.edited(*edits):  # first, because it can be refused
+        edited, edited_log = _look(model, codec, prompt, top)
+    original, original_log = _look(model, codec, prompt, top)
+    words = target_prompt(codec, prompt, edits)
+    target, target_log = (None, None) if words is None else _look(model, codec, words, top)
+    return Comparison(
+        bundle=str(model.bundle.path),
+        engine=model.plan.engine,
+        original=original,
+        target=target,
+        edited=edited,
+        edited_from_target=_divergence(target_log, edited_log),
+        original_from_target=_divergence(target_log, original_log),
+        edited_from_original=float(kullback_leibler(original_log, edited_log)),
+    )
+
+
+def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str | None:
+    """The prompt with targets in place of sources; None if there is none of them in it.
+
+    As edits are stacked: a target is never replaced again, and where sources overlap, the later
+    edit holds.
+    """
+    ids = codec.encode(prompt, add_special_tokens=False)
+    text, starts, _ = text_of(codec, ids)
+    pieces: list[tuple[int, int, str]] = []  # begin, end, what comes there
+    for edit in reversed(edits):
+        change = edit.change
+        if isinstance(change, NewRows):
+            continue
+        for span in _spans(codec, ids, edit, change.source):
+            begin = starts[span.start] + len(span.before)
+            end = begin + len(change.source)
+            if all(end <= other[0] or other[1] <= begin for other in pieces):
+                pieces.append((begin, end, change.target))
+    for begin, end, words in sorted(pieces, reverse=True):
+        text = text[:begin] + words + text[end:]
+    return text if pieces else None
+
+
+def _spans(codec: TextCodec, ids: Sequence[int], edit: Edit, source: str) -> list[Span]:
+    try:
+        return find_spans(codec, ids, source)
+    except InputError:
+        if edit.scope == "everywhere":  # which needs no source in the prompt
+            return []
+        raise
+
+
+def _look(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:
+    """What may come after a prompt, and the log probabilities [V] of the next token."""
+    ids = model.tokenize(prompt)
+    (last,) = BundleLogits(model).logits(ids, len(ids) - 1)
+    found: F64 = log_softmax(last)[0]
+    best = np.argsort(-found, kind="stable")[:top].tolist()
+    tokens = [NextToken(each, text_of_token(codec, each), math.exp(found[each])) for each in best]
+    text = model.generate_text(ids, max_new_tokens=CONTINUED)
+    return Outcome(prompt, tuple(tokens), text), found
+
+
+def _divergence(target: F64 | None, other: F64) -> float | None:
+    return None if target is None else float(kullback_leibler(target, other))

@@ -1,0 +1,68 @@
+"""A comparison as a picture, as the STEM paper's figure 7: bars of the next token, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stem_edge.editing.compare import Comparison, NextToken, Outcome
+from stem_edge.editing.report import head, shown, tail
+from stem_edge.measuring.plots import LETTERS, WIDTH, check_plot, new_figure, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Inches: of a bar, and of what is above and below them.
+BAR, AROUND = 0.26, 1.1
+# Okabe and Ito's, told apart by the colour-blind, too.
+COLOURS = {"original": "#999999", "target prompt": "#56B4E9", "edited": "#D55E00"}
+MOST_BARS = 40  # of a panel
+CHARACTERS = 32  # of the prompt and of how it goes on
+
+
+def plot_comparison(found: Comparison, path: str | Path) -> None:
+    """Draw it into a file: .png, .pdf or .svg. Raises as check_plot does."""
+    path = Path(path)
+    check_plot(path)
+    panels = {"original": found.original, "target prompt": found.target, "edited": found.edited}
+    drawn = {name: outcome for name, outcome in panels.items() if outcome is not None}
+    bars = min(len(found.original.top), MOST_BARS)
+    figure = new_figure(AROUND + BAR * bars, WIDTH * len(drawn) / len(panels))
+    for number, (name, outcome) in enumerate(drawn.items(), 1):
+        axes = figure.add_subplot(1, len(drawn), number)
+        _panel(axes, name, outcome)
+        plain(axes)
+    save(figure, path)
+
+
+def _panel(axes: Axes, name: str, outcome: Outcome) -> None:
+    """Bars of the most probable tokens, the first on top."""
+    tokens = outcome.top[:MOST_BARS]
+    places = range(len(tokens))
+    axes.barh(places, [token.probability for token in tokens], color=COLOURS[name])
+    axes.set_yticks(places, [_label(token) for token in tokens])
+    axes.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    axes.set_xlim(0, 1.3)  # room for the figure behind a bar of 100 %
+    axes.set_ylim(len(tokens) - 0.5, -0.5)
+    axes.spines["bottom"].set_bounds(0, 1)
+    for place, token in enumerate(tokens):
+        words = f" {token.probability:.1%}"
+        axes.text(token.probability, place, words, va="center", fontsize=LETTERS)
+    prompt, going_on = tail(outcome.prompt, CHARACTERS), head(outcome.text, CHARACTERS)
+    words = _drawable(f"{name}\n{prompt}\n{going_on}")
+    title = axes.set_title(words, loc="left", fontsize=LETTERS)
+    for text in (title, *axes.get_yticklabels()):
+        text.set_parse_math(False)  # a $ is a $
+
+
+def _label(token: NextToken) -> str:
+    words = shown(token)
+    return words if _drawable(words) == words else f"token {token.token_id}"
+
+
+def _drawable(text: str) -> str:
+    """The text with a box in place of each character that the figure's letters lack."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties())).get_charmap()
+    return "".join(c if ord(c) in known or c == "\n" else "\N{WHITE SQUARE}" for c in text)

@@ -1,0 +1,221 @@
+"""Where the rows of a table point: the figures of `stem-edge inspect --geometry`.
+
+The STEM paper (section 5.1, figure 6) reads them so: rows that are nearly orthogonal to each other
+disturb each other little, so that many facts find room. Dense layers have no rows; what stands in
+their place is what the up projection makes of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.measuring.geometry_rows import I64, Best, read_rows, stream
+from stem_edge.measuring.geometry_spread import Spread, random_nearest, random_p95, spread
+from stem_edge.quantize import F32
+from stem_edge.tables import open_tables
+
+if TYPE_CHECKING:
+    from stem_edge.measuring.geometry_text import TextGeometry
+    from stem_edge.runtime.text import TextCodec
+
+SAMPLE, NEIGHBOURS = 2048, 8
+# All cosines of so many rows are 34 million numbers.
+LARGEST_SAMPLE = 8192
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Lengths of all rows of a layer that are not zero."""
+
+    least: float
+    median: float
+    greatest: float
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """The rows of one STEM layer."""
+
+    layer: int
+    zero_rows: int  # of the whole table; left out of everything else
+    norms: Norms | None  # of the whole table; None if all rows are zero
+    cosines: Spread | None  # of the sample; None if fewer than two rows are not zero
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A token whose row is near."""
+
+    token_id: int
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The rows nearest to a token's, layer by layer, the nearest first; none to a row of zeros."""
+
+    token_id: int
+    text: str
+    layers: dict[int, tuple[Neighbour, ...]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All figures of one bundle."""
+
+    bundle: str
+    tokens: int  # rows of each table
+    width: int  # values of a row, as it is stored
+    row_type: str
+    sample: int  # rows, at most, whose cosines were taken
+    seed: int  # what chose them
+    random_p95_abs: float  # P95 |cos| of random directions of this width
+    random_nearest: float  # cosine of the nearest of as many random directions
+    layers: tuple[LayerGeometry, ...]
+    nearest: tuple[Nearest, ...]
+    text: TextGeometry | None
+
+
+def geometry(
+    path: str | Path,
+    *,
+    layers: Sequence[int] | None = None,
+    sample: int = SAMPLE,
+    seed: int = 0,
+    text: str | Path | None = None,
+    tokens: Sequence[str | int] = (),
+    neighbours: int = NEIGHBOURS,
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> Geometry:
+    """How the rows of a bundle spread over directions. The tables are read once from end to end.
+
+    layers: STEM layers (all); sample: rows of a layer whose cosines are taken, pair by pair;
+    tokens: texts of one token each, or ids, whose `neighbours` nearest rows are looked for;
+    text: also compare what the FFNs of dense and of STEM layers have inside, on this file (UTF-8):
+        it is run on onnxruntime, with `threads` (all processors); see geometry_text.
+    progress: a bar on stderr (on a terminal).
+
+    Raises InputError for a model without rows of tokens, a layer without a table, a text that is
+    no single token, numbers out of range, a text too short; BundleError, BackendError.
+    """
+    bundle = open_bundle(path)
+    chosen = _layers(bundle, layers)
+    _check_range("sample", sample, LARGEST_SAMPLE)
+    _check_range("neighbours", neighbours, bundle.manifest.model.vocab_size, least=1)
+    if seed < 0:
+        raise InputError(f"seed is {seed}; expected 0 or more")
+    if threads is not None:
+        _check_range("threads", threads, MOST_THREADS, least=1)
+    tokens = [tokens] if isinstance(tokens, str) else tokens
+    codec = _codec(bundle) if tokens else None
+    queries = [_token(bundle, codec, each) for each in tokens] if codec else []
+    if text is not None:
+        from stem_edge.measuring.geometry_text import prepare
+
+        task = prepare(
+            bundle, Path(text), sample, seed
+        )  # its errors first: reading rows takes long
+    root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
+    norms, best = stream(root, count, chosen, queries, neighbours, progress)
+    with open_tables(root) as tables:
+        width, row_type = tables.layout.row_width, tables.layout.row_type
+    order = np.random.default_rng(seed).permutation(count)
+    return Geometry(
+        bundle=str(bundle.path),
+        tokens=count,
+        width=width,
+        row_type=row_type if bundle.manifest.rare_tables is None else "mixed",
+        sample=sample,
+        seed=seed,
+        random_p95_abs=random_p95(width),
+        random_nearest=random_nearest(width, count),
+        layers=tuple(_of_layer(root, n, norms[n], order, sample) for n in chosen),
+        nearest=tuple(_nearest(codec, best, n, q) for n, q in enumerate(queries)) if codec else (),
+        text=task.run(chosen, threads, progress) if text is not None else None,
+    )
+
+
+def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> LayerGeometry:
+    """`order`: the tokens shuffled; the first of them whose rows are not zero are the sample."""
+    present = norms[norms > 0]
+    ids = np.sort(order[norms[order] > 0][:sample])
+    cosines = spread(read_rows(root, ids, layer)) if len(ids) else None
+    lengths = None
+    if len(present):
+        least, median, greatest = present.min(), np.median(present), present.max()
+        lengths = Norms(float(least), float(median), float(greatest))
+    return LayerGeometry(layer, len(norms) - len(present), lengths, cosines)
+
+
+def _nearest(codec: TextCodec, best: dict[int, Best], number: int, token: int) -> Nearest:
+    def neighbours(of: Best) -> tuple[Neighbour, ...]:
+        pairs = zip(of.token_ids[number].tolist(), of.cosines[number].tolist(), strict=True)
+        return tuple(Neighbour(id_, show(codec, id_), cosine) for id_, cosine in pairs if id_ >= 0)
+
+    return Nearest(token, show(codec, token), {n: neighbours(of) for n, of in best.items()})
+
+
+def show(codec: TextCodec, token: int) -> str:
+    """Text of one token, special ones included."""
+    return codec.decode([token], skip_special_tokens=False)
+
+
+def _codec(bundle: Bundle) -> TextCodec:
+    from stem_edge.runtime.text import TextCodec
+
+    return TextCodec(bundle.file(TOKENIZER))
+
+
+def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
+    model = bundle.manifest.model
+    if not model.stem_layers:
+        raise InputError(
+            f"{bundle.path}: a dense model has no tables, so there are no rows to look at; give "
+            "the bundle of a STEM model"
+        )
+    if model.stem_ffn == "hash-moe":
+        raise InputError(
+            f"{bundle.path}: the rows of this model are {model.n_experts} experts, matrices that "
+            "tokens share and not directions; give the bundle of a model with a row for each token"
+        )
+    for layer in wanted or ():
+        if layer not in model.stem_layers:
+            known = ", ".join(map(str, model.stem_layers))
+            raise InputError(
+                f"layer {layer} has no table in {bundle.path}; choose of its STEM layers: {known}"
+            )
+    if wanted is not None and not wanted:
+        raise InputError("no layers are given; name some STEM layers, or leave the choice out")
+    return sorted(set(wanted)) if wanted is not None else list(model.stem_layers)
+
+
+def _check_range(name: str, value: int, largest: int, least: int = 2) -> None:
+    if not least <= value <= largest:
+        raise InputError(f"{name} is {value}; expected {least} to {largest}")
+
+
+def _token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
+    """The id of a text that is one token. Raises InputError."""
+    ids = codec.encode(token, add_special_tokens=False) if isinstance(token, str) else [token]
+    if len(ids) == 1:
+        _check_range("token id", ids[0], bundle.manifest.model.vocab_size - 1, least=0)
+        return ids[0]
+    token = str(token)
+    cut = ", ".join(repr(show(codec, each)) for each in ids) or "nothing"
+    others = [other for other in (" " + token.strip(), token.strip()) if other != token]
+    single = [o for o in others if len(codec.encode(o, add_special_tokens=False)) == 1]
+    advice = f"did you mean {single[0]!r}?" if single else "give one of its tokens"
+    spaced = "" if token.startswith(" ") or single else ", or try it with a leading space"
+    raise InputError(
+        f"{token!r} is not one token of {bundle.path}, it is cut into {cut}; {advice}{spaced}"
+    )

@@ -1,0 +1,417 @@
+"""Edit files: their exact bytes, and that no other bytes are taken for one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import stem_edge
+from stem_edge import edit_file
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.edit_file import (
+    Edit,
+    NewRows,
+    Replacement,
+    check_edit,
+    encode_edit,
+    read_edit,
+    tables_id,
+)
+from stem_edge.errors import EditError, InputError
+from stem_edge.recipes import pack_row
+
+MADE_FOR = "0123456789abcdef" * 4
+REPLACEMENT = Replacement(source="Spain", target="Germany", scheme="subset", subset=(0, 2), pad=7)
+EDIT = Edit(made_for=MADE_FOR, change=REPLACEMENT, layers=(1, 2))
+ROWS = Edit(
+    made_for=MADE_FOR,
+    change=NewRows(rows={10: (b"\x01\x02\xff",), 9: (b"",)}),
+    layers=(2,),
+    scope="everywhere",
+)
+PLAIN = Edit(made_for=MADE_FOR, change=Replacement(source='日本 "x"\n', target="é"), layers=(0,))
+GOLDEN = """\
+{"format_version": 1, "sha256": \
+"cc73c2a14440945773234944e6821b43311be75d1a4b7bd3a67af803f5e510ab", "edit": {
+ "change": {
+  "pad": 7,
+  "scheme": "subset",
+  "source": "Spain",
+  "subset": [
+   0,
+   2
+  ],
+  "target": "Germany",
+  "type": "replacement"
+ },
+ "layers": [
+  1,
+  2
+ ],
+ "made_for": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+ "scope": "positions"
+}}
+"""
+Content = dict[str, Any]
+
+
+def content_of(edit: Edit) -> Content:
+    """The edit as a file has it, to be changed."""
+    content: Content = json.loads(encode_edit(edit))["edit"]
+    return content
+
+
+def sealed(content: str | Content, version: Any = 1) -> bytes:
+    """A file with this content and a right checksum."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    head = f'{{"format_version": {json.dumps(version)}, "sha256": "{checksum}", "edit": '
+    return head.encode() + text.encode() + b"}"
+
+
+def read(folder: Path, data: bytes) -> Edit:
+    path = folder / "an.edit"
+    path.write_bytes(data)
+    return read_edit(path)
+
+
+def names(folder: Path) -> list[str]:
+    """Of all files in it, hidden ones too."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_bytes_of_a_file_are_these() -> None:
+    assert encode_edit(EDIT).decode() == GOLDEN
+
+
+@pytest.mark.parametrize("edit", [EDIT, ROWS, PLAIN], ids=["replacement", "rows", "plain"])
+def test_what_is_saved_is_read(edit: Edit, tmp_path: Path) -> None:
+    edit.save(tmp_path / "one.edit")
+    assert read_edit(str(tmp_path / "one.edit")) == edit
+    assert (tmp_path / "one.edit").read_bytes() == encode_edit(edit)
+    assert names(tmp_path) == ["one.edit"]
+
+
+def test_the_same_edit_gives_the_same_bytes_whatever_the_order_of_its_rows() -> None:
+    other = msgspec.structs.replace(ROWS, change=NewRows(rows={9: (b"",), 10: (b"\x01\x02\xff",)}))
+    assert encode_edit(other) == encode_edit(ROWS)
+
+
+@pytest.mark.parametrize("edit", [EDIT, ROWS], ids=["replacement", "rows"])
+def test_every_cut_file_is_refused(edit: Edit, tmp_path: Path) -> None:
+    data = encode_edit(edit)
+    for length in range(len(data) - 1):  # without the last newline it is whole
+        with pytest.raises(EditError, match="make it again"):
+            read(tmp_path, data[:length])
+    assert read(tmp_path, data[:-1]) == edit
+
+
+def test_every_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    data, rng = encode_edit(ROWS), random.Random(0)
+    for at in range(len(data)):
+        for other in {data[at] ^ 1, data[at] ^ 0x80, data[at] ^ 32, rng.randrange(256)}:
+            changed = data[:at] + bytes([other]) + data[at + 1 :]
+            try:
+                found = read(tmp_path, changed)
+            except EditError as error:
+                assert "\n" not in str(error).replace(str(tmp_path), "")
+            else:
+                assert found == ROWS  # another kind of space between names
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutations_with_a_right_checksum_are_edits_or_refused(seed: int, tmp_path: Path) -> None:
+    """What a checksum cannot catch: somebody who writes such files."""
+    rng = random.Random(seed)
+    text = json.dumps(content_of(rng.choice([EDIT, ROWS, PLAIN])))
+    pieces = ["null", "-1", "1e999", "[", "]", "{", "}", '"', ",", "9" * 40, "\\ud800", "0.5", " "]
+    for _ in range(300):
+        mutated = text
+        for _ in range(rng.randint(1, 3)):
+            at, stop = sorted(rng.randrange(len(mutated) + 1) for _ in range(2))
+            stop = min(stop, at + 6)
+            mutated = mutated[:at] + rng.choice([*pieces, mutated[at:stop] * 2]) + mutated[stop:]
+        try:
+            found = read(tmp_path, sealed(mutated))
+        except EditError:
+            continue
+        assert isinstance(found, Edit)
+        assert read(tmp_path, encode_edit(found)) == found
+
+
+@pytest.mark.parametrize("version", [2, 10**30])
+def test_a_newer_file_asks_for_a_newer_program(version: int, tmp_path: Path) -> None:
+    data = sealed({"what": "is not known yet"}, version).replace(b'"sha256"', b'"sha1024"')
+    with pytest.raises(EditError, match="upgrade stem-edge"):
+        read(tmp_path, data)
+
+
+@pytest.mark.parametrize("version", [0, -1, None, "1", 1.5, [1], True])
+def test_other_versions_are_none(version: Any, tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="not an edit of format 1"):
+        read(tmp_path, sealed(content_of(EDIT), version))
+
+
+WRONG: dict[str, Content] = {
+    "an unknown field": {"run": "rm"},
+    "an unknown change": {"change": {"type": "python", "source": "a", "target": "b"}},
+    "an unknown field of the change": {
+        "change": {"type": "replacement", "source": "a", "target": "b", "hook": "x"}
+    },
+    "no source": {"change": {"type": "replacement", "source": "", "target": "b"}},
+    "a huge source": {"change": {"type": "replacement", "source": "a" * 4097, "target": "b"}},
+    "a scheme that is none": {
+        "change": {"type": "replacement", "source": "a", "target": "b", "scheme": "best"}
+    },
+    "a negative padding token": {
+        "change": {"type": "replacement", "source": "a", "target": "b", "pad": -1}
+    },
+    "a scope that is none": {"scope": "here"},
+    "no layers": {"layers": []},
+    "layers twice": {"layers": [1, 1]},
+    "layers in another order": {"layers": [2, 1]},
+    "a huge layer": {"layers": [2**31]},
+    "a layer of many digits": {"layers": [10**40]},
+    "a layer that is no integer": {"layers": [0.5]},
+    "a short hash": {"made_for": "abc"},
+    "a hash of other letters": {"made_for": "G" * 64},
+    "rows at positions": {"change": {"type": "rows", "rows": {"1": ["AA==", "AA=="]}}},
+    "no rows": {"change": {"type": "rows", "rows": {}}, "scope": "everywhere"},
+    "too few rows": {"change": {"type": "rows", "rows": {"1": ["AA=="]}}, "scope": "everywhere"},
+    "another number of rows for one token": {
+        "change": {"type": "rows", "rows": {"1": ["AA==", "AA=="], "2": ["AA=="]}},
+        "scope": "everywhere",
+    },
+    "rows of a token that is none": {
+        "change": {"type": "rows", "rows": {"-1": ["AA==", "AA=="]}},
+        "scope": "everywhere",
+    },
+    "rows that are no base64": {
+        "change": {"type": "rows", "rows": {"1": ["AA==", "*"]}},
+        "scope": "everywhere",
+    },
+}
+
+
+@pytest.mark.parametrize("changes", WRONG.values(), ids=WRONG)
+def test_what_is_no_edit_is_refused_although_its_checksum_is_right(
+    changes: Content, tmp_path: Path
+) -> None:
+    read(tmp_path, sealed(content_of(EDIT)))
+    with pytest.raises(EditError, match="not an edit of format 1"):
+        read(tmp_path, sealed(content_of(EDIT) | changes))
+
+
+@pytest.mark.parametrize("name", ["made_for", "change", "layers"])
+def test_nothing_may_be_missing(name: str, tmp_path: Path) -> None:
+    content = content_of(EDIT)
+    del content[name]
+    with pytest.raises(EditError, match=name):
+        read(tmp_path, sealed(content))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 100,
+        b"null",
+        b"[]",
+        b"{}",
+        b'"edit"',
+        b"\xff\xfe{}",
+        b"[" * 100_000,
+        b'{"edit":' * 100_000,
+        b'{"format_version": 1, "sha256": "x", "edit": ' + b"[" * 100_000,
+        b'{"format_version": 1, "sha256": "x", "edit": {}, "more": 1}',
+        b'{"format_version": ' + b"9" * 100_000 + b"}",
+        b'{"format_version": 1, "sha256": "\xff", "edit": {}}',
+        b"PK\x03\x04",
+    ],
+    ids=range(14),
+)
+def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(EditError, match=r"an\.edit: not an edit of format 1"):
+        read(tmp_path, data)
+
+
+def test_of_a_name_that_is_there_twice_the_last_one_counts_checksum_and_all(tmp_path: Path) -> None:
+    text = json.dumps(content_of(EDIT))
+    assert read(tmp_path, sealed(text[:-1] + ', "scope": "everywhere"}')).scope == "everywhere"
+    twice = sealed(text)[:-1] + b', "edit": ' + json.dumps(content_of(PLAIN)).encode() + b"}"
+    with pytest.raises(EditError, match="its sha256 is"):
+        read(tmp_path, twice)
+
+
+def test_a_file_may_be_formatted_but_not_its_edit(tmp_path: Path) -> None:
+    spaced = encode_edit(EDIT).replace(b', "sha256": ', b' ,\n\t"sha256" : ')
+    assert read(tmp_path, spaced + b"\n\n") == EDIT
+    with pytest.raises(EditError, match="its sha256 is"):
+        read(tmp_path, encode_edit(EDIT).replace(b'"pad": 7', b'"pad":7'))
+
+
+@pytest.mark.parametrize("name", ["", ".", "none.edit", "folder", "a\0b", "x" * 300])
+def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(EditError):
+        read_edit(tmp_path / name)
+
+
+def test_a_file_above_the_limit_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edit_file, "MAX_NBYTES", 100)
+    with pytest.raises(EditError, match="larger than 100 bytes"):
+        read(tmp_path, encode_edit(EDIT))
+    with pytest.raises(InputError, match="above 100"):
+        EDIT.save(tmp_path / "new.edit")
+    assert names(tmp_path) == ["an.edit"]
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no named pipes here")
+    os.mkfifo(tmp_path / "pipe.edit")  # reading it would wait for ever
+    with pytest.raises(EditError, match="no such edit file"):
+        read_edit(tmp_path / "pipe.edit")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.edit"
+    EDIT.save(path)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "replace":
+        monkeypatch.setattr(Path, "replace", fail)
+    else:
+        monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(InputError, match=r"one\.edit: cannot write.*No space left"):
+        PLAIN.save(path)
+    monkeypatch.undo()
+    assert read_edit(path) == EDIT
+    assert names(tmp_path) == ["one.edit"]
+
+
+def test_an_interrupted_save_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EDIT.save(tmp_path / "one.edit")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        PLAIN.save(tmp_path / "one.edit")
+    assert read_edit(tmp_path / "one.edit") == EDIT
+    assert names(tmp_path) == ["one.edit"]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "folder", tmp_path / "none" / "one.edit", ""):
+        with pytest.raises(InputError, match="cannot write this edit"):
+            EDIT.save(place)
+    assert names(tmp_path) == ["folder"]
+    assert not list((tmp_path / "folder").iterdir())
+
+
+def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250 + ".edit")
+    EDIT.save(path)
+    assert read_edit(path) == EDIT
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)  # 300 tokens, STEM layers 1 and 2
+
+
+def row_of(bundle: Bundle, value: float = 1.0) -> bytes:
+    layout = bundle.manifest.tables
+    assert layout is not None
+    return pack_row(layout, np.full(layout.row_width, value, np.float32))
+
+
+def rows_edit(bundle: Bundle, rows: dict[int, tuple[bytes, ...]], *layers: int) -> Edit:
+    change = NewRows(rows=rows)
+    return Edit(made_for=tables_id(bundle), change=change, layers=layers, scope="everywhere")
+
+
+def test_what_fits_a_bundle_passes(bundle: Bundle) -> None:
+    row = row_of(bundle)
+    check_edit(rows_edit(bundle, {0: (row, row), 299: (row, row)}, 1, 2), bundle)
+    change = Replacement(source="a", target="b", pad=299)
+    check_edit(Edit(made_for=tables_id(bundle), change=change, layers=(2,)), bundle)
+
+
+def test_an_edit_of_another_bundle_is_refused_by_name(bundle: Bundle) -> None:
+    with pytest.raises(EditError, match=f"{MADE_FOR[:8]}.*{tables_id(bundle)[:8]}.*make it again"):
+        check_edit(EDIT, bundle)
+
+
+def test_bundles_that_differ_in_tables_or_tokenizer_have_other_ids(
+    bundle: Bundle, tiny_gguf: Path
+) -> None:
+    manifest = bundle.manifest
+    for name in ("tokenizer.json", "tables.zarr/zarr.json"):
+        entry = msgspec.structs.replace(manifest.files[name], sha256="0" * 64)
+        files = msgspec.structs.replace(manifest, files=manifest.files | {name: entry})
+        assert tables_id(Bundle(bundle.path, files)) != tables_id(bundle)
+    assert tables_id(open_bundle(tiny_gguf)) != tables_id(bundle)  # fp32 tables, not int8
+    backbone = msgspec.structs.replace(manifest.files["backbone.onnx.data"], sha256="0" * 64)
+    other = msgspec.structs.replace(
+        manifest, files=manifest.files | {"backbone.onnx.data": backbone}
+    )
+    assert tables_id(Bundle(bundle.path, other)) == tables_id(bundle)
+
+
+def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
+    row = row_of(bundle)
+    nan = row[:-4] + np.float32(np.nan).tobytes()
+    for wrong, message in [
+        (rows_edit(bundle, {300: (row,)}, 1), "token 300; expected 0 to 299"),
+        (rows_edit(bundle, {5: (row,)}, 0), "no STEM layers"),
+        (rows_edit(bundle, {5: (row, row)}, 1, 3), "no STEM layers"),
+        (rows_edit(bundle, {5: (row[:-1],)}, 1), "row of token 5"),
+        (rows_edit(bundle, {5: (row + b"\0",)}, 1), "row of token 5"),
+        (rows_edit(bundle, {5: (b"",)}, 1), "row of token 5"),
+        (rows_edit(bundle, {5: (nan,)}, 2), "row of token 5"),
+        (
+            Edit(
+                made_for=tables_id(bundle),
+                change=Replacement(source="a", target="b", pad=300),
+                layers=(1,),
+            ),
+            "token 300",
+        ),
+    ]:
+        with pytest.raises(EditError, match=message):
+            check_edit(wrong, bundle)
+
+
+def test_a_damaged_file_of_the_right_bundle_is_refused_at_the_door(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    edit = stem_edge.make_edit(bundle, "ab", "cd")
+    path = tmp_path / "one.edit"
+    path.write_bytes(encode_edit(edit).replace(b'"ab"', b'"aB"'))
+    with (
+        stem_edge.load(bundle.path) as model,
+        pytest.raises(EditError, match=r"one\.edit: .*its sha256 is"),
+        model.edited(path),
+    ):
+        pytest.fail("was let in")
