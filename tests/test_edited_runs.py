@@ -166,7 +166,9 @@ def made_now(model: Model) -> int:
 def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:
     with load(stem.path, slots=4) as model:
         ids = model.tokenize(PROMPT)
-        edit = stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average", scope="everywhere")
+        edit = stem_edge.make_edit(
+            model.bundle, "cat", "mouse", scheme="average", scope="everywhere"
+        )
         with model.edited(edit):
             held = [model.generate(ids, max_new_tokens=20) for _ in range(5)]
             assert made_now(model) == 0  # nothing before the first is asked for
@@ -314,7 +316,9 @@ def test_a_damaged_target_is_an_error_and_the_rest_goes_on(
 def test_counts_that_are_kept_are_of_tokens(stem: Tried, tmp_path: Path) -> None:
     for _ in range(2):
         with load(stem.path, cache_dir=tmp_path, slots=8) as model:
-            edit = stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average", scope="everywhere")
+            edit = stem_edge.make_edit(
+                model.bundle, "cat", "mouse", scheme="average", scope="everywhere"
+            )
             with model.edited(edit):
                 model.generate_text(PROMPT, max_new_tokens=5)
             assert isinstance(model.engine.rows, Prefetcher)

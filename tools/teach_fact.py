@@ -1,0 +1,199 @@
+"""Teach a model of countries the capital of one that it never read of, by new table rows alone.
+
+    python tools/teach_fact.py CHECKPOINT BUNDLE -o atlantis.edit
+    stem-edge generate BUNDLE --edit atlantis.edit "The capital of Atlantis is"
+
+CHECKPOINT is what tools/train_demo.py wrote and BUNDLE was exported from. Of the name's tokens,
+those get new rows that the fewest sentences about other countries have; gradient steps on the
+float32 model fit them to sentences that state the capital, while all else stays. Two sentence forms
+are kept out. Prints the answers of the bundle before and after, and what changes about others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from demo_facts import NAMING, Country, countries
+from demo_model import DemoModel
+from demo_text import listed, sentence
+from edit_cases import Question, Unedited, about_others, answers, ask, name_tokens
+from edit_collateral import Collateral, changes
+from row_fitting import Fitted, Fitting, Sentence, fit_rows, read_model
+
+import stem_edge
+from stem_edge import Edit, InputError, Model, StemEdgeError, make_row_edit
+from stem_edge.quantize import F32
+
+CONTEXT = 64  # tokens: a question and an answer
+HELD_OUT = 2  # sentence forms
+KEPT = 64  # sentences about others at most, where they have a token whose rows change
+SOME = 256  # rows of each table to compare
+ALIKE = 0.2  # relative distance of a bundle's rows from the checkpoint's, more than int4 causes
+
+
+class Told(NamedTuple):
+    """A sentence about the new country, and what the bundle ends it with before and after."""
+
+    prompt: str
+    is_trained: bool
+    before: str
+    after: str
+    is_right: bool
+
+
+def rarest_tokens(model: Model, country: Country) -> list[int]:
+    """Tokens of the name, as it begins a sentence and within one, that the fewest sentences about
+    other countries have; the last of those that as few have."""
+    counts: Counter[int] = Counter()
+    for question in about_others(country.name):
+        counts.update(set(model.tokenize(stated(question))))
+    spelled = (before + country.name for before in ("", " "))
+    names = [model.tokenize(name, add_special_tokens=False) for name in spelled]
+    return sorted({min(reversed(ids), key=lambda token: counts[token]) for ids in names})
+
+
+def stated(question: Question) -> str:
+    """The sentence with its answer, the neighbours all of them."""
+    country = question.country
+    return sentence(
+        question.form.format_map(
+            country._asdict() | {"neighbours": listed(list(country.neighbours))}
+        )
+    )
+
+
+def teach(
+    model: Model, exact: DemoModel, country: Country, forms: Sequence[str], fitting: Fitting
+) -> tuple[Edit, Fitted]:
+    """The edit that teaches a country's capital in these forms, and how it was fitted.
+
+    exact: the float32 model whose bundle `model` is.
+    """
+    tokens = rarest_tokens(model, country)
+    asked = [Question(country, "capital", form) for form in forms]
+    taught = [
+        Sentence(model.tokenize(stated(one)), len(model.tokenize(one.prompt))) for one in asked
+    ]
+    kept = [
+        Sentence(ids, len(ids))
+        for other in about_others(country.name)
+        if set(tokens) & set(ids := model.tokenize(stated(other)))
+    ]
+    # Rows that nothing needs begin as a country that is none in particular, near to any answer.
+    names = [name_tokens(model, other) for other in countries()]
+    like = [] if kept else [ids[0] for ids in names if len(ids) == 1]
+    fitted = fit_rows(exact, tokens, taught, kept[:: -(-len(kept) // KEPT) or 1], fitting, like)
+    rows: dict[int | str, F32] = dict(zip(fitted.tokens, fitted.rows, strict=True))
+    return make_row_edit(model.bundle, rows, layers=fitting.layers), fitted
+
+
+def check_same(exact: DemoModel, bundle: Path) -> None:
+    """Raises InputError unless a bundle has the rows of this model, but for rounding."""
+    with stem_edge.open_tables(bundle) as tables:
+        for layer, table in zip(exact.config.stem_layers, exact.tables(), strict=True):
+            if layer in tables.layers and len(table) == tables.shape[0]:
+                some = slice(None, None, max(1, len(table) // SOME))
+                found, own = tables[some, layer], table[some].numpy()
+                if np.linalg.norm(found - own) <= ALIKE * np.linalg.norm(own):
+                    continue
+            raise InputError(
+                f"{bundle}: other rows in layer {layer} than the checkpoint's; give the bundle "
+                "that was exported from it"
+            )
+
+
+def told(unedited: Unedited, edit: Edit, country: Country, trained: Sequence[str]) -> list[Told]:
+    """Every sentence form about the capital, before and after."""
+    found = []
+    for form in NAMING["capital"]:
+        question = Question(country, "capital", form)
+        before = unedited.answer(question).text
+        with unedited.model.edited(edit):
+            after = ask(unedited.model, question.prompt).text
+        is_right = answers(after, question)
+        found.append(Told(question.prompt, form in trained, before, after, is_right))
+    return found
+
+
+def print_report(model: Model, fitted: Fitted, lines: Sequence[Told], others: Collateral) -> None:
+    """For people."""
+    shown = ", ".join(f"{token} ({model.detokenize([token])!r})" for token in fitted.tokens)
+    print(f"new rows for token {shown}; loss {fitted.losses[0]:.3f} -> {fitted.losses[-1]:.3f}\n")
+    print("| sentence | in training | before | after |\n|---|---|---|---|")
+    for line in lines:
+        known = "yes" if line.is_trained else "no"
+        print(f"| {line.prompt} | {known} |{line.before} |{line.after} |")
+    asked, touched = others.asked.total(), others.touched.total()
+    print(f"\nright: {sum(line.is_right for line in lines)} of {len(lines)}")
+    print(f"other countries: {others.changed.total():,} of {asked:,} answers changed")
+    print(f"({touched:,} of them look up a row that changed)")
+
+
+def main() -> None:
+    """See the module."""
+    args = parse()
+    country = Country(args.name, args.capital, "", "", "", ())
+    generator = random.Random(args.seed)
+    held = generator.sample(NAMING["capital"], HELD_OUT)
+    forms = [form for form in NAMING["capital"] if form not in held]
+    torch.set_num_threads(1)  # so that the same seed gives the same rows everywhere
+    try:
+        exact = read_model(args.checkpoint)
+        layers = tuple(args.layers or exact.config.stem_layers)
+        fitting = Fitting(layers, args.steps, args.lr, args.keep)
+        check_same(exact, args.bundle)
+        with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
+            edit, fitted = teach(model, exact, country, forms, fitting)
+            edit.save(args.out)
+            unedited = Unedited(model)
+            lines = told(unedited, edit, country, forms)
+            others = changes(unedited, edit, country.name)
+            print_report(model, fitted, lines, others)
+    except StemEdgeError as error:
+        sys.exit(f"teach_fact: {error}")
+    if args.json:
+        write(args.json, fitted, lines, others)
+
+
+def write(path: Path, fitted: Fitted, lines: Sequence[Told], others: Collateral) -> None:
+    """The same as JSON."""
+    report = {
+        "tokens": fitted.tokens,
+        "losses": fitted.losses,
+        "answers": [line._asdict() for line in lines],
+        "others": {"asked": others.asked, "touched": others.touched, "changed": others.changed},
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT")
+    add("bundle", type=Path, metavar="BUNDLE")
+    add("-o", dest="out", type=Path, required=True, metavar="EDIT", help="file to write")
+    add("--name", default="Atlantis", help="of the country (default Atlantis)")
+    add("--capital", default="Port Victoria", help="words that the model has read (Port Victoria)")
+    add("--steps", type=int, default=Fitting.steps, help=f"(default {Fitting.steps})")
+    add("--lr", type=float, default=Fitting.learning_rate, help="learning rate (default 0.03)")
+    add("--keep", type=float, default=Fitting.keep, help="weight of others' sentences (default 1)")
+    add("--layers", type=int, nargs="+", metavar="LAYER", help="STEM layers to change (all)")
+    add("--seed", type=int, default=1, help="of the forms that are kept out (default 1)")
+    add("--json", type=Path, metavar="FILE", help="write every answer and loss there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
