@@ -194,7 +194,8 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
             for place, layer in enumerate(layers):
                 if token in values:
                     rows[layer][at] = torch.from_numpy(values[token][place])
-        edit = stem_edge.make_row_edit(model.bundle, {"c": values[ord("c")], 256: values[256]})
+        given: dict[Any, Any] = {"c": values[ord("c")], 256: values[256]}
+        edit = stem_edge.make_row_edit(model.bundle, given)
         before = model.logits(ids)
         with model.edited(edit):
             assert off(model.logits(ids), oracle.logits(ids, rows)) < TOLERANCE

@@ -193,7 +193,8 @@ def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:
     for message, layers in (("layers are 0", [0]), ("layers are none", [])):
         with pytest.raises(InputError, match=message):
             make_row_edit(bundle, {5: good}, layers=layers)
-    check_edit(make_row_edit(bundle, {5: good, "a": good.tolist()}), bundle)
+    mixed: dict[Any, Any] = {5: good, "a": good.tolist()}
+    check_edit(make_row_edit(bundle, mixed), bundle)
 
 
 def test_an_edit_of_one_bundle_is_none_of_another(bundle: Bundle) -> None:

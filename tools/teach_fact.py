@@ -1,7 +1,7 @@
 """Teach a model of countries the capital of one that it never read of, by new table rows alone.
 
     python tools/teach_fact.py CHECKPOINT BUNDLE -o atlantis.edit
-    stem-edge generate BUNDLE --edit atlantis.edit "The capital of Atlantis is"
+    stem-edge generate BUNDLE --edit atlantis.edit -p "The capital of Atlantis is"
 
 CHECKPOINT is what tools/train_demo.py wrote and BUNDLE was exported from. Of the name's tokens,
 those get new rows that the fewest sentences about other countries have; gradient steps on the
@@ -92,7 +92,7 @@ def teach(
     names = [name_tokens(model, other) for other in countries()]
     like = [] if kept else [ids[0] for ids in names if len(ids) == 1]
     fitted = fit_rows(exact, tokens, taught, kept[:: -(-len(kept) // KEPT) or 1], fitting, like)
-    rows: dict[int | str, F32] = dict(zip(fitted.tokens, fitted.rows, strict=True))
+    rows = dict(zip(fitted.tokens, fitted.rows, strict=True))
     return make_row_edit(model.bundle, rows, layers=fitting.layers), fitted
 
 

@@ -80,7 +80,7 @@ def make_edit(
 
 def make_row_edit(
     bundle: str | Path | Bundle,
-    rows: Mapping[int | str, npt.ArrayLike],
+    rows: Mapping[int, npt.ArrayLike] | Mapping[str, npt.ArrayLike],
     *,
     layers: Sequence[int] | None = None,
 ) -> Edit:
