@@ -13,7 +13,8 @@ import numpy as np
 
 from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.edit_file import Edit, check_edit, read_edit
+from stem_edge.edit_file import Edit
+from stem_edge.edit_folder import as_edit
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
 from stem_edge.recipes import Recipe, plain
@@ -88,19 +89,19 @@ class Model:
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
-        """Within this context, calls of generate and logits look up what edits say.
+        """`with model.edited(edit):` calls of generate and logits in it look up what edits say.
 
-        edits: stem_edge.make_edit's, or files of edits; stacked in their order, and on those of a
-        context around this one (stem_edge.runtime.overlay says how they meet). A call keeps the
+        edits: stem_edge.make_edit's, or names or paths of files; stacked in their order, and on those
+        of a context around this one. Rows that edits look up are always the bundle's own; where two
+        edits change the same row (place or token, and layer), the later one holds. A call keeps the
         edits that it began with: a generation that began before goes on without them, and one that
-        begins within, in whichever thread, ends with them.
+        begins within, in whichever thread, ends with them. Of several edits at positions, one at
+        least must have its source in the prompt.
 
         Raises EditError for a file that is none or was made for another bundle, InputError for an
         edit that cannot be applied.
         """
-        entry = tuple(edit if isinstance(edit, Edit) else read_edit(edit) for edit in edits)
-        for edit in entry:
-            check_edit(edit, self.bundle)
+        entry = tuple(as_edit(self.bundle, edit) for edit in edits)
         Overlay(self._text, self.config, entry)
         key = object()
         self._edits[key] = entry

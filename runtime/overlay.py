@@ -18,7 +18,7 @@ from stem_edge.edit_schemes import Lookup, align, fits
 from stem_edge.errors import InputError
 from stem_edge.recipes import Recipe, Row, tokens_of
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.spans import find_spans, tokens_after
+from stem_edge.runtime.spans import AbsentError, find_spans, tokens_after
 from stem_edge.runtime.text import TextCodec
 
 # What texts are looked for behind, where there is no prompt to find them in: the first one says
@@ -45,11 +45,11 @@ class Overlay:
     def of_prompt(self, token_ids: Sequence[int]) -> dict[int, Recipe]:
         """What is looked up at those places of a prompt where it is not the token's own record.
 
-        Raises InputError if the source of an edit at positions is not in the prompt.
+        Raises InputError if there are edits at positions, and no source of them is in the prompt.
         """
         if not self.edits:
             return {}
-        placed = [at_positions(self._codec, edit, token_ids) for edit in self.edits]
+        placed = self._placed(token_ids)
         places = enumerate(token_ids)
         found = {at: self.of_token[token] for at, token in places if token in self.of_token}
         for place in set().union(*placed):
@@ -60,6 +60,20 @@ class Overlay:
             ]
             found[place] = self._recipe(token, changes)
         return found
+
+    def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
+        """What each edit puts at places of a prompt."""
+        placed: list[dict[int, ByLayer]] = []
+        absent: list[AbsentError] = []
+        for edit in self.edits:
+            try:
+                placed.append(at_positions(self._codec, edit, token_ids))
+            except AbsentError as error:  # of several edits, a prompt may be about some
+                placed.append({})
+                absent.append(error)
+        if absent and len(absent) == sum(edit.scope == "positions" for edit in self.edits):
+            raise absent[0]
+        return placed
 
     def _recipe(self, token: int, changes: Sequence[Mapping[int, Row]]) -> Recipe:
         rows: ByLayer = dict.fromkeys(self._config.stem_layers, (token,))
@@ -122,17 +136,15 @@ def _of_tokens(
     return of_token
 
 
-def at_positions(
-    codec: TextCodec, edit: Edit, token_ids: Sequence[int]
-) -> dict[int, dict[int, Row]]:
+def at_positions(codec: TextCodec, edit: Edit, token_ids: Sequence[int]) -> dict[int, ByLayer]:
     """What an edit puts in place of the rows at places of a prompt; nothing if it is everywhere.
 
-    Raises InputError if its source is not there.
+    Raises AbsentError if its source is not there.
     """
     change = edit.change
     if edit.scope != "positions" or not isinstance(change, Replacement):
         return {}
-    found: dict[int, dict[int, Row]] = {}
+    found: dict[int, ByLayer] = {}
     cuts: dict[tuple[int, str], list[Lookup]] = {}  # a prompt may have the source a thousand times
     for start, stop, before in find_spans(codec, token_ids, change.source):
         cut = (stop - start, before)

@@ -19,6 +19,10 @@ NEAR, ALIKE = 5, 0.6  # near matches to name, and how alike they are at least
 COMPARED, COMPARED_LENGTH = 2000, 100
 
 
+class AbsentError(InputError):
+    """A text is nowhere in a prompt."""
+
+
 class Span(NamedTuple):
     """Tokens start..stop-1 hold a text; `before` is what the first of them has in front of it."""
 
@@ -80,8 +84,8 @@ def _alike(one: str, other: str) -> int:
 def find_spans(codec: TextCodec, token_ids: Sequence[int], wanted: str) -> list[Span]:
     """Every place of a text among token ids, from left to right, none within a longer word.
 
-    Nor within a special token, which is no text: only as a whole. Raises InputError naming what is
-    like it if it is nowhere.
+    Nor within a special token, which is no text: only as a whole. Raises AbsentError naming what
+    is like it if it is nowhere.
     """
     text, starts, ends = text_of(codec, token_ids)
     spans = []
@@ -94,7 +98,7 @@ def find_spans(codec: TextCodec, token_ids: Sequence[int], wanted: str) -> list[
             spans.append(Span(first, stop, text[starts[first] : begin]))
     if not spans:
         text = codec.decode(token_ids)
-        raise InputError(f"{wanted!r} is not in the prompt {_shown(text)}{_near(text, wanted)}")
+        raise AbsentError(f"{wanted!r} is not in the prompt {_shown(text)}{_near(text, wanted)}")
     return spans
 
 

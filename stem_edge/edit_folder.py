@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stem_edge.bundle import Bundle
 from stem_edge.edit_file import SUFFIX, Edit, check_edit, read_edit
-from stem_edge.errors import EditError
+from stem_edge.errors import EditError, InputError
 
 
 def beside(bundle: str | Path) -> Path:
@@ -59,6 +59,22 @@ def open_edit(bundle: Bundle, name: str) -> tuple[Path, Edit]:
 def open_edits(bundle: Bundle, names: Iterable[str]) -> list[Edit]:
     """The edits of several names or paths, in their order. Raises EditError."""
     return [open_edit(bundle, name)[1] for name in names]
+
+
+def as_edit(bundle: Bundle, given: Edit | str | Path) -> Edit:
+    """An edit as it is, or that of a name or path; checked to be one for this bundle.
+
+    Raises EditError, InputError for anything else.
+    """
+    if isinstance(given, str | Path):
+        return open_edit(bundle, str(given))[1]
+    if not isinstance(given, Edit):
+        raise InputError(
+            f"an edit is given as {type(given).__name__}; expected an Edit, or the name or path "
+            "of a file, and several as arguments of their own"
+        )
+    check_edit(given, bundle)
+    return given
 
 
 def _spellings(given: Path) -> list[Path]:

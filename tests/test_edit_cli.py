@@ -114,8 +114,14 @@ def test_a_cut_that_the_scheme_is_not_for_is_told(bundle: Path, capsys: Capture)
     text = run(
         capsys, "edit", bundle, "--source", "France", "--target", "Germany", "--scheme", "swap"
     )
-    assert "at the beginning of a text: no fit, and such prompts are refused" in text
-    assert max(map(columns, text.splitlines()[:-1])) <= 80
+    assert "where a text begins with it: no fit, and such prompts are refused" in text
+    assert max(map(columns, text.splitlines()[:-2])) <= 80
+
+
+def test_a_name_that_is_spelled_otherwise_is_noted(bundle: Path, capsys: Capture) -> None:
+    text = run(capsys, "edit", bundle, "--source", "Spain", "--target", "germany")
+    assert "'Germany' into 1: did you mean that?" in " ".join(text.split())
+    assert "did you mean" not in run(capsys, "edit", bundle, *SPAIN)
 
 
 def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:

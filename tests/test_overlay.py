@@ -209,10 +209,13 @@ def test_special_tokens_can_be_source_target_and_padding(codec: TextCodec) -> No
     assert looked_up(codec, "The New Zealand", pads) == {1: [END], 2: ["ĠOman"]}
 
 
-def test_a_source_that_is_not_there_is_an_error_even_if_others_are(codec: TextCodec) -> None:
+def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> None:
     both = [edit("Spain", "Chad"), edit("Oman", "Chad")]
+    assert looked_up(codec, "The Spain", *both) == looked_up(codec, "The Spain", both[0])
+    with pytest.raises(InputError, match="'Spain' is not in the prompt"):
+        looked_up(codec, "The Chad", *both)
     with pytest.raises(InputError, match="'Oman' is not in the prompt"):
-        looked_up(codec, "The Spain", *both)
+        looked_up(codec, "The Spain", everywhere("Spain", "Chad"), both[1])
 
 
 def test_tokens_that_the_model_has_not_are_refused(codec: TextCodec) -> None:

@@ -31,7 +31,6 @@ from row_fitting import Fitted, Fitting, Sentence, fit_rows, read_model
 
 import stem_edge
 from stem_edge import Edit, InputError, Model, StemEdgeError, make_row_edit
-from stem_edge.quantize import F32
 
 CONTEXT = 64  # tokens: a question and an answer
 HELD_OUT = 2  # sentence forms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from stem_edge.edit_file import SCOPES, Edit
 from stem_edge.edit_folder import open_edits
 from stem_edge.edit_schemes import AUTO, SCHEMES
 from stem_edge.editing.compare import TOP, compare_edits
-from stem_edge.editing.explain import cuts
+from stem_edge.editing.explain import cuts, spelling_notes
 from stem_edge.editing.listing import list_edits, place_for, remove_edits
 from stem_edge.editing.making import make_edit
 from stem_edge.editing.report import (
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_making(parser.add_argument_group("making an edit"))
-    instead = parser.add_argument_group("instead").add_mutually_exclusive_group()
+    instead = parser.add_argument_group("other actions").add_mutually_exclusive_group()
     instead.add_argument(
         "--list", action="store_true", help="show edits beside the bundle and in this folder"
     )
@@ -81,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the most probable next tokens with and without edits: one of --source and "
         "--target (written only with -o), or those of --edit",
     )
-    _add_comparing(parser.add_argument_group("of --compare"))
-    add_loading(parser.add_argument_group("the machine, of --compare"))
+    _add_comparing(parser.add_argument_group("with --compare"))
+    add_loading(parser.add_argument_group("the machine, with --compare"))
 
 
 def _add_making(group: argparse._ArgumentGroup) -> None:
@@ -202,13 +203,15 @@ def _make(args: argparse.Namespace, bundle: Bundle) -> None:
     path = place_for(bundle, edit, args.out, force=args.force)
     edit.save(path)
     ways, nbytes = cuts(bundle, edit), path.stat().st_size
-    notes = everywhere_note(edit, ways)
+    notes = everywhere_note(edit, ways) + spelling_notes(bundle, edit)
     if args.json:
         written = {"path": str(path), "nbytes": nbytes}
         print(json.dumps(written | edit_figures(edit, ways, notes), indent=1))
         return
     print(edit_table(bundle, edit, ways, notes))
     print(f"\n{path}: {format_size(nbytes)}")
+    bundle_arg, file = shlex.quote(args.bundle), shlex.quote(str(path))
+    print(f"try it: stem-edge generate {bundle_arg} --edit {file} -p TEXT")
 
 
 def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:

@@ -12,13 +12,14 @@ import numpy as np
 
 from stem_edge.bundle import TOKENIZER
 from stem_edge.distributions import F64, kullback_leibler, log_softmax
-from stem_edge.edit_file import Edit, NewRows, read_edit
+from stem_edge.edit_file import Edit, NewRows
+from stem_edge.edit_folder import as_edit
 from stem_edge.editing.explain import text_of_token
 from stem_edge.errors import InputError
 from stem_edge.measuring.logit_source import BundleLogits
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.loading import LoadOptions
-from stem_edge.runtime.spans import Span, find_spans, text_of
+from stem_edge.runtime.spans import AbsentError, Span, find_spans, text_of
 from stem_edge.runtime.text import TextCodec
 
 TOP = 4  # as the STEM paper's figure 7
@@ -47,7 +48,10 @@ class Outcome:
 class Comparison:
     """One prompt without edits, with other words in it, and with edits.
 
-    Divergences are Kullback-Leibler, in nats, of the distributions over the next token.
+    Divergences are Kullback-Leibler, in nats, of the distributions over the next token:
+    edited_from_target, KL(target || edited), is 0 if the edit does what the other words do;
+    original_from_target, KL(target || original), is what there was to do; edited_from_original,
+    KL(original || edited), is what the edit changed. Without a target, the first two are None.
     """
 
     bundle: str
@@ -55,9 +59,9 @@ class Comparison:
     original: Outcome
     target: Outcome | None  # sources replaced by targets in the text; None if none is in it
     edited: Outcome  # the original text
-    edited_from_target: float | None  # KL(target || edited): 0 if the edit does what the words do
-    original_from_target: float | None  # KL(target || original): what there was to do
-    edited_from_original: float  # KL(original || edited): what the edit changed
+    edited_from_target: float | None
+    original_from_target: float | None
+    edited_from_original: float
 
 
 def compare_edits(
@@ -72,24 +76,26 @@ def compare_edits(
 
     model: a loaded model, whose edits (Model.edited) hold in all three, or a bundle, which is
         loaded with these options of stem_edge.load.
-    edits: edits or their files, stacked in their order, as Model.edited takes them.
+    edits: one or several, as Model.edited takes them.
     top: how many tokens to name.
 
     Raises InputError, EditError, and what stem_edge.load raises.
     """
     wanted = [edits] if isinstance(edits, Edit | str | Path) else list(edits)
-    read = [each if isinstance(each, Edit) else read_edit(each) for each in wanted]
-    if not read or not prompt:
-        raise InputError(f"no {'edits' if prompt else 'prompt'} to compare; give at least one")
+    if not isinstance(prompt, str) or not prompt or not wanted:
+        raise InputError("a comparison needs a prompt, as text, and at least one edit")
     if isinstance(model, Model):
         if options:
             raise InputError(f"{', '.join(options)}: for loading, and this model is loaded already")
-        return _compare(model, prompt, read, top)
+        return _compare(model, prompt, wanted, top)
     with load(model, **options) as loaded:
-        return _compare(loaded, prompt, read, top)
+        return _compare(loaded, prompt, wanted, top)
 
 
-def _compare(model: Model, prompt: str, edits: Sequence[Edit], top: int) -> Comparison:
+def _compare(
+    model: Model, prompt: str, wanted: Sequence[Edit | str | Path], top: int
+) -> Comparison:
+    edits = [as_edit(model.bundle, each) for each in wanted]
     vocabulary = model.config.vocab_size
     if not 1 <= top <= vocabulary:
         raise InputError(f"top is {top}; expected 1 to {vocabulary} tokens")
@@ -124,7 +130,7 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
         change = edit.change
         if isinstance(change, NewRows):
             continue
-        for span in _spans(codec, ids, edit, change.source):
+        for span in _spans(codec, ids, change.source):
             begin = starts[span.start] + len(span.before)
             end = begin + len(change.source)
             if all(end <= other[0] or other[1] <= begin for other in pieces):
@@ -134,13 +140,11 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
     return text if pieces else None
 
 
-def _spans(codec: TextCodec, ids: Sequence[int], edit: Edit, source: str) -> list[Span]:
+def _spans(codec: TextCodec, ids: Sequence[int], source: str) -> list[Span]:
     try:
         return find_spans(codec, ids, source)
-    except InputError:
-        if edit.scope == "everywhere":  # which needs no source in the prompt
-            return []
-        raise
+    except AbsentError:
+        return []
 
 
 def _look(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:

@@ -57,6 +57,24 @@ def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
     return ways
 
 
+def spelling_notes(bundle: Bundle, edit: Edit) -> list[str]:
+    """Of a source and target that fewer tokens would hold if they were spelled otherwise."""
+    change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
+    if isinstance(change, NewRows):
+        return []
+    notes = []
+    for text in (change.source, change.target):
+        spellings = dict.fromkeys([text, text.title(), text.capitalize(), text.lower()])
+        counts = {each: len(tokens_after(codec, " ", each)) for each in spellings}
+        best = min(counts, key=lambda each: counts[each])
+        if counts[best] < counts[text]:
+            notes.append(
+                f"{text!r} is cut into {counts[text]} tokens, {best!r} into {counts[best]}: did "
+                "you mean that?"
+            )
+    return notes
+
+
 def _cut(
     codec: TextCodec,
     change: Replacement,

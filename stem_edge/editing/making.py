@@ -58,7 +58,9 @@ def make_edit(
     if scope not in SCOPES:
         raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
     if subset is not None and scheme != "subset":
-        raise InputError(f"subset belongs to scheme subset, and this is {scheme}; leave it out")
+        raise InputError(
+            f"subset belongs to scheme subset, and this is {scheme}; name scheme subset, too"
+        )
     codec = TextCodec(bundle.file(TOKENIZER))
     change = Replacement(
         source=source,

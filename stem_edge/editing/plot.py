@@ -17,7 +17,7 @@ BAR, AROUND = 0.26, 1.1
 # Okabe and Ito's, told apart by the colour-blind, too.
 COLOURS = {"original": "#999999", "target prompt": "#56B4E9", "edited": "#D55E00"}
 MOST_BARS = 40  # of a panel
-CHARACTERS = 32  # of the prompt and of how it goes on
+CHARACTERS = 24  # of the prompt and of how it goes on
 
 
 def plot_comparison(found: Comparison, path: str | Path) -> None:

@@ -25,15 +25,15 @@ WHERE = {
 }
 FRONT = {
     " ": "behind a space",
-    "": "at the beginning of a text",
-    "\n": "at the beginning of a line",
+    "": "where a text begins with it",
+    "\n": "where a line begins with it",
 }
 WORDS: dict[Scheme, str] = {
     "swap": "token for token",
     "pad-left": "padding, then the target",
     "pad-right": "the target, then padding",
     "copy": "tokens of the target repeated",
-    "subset": "some tokens of the target",
+    "subset": "some tokens of the target, and not the others",
     "average": "the mean of the target's rows",
 }
 

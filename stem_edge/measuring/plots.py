@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +78,16 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of its name. Raises InputError."""
+    """Write a figure in the format of its name, whole or not at all. Raises InputError."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=200, format=path.suffix[1:].lower())
+    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        figure.savefig(path, dpi=200)
+        try:
+            beside.write_bytes(drawn.getvalue())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{path}: cannot write the plot ({error.strerror})") from error
 
