@@ -16,10 +16,12 @@ import numpy.typing as npt
 from stem_edge.quantize import U8
 from stem_edge.recipes import Recipe, compose, token_of, tokens_of
 from stem_edge.rows import RecordLayout
+from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.store import RowStore
 from stem_edge.token_index import I32
 
 I64 = npt.NDArray[np.int64]
+READ_AT_ONCE = 32  # records of the table store, beside made ones: enough to keep flash busy
 
 
 class EditedStore:
@@ -28,6 +30,7 @@ class EditedStore:
     def __init__(self, store: RowStore) -> None:
         self.base = store
         self.tokens = store.tokens
+        self.numbers = store.layout.records  # one more than the greatest number ever given
         self._recipes: dict[int, Recipe] = {}  # number of a made record -> what it is made of
         self._numbers: dict[Recipe, int] = {}
         self._users: Counter[int] = Counter()  # of each number
@@ -60,11 +63,6 @@ class EditedStore:
         """Whether anything was released since `unused` was called."""
         return bool(self._released)
 
-    @property
-    def numbers(self) -> int:
-        """One more than the greatest number ever given."""
-        return self.layout.records + self.made + len(self._free)
-
     def records_of(self, stem_ids: I64) -> I64:
         """Numbers of the records [T] that stem ids [T] stand for."""
         if self.index is None:
@@ -85,8 +83,14 @@ class EditedStore:
             return token
         number = self._numbers.get(recipe)
         if number is None:
-            number = self._free.pop() if self._free else self.numbers
-            self._numbers[recipe], self._recipes[number] = number, recipe
+            # In this order: an interrupt loses a number, and no number is ever given twice.
+            if self._free:
+                number = self._free.pop()
+            else:
+                number = self.numbers
+                self.numbers += 1
+            self._recipes[number] = recipe
+            self._numbers[recipe] = number
         self._users[number] += 1
         return number - self.layout.records + self.tokens
 
@@ -98,28 +102,33 @@ class EditedStore:
         self._released.extend(one for one in stem_ids if one >= self.tokens)
 
     def unused(self) -> I64:
-        """Numbers that nobody needs any more; they are forgotten, and may be given again.
-
-        Call it when no read is under way.
-        """
+        """Numbers that nobody needs any more; they stay until they are forgotten."""
         while self._released:
             self._users[self._released.popleft() - self.tokens + self.layout.records] -= 1
-        gone = [number for number, users in self._users.items() if users <= 0]
-        for number in gone:
-            del self._users[number], self._numbers[self._recipes.pop(number)]
+        return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
+
+    def forget(self, numbers: I64) -> None:
+        """Numbers that may be given again: in no slot any more, and of no read under way."""
+        for number in numbers.tolist():
+            recipe = self._recipes.get(number)
+            if recipe is not None and self._numbers.get(recipe) == number:
+                del self._numbers[recipe]
+            self._recipes.pop(number, None)
+            self._users.pop(number, None)
             self._free.append(number)
-        return np.array(gone, np.int64)
 
     def read(self, numbers: I64) -> U8:
         """See RowStore.read; made records among them are composed."""
-        made = numbers >= self.layout.records
-        if not made.any():
+        made = np.flatnonzero(numbers >= self.layout.records)
+        if not len(made):
             return self.base.read(numbers)
-        records = np.empty((len(numbers), self.layout.record_nbytes), np.uint8)
-        if not made.all():
-            records[~made] = self.base.read(numbers[~made])
-        for at in np.flatnonzero(made).tolist():
-            records[at] = self._compose(self._recipes[int(numbers[at])])
+        records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
+        stored = np.flatnonzero(numbers < self.layout.records)
+        for at in range(0, len(stored), READ_AT_ONCE):  # the memory plan counts one array of all
+            piece = stored[at : at + READ_AT_ONCE]
+            records[piece] = self.base.read(numbers[piece])
+        for place in made.tolist():
+            records[place] = self._compose(self._recipes[int(numbers[place])])
         return records
 
     def _compose(self, recipe: Recipe) -> U8:

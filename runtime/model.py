@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeAlias, Unpack
+from typing import Literal, Self, Unpack
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from stem_edge.edit_file import Edit
 from stem_edge.edit_folder import as_edit
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
-from stem_edge.recipes import Recipe, plain
 from stem_edge.runtime.cache import I64
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.overlay import Lookups, Overlay, check_recipe
+from stem_edge.runtime.overlay import Lookups, Overlay
 from stem_edge.runtime.plan import MemoryPlan
 from stem_edge.runtime.sampling import (
     SamplingOptions,
@@ -30,12 +29,10 @@ from stem_edge.runtime.sampling import (
     token_logprobs,
 )
 from stem_edge.runtime.stats import GenerationStats, Recorder
+from stem_edge.runtime.stem_ids import StemId, checked_ids, given_recipes
 from stem_edge.runtime.text import TextCodec, TokenStream
 
 FinishReason = Literal["stop", "length"]
-StemId: TypeAlias = (
-    int | Sequence[int]
-)  # the token whose row is looked up, or several for their mean
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,7 @@ class Model:
         self._text, self._on_close = text, on_close
         # Of each `edited` that is open, in their order; threads add and remove their own.
         self._edits: dict[object, tuple[Edit, ...]] = {}
+        self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
 
     @property
@@ -101,6 +99,8 @@ class Model:
         Raises EditError for a file that is none or was made for another bundle, InputError for an
         edit that cannot be applied.
         """
+        if self._closed:
+            raise InputError("this model is closed; load it again")
         entry = tuple(as_edit(self.bundle, edit) for edit in edits)
         Overlay(self._text, self.config, entry)
         key = object()
@@ -117,8 +117,13 @@ class Model:
 
     def _lookups(self, prompt: list[int], stem_ids: Sequence[StemId] | None) -> Lookups:
         """What a call that begins now looks up."""
-        overlay = Overlay(self._text, self.config, self.edits)
-        return Lookups(self.engine, overlay, prompt, self._recipes(stem_ids, len(prompt)))
+        edits, overlay = self.edits, self._overlay
+        if edits != overlay.edits:
+            overlay = self._overlay = Overlay(self._text, self.config, edits)
+        given = None
+        if stem_ids is not None:
+            given = given_recipes(self.config, stem_ids, len(prompt))
+        return Lookups(self.engine, overlay, prompt, given)
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Logits float32 [T, V] of every position, from an empty context.
@@ -267,42 +272,8 @@ class Model:
             )
         return ids
 
-    def _recipes(self, stem_ids: Sequence[StemId] | None, length: int) -> list[Recipe] | None:
-        """What given stem ids look up; None if none are given."""
-        if stem_ids is None:
-            return None
-        if not isinstance(stem_ids, Sequence | np.ndarray):
-            raise InputError("stem_ids must be a sequence: for each token an id, or several")
-        if len(stem_ids) != length:
-            raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
-        layers = len(self.config.stem_layers)
-        recipes = []
-        for position, one in enumerate(stem_ids):
-            several = one if isinstance(one, Sequence | np.ndarray) else [one]
-            ids = self._checked(several, f"stem_ids[{position}]: ")
-            if not ids:
-                raise InputError(f"stem_ids: none at position {position}; give at least one id")
-            recipes.append(plain(tuple(ids), layers))
-            if layers:
-                check_recipe(self.config, recipes[-1])
-        return recipes
-
-    def _checked(self, token_ids: Sequence[int], where: str = "") -> list[int]:
-        try:
-            ids = np.asarray(token_ids)
-            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-                raise ValueError
-        except (ValueError, OverflowError):
-            raise InputError(f"{where}token ids must be a flat sequence of integers") from None
-        outside = np.flatnonzero((ids < 0) | (ids >= self.config.vocab_size))
-        if len(outside):
-            place = int(outside[0])
-            raise InputError(
-                f"{where}token id {int(ids[place])} at position {place} is not in "
-                f"0..{self.config.vocab_size - 1}"
-            )
-        checked: list[int] = ids.tolist()
-        return checked
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        return checked_ids(token_ids, self.config.vocab_size)
 
     def close(self) -> None:
         """Release memory, threads and files; closing twice is fine."""

@@ -16,9 +16,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit, NewRows, Replacement
 from stem_edge.edit_schemes import Lookup, align, fits
 from stem_edge.errors import InputError
-from stem_edge.recipes import Recipe, Row, tokens_of
+from stem_edge.recipes import Recipe, Row
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.spans import AbsentError, find_spans, tokens_after
+from stem_edge.runtime.spans import AbsentError, TokenText, find_spans, text_of, tokens_after
+from stem_edge.runtime.stem_ids import check_recipe
 from stem_edge.runtime.text import TextCodec
 
 # What texts are looked for behind, where there is no prompt to find them in: the first one says
@@ -65,9 +66,12 @@ class Overlay:
         """What each edit puts at places of a prompt."""
         placed: list[dict[int, ByLayer]] = []
         absent: list[AbsentError] = []
+        text = None
+        if any(edit.scope == "positions" for edit in self.edits):
+            text = text_of(self._codec, token_ids)
         for edit in self.edits:
             try:
-                placed.append(at_positions(self._codec, edit, token_ids))
+                placed.append(at_positions(self._codec, edit, token_ids, text))
             except AbsentError as error:  # of several edits, a prompt may be about some
                 placed.append({})
                 absent.append(error)
@@ -82,22 +86,6 @@ class Overlay:
         recipe = tuple(rows[layer] for layer in self._config.stem_layers)
         check_recipe(self._config, recipe)
         return recipe
-
-
-def check_recipe(config: ModelConfig, recipe: Recipe) -> None:
-    """Raises InputError for a token that has no record, and for a mean of experts."""
-    greatest = max(tokens_of(recipe), default=0)
-    if greatest >= config.vocab_size:
-        raise InputError(
-            f"token {greatest} has no row: the tokenizer has tokens that the model has not; expected "
-            f"0 to {config.vocab_size - 1}: take another text"
-        )
-    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in recipe)
-    if config.n_experts and means:
-        raise InputError(
-            "the rows of this model are experts, and the mean of experts is none; let each token "
-            "look up one (a scheme that is not average)"
-        )
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
@@ -136,17 +124,19 @@ def _of_tokens(
     return of_token
 
 
-def at_positions(codec: TextCodec, edit: Edit, token_ids: Sequence[int]) -> dict[int, ByLayer]:
+def at_positions(
+    codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
+) -> dict[int, ByLayer]:
     """What an edit puts in place of the rows at places of a prompt; nothing if it is everywhere.
 
-    Raises AbsentError if its source is not there.
+    text: text_of the prompt, where it is known. Raises AbsentError if its source is not there.
     """
     change = edit.change
     if edit.scope != "positions" or not isinstance(change, Replacement):
         return {}
     found: dict[int, ByLayer] = {}
     cuts: dict[tuple[int, str], list[Lookup]] = {}  # a prompt may have the source a thousand times
-    for start, stop, before in find_spans(codec, token_ids, change.source):
+    for start, stop, before in find_spans(codec, token_ids, change.source, text):
         cut = (stop - start, before)
         if cut not in cuts:
             cuts[cut] = lookups(codec, change, *cut)
@@ -191,10 +181,7 @@ class Lookups:
         self.prompt = np.array(prompt, np.int64)  # stem ids of the prompt, once this is open
 
     def __enter__(self) -> Self:
-        wanted = [*self._tokens.values(), *self._places.values()]
-        self._made = self._engine.make(wanted).tolist()
-        self._of_token = dict(zip(self._tokens, self._made, strict=False))
-        self.prompt[list(self._places)] = self._made[len(self._tokens) :]
+        self.prompt[list(self._places)] = self._make(list(self._places.values()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,4 +189,14 @@ class Lookups:
 
     def of_token(self, token_id: int) -> int:
         """Stem id of a token that was generated."""
-        return self._of_token.get(token_id, token_id)
+        recipe = self._tokens.get(token_id)
+        if recipe is None:
+            return token_id
+        if token_id not in self._of_token:
+            (self._of_token[token_id],) = self._make([recipe])
+        return self._of_token[token_id]
+
+    def _make(self, recipes: Sequence[Recipe]) -> list[int]:
+        made: list[int] = self._engine.make(recipes).tolist()
+        self._made += made
+        return made

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,8 +135,7 @@ class Prefetcher:
         """See Rows.make. What was released before makes room; the same recipe keeps its record."""
         made = self.store.make(recipes)
         if self.store.has_released:
-            self._drop_pending()  # it may be of a number that will mean another record
-            self.cache.forget(self.store.unused())
+            self._forget_unused()
         self.cache.make_room(self.store.numbers)
         return made
 
@@ -182,10 +181,14 @@ class Prefetcher:
         elif wanted.any():
             self.cache.install(read[wanted], records[wanted], keep)
 
-    def _drop_pending(self) -> None:
-        if self._pending is not None:
-            (_, future), self._pending = self._pending, None
-            future.exception()
+    def _forget_unused(self) -> None:
+        """Give numbers of made records free, in an order that an interrupt may end anywhere."""
+        gone = self.store.unused()
+        if self._pending is not None and np.isin(self._pending[0], gone).any():
+            wait([self._pending[1]])  # it looks up what these numbers are made of
+            self._pending = None
+        self.cache.forget(gone)
+        self.store.forget(gone)
 
     def _timed(self, wait: Callable[[], U8]) -> U8:
         started = time.perf_counter()

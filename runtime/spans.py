@@ -6,7 +6,7 @@ import difflib
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text import REPLACEMENT, TextCodec
@@ -17,6 +17,10 @@ TOGETHER = 32
 NEAR, ALIKE = 5, 0.6  # near matches to name, and how alike they are at least
 # Phrases and their length up to which those are looked for; long ones take 0.2 ms each.
 COMPARED, COMPARED_LENGTH = 2000, 100
+
+
+# A text, and where each token begins and ends in it; both lists ascend.
+TokenText: TypeAlias = tuple[str, list[int], list[int]]
 
 
 class AbsentError(InputError):
@@ -31,7 +35,7 @@ class Span(NamedTuple):
     before: str
 
 
-def text_of(codec: TextCodec, token_ids: Sequence[int]) -> tuple[str, list[int], list[int]]:
+def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
     """Text of token ids, special tokens included, and where each token begins and ends in it.
 
     A character that is cut over several tokens belongs to each of them. Both lists ascend.
@@ -81,13 +85,15 @@ def _alike(one: str, other: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def find_spans(codec: TextCodec, token_ids: Sequence[int], wanted: str) -> list[Span]:
+def find_spans(
+    codec: TextCodec, token_ids: Sequence[int], wanted: str, placed: TokenText | None = None
+) -> list[Span]:
     """Every place of a text among token ids, from left to right, none within a longer word.
 
     Nor within a special token, which is no text: only as a whole. Raises AbsentError naming what
-    is like it if it is nowhere.
+    is like it if it is nowhere. placed: text_of the ids, where it is known.
     """
-    text, starts, ends = text_of(codec, token_ids)
+    text, starts, ends = placed or text_of(codec, token_ids)
     spans = []
     for begin in _places(text, wanted):
         end = begin + len(wanted)

@@ -21,15 +21,16 @@ from stem_edge.edit_schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.gguf_schema import tables_hash
 from stem_edge.recipes import is_row
-from stem_edge.rows import MAX_RECORD_NBYTES
 
 FORMAT_VERSION = 1
 SUFFIX = ".edit"
-MAX_NBYTES = 2 * MAX_RECORD_NBYTES
+MOST_SHOWN = 8  # layers in a message
+MAX_NBYTES = 1 << 28
 Scope = Literal["positions", "everywhere"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 MAX_TEXT = 4096  # characters of a source or target
+Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 
 
@@ -41,7 +42,7 @@ class Replacement(
     source: Name
     target: Name
     scheme: Scheme = "auto"
-    subset: tuple[Index, ...] | None = None  # of scheme subset: which target tokens
+    subset: Indices | None = None  # of scheme subset: which target tokens
     pad: Index | None = None  # the padding token
 
 
@@ -60,19 +61,24 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # tables_id
     change: Change
-    layers: tuple[Index, ...]  # STEM layers that it is in, ascending
+    layers: Indices  # STEM layers that it is in, ascending
     # "positions": where the source is in the prompt. "everywhere": whenever the token comes.
     scope: Scope = "positions"
 
     def __post_init__(self) -> None:
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
-            raise ValueError(f"layers {self.layers} are not ascending without repeats")
+            shown = ",".join(map(str, self.layers[:MOST_SHOWN]))
+            raise ValueError(f"layers {shown or 'none'} are not ascending without repeats")
         if isinstance(self.change, NewRows):
             if self.scope != "everywhere":
                 raise ValueError("new rows are of tokens, so their scope is everywhere")
-            lengths = {len(rows) for rows in self.change.rows.values()}
-            if lengths != {len(self.layers)}:
-                raise ValueError(f"tokens with {lengths} rows, in {len(self.layers)} layers")
+            if not self.change.rows:
+                raise ValueError("no token has new rows")
+            for token, rows in self.change.rows.items():
+                if len(rows) != len(self.layers):
+                    raise ValueError(
+                        f"token {token} has {len(rows)} rows, in {len(self.layers)} layers"
+                    )
 
     def save(self, path: str | Path) -> None:
         """Write the edit into a file, whole or not at all; an older one is replaced.
@@ -92,12 +98,28 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                     file.flush()
                     os.fsync(file.fileno())
                 beside.replace(path)
+                _sync(path.parent)
             finally:
                 beside.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(
                 f"{path}: cannot write this edit ({error.strerror}); choose another place"
             ) from error
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename last through a power cut, where the system can."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _Version(msgspec.Struct):
+    format_version: int = 0
+    edit: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,8 +142,10 @@ def read_edit(path: str | Path) -> Edit:
     path = Path(path)
     data = _read(path)
     try:
-        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
-        number = msgspec.json.decode(version, type=int) if version else 0
+        known = msgspec.json.decode(data, type=_Version)
+        number = known.format_version
+        if not bytes(known.edit):
+            raise ValueError("there is no edit in it")
         if number > FORMAT_VERSION:
             raise EditError(
                 f"{path}: edit format {number} is newer than this stem-edge reads "
@@ -173,8 +197,9 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
         )
     # What follows cannot be in a file that this package wrote.
     layout, model = manifest.tables, manifest.model
-    if layout is None or not set(edit.layers) <= set(layout.layers):
-        raise EditError(f"this edit is in layers {edit.layers}, which are no STEM layers here")
+    unknown = set(edit.layers) - set(layout.layers if layout else ())
+    if layout is None or unknown:
+        raise EditError(f"this edit is in layer {min(unknown)}, which is no STEM layer here")
     for token in _tokens(edit.change):
         if token >= model.vocab_size:
             raise EditError(f"this edit has token {token}; expected 0 to {model.vocab_size - 1}")

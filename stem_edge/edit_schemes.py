@@ -98,6 +98,10 @@ def _subset(wanted: int, count: int, subset: Sequence[int] | None) -> list[int]:
     if subset is None:
         return list(range(count - wanted, count))
     ascending = list(subset) == sorted(set(subset))
+    if wanted == count and len(subset) != wanted:
+        raise InputError(
+            f"source and target have {count} tokens each, so that a subset is all; leave it out"
+        )
     if len(subset) != wanted or not ascending or not all(0 <= at < count for at in subset):
         raise InputError(
             f"subset is {','.join(map(str, subset))}; expected {wanted} ascending places of 0 to "

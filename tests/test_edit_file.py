@@ -384,8 +384,8 @@ def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
     nan = row[:-4] + np.float32(np.nan).tobytes()
     for wrong, message in [
         (rows_edit(bundle, {300: (row,)}, 1), "token 300; expected 0 to 299"),
-        (rows_edit(bundle, {5: (row,)}, 0), "no STEM layers"),
-        (rows_edit(bundle, {5: (row, row)}, 1, 3), "no STEM layers"),
+        (rows_edit(bundle, {5: (row,)}, 0), "no STEM layer here"),
+        (rows_edit(bundle, {5: (row, row)}, 1, 3), "no STEM layer here"),
         (rows_edit(bundle, {5: (row[:-1],)}, 1), "row of token 5"),
         (rows_edit(bundle, {5: (row + b"\0",)}, 1), "row of token 5"),
         (rows_edit(bundle, {5: (b"",)}, 1), "row of token 5"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import queue
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,18 +136,75 @@ def test_a_recipe_has_one_number_until_the_last_of_its_users_is_gone(store: Edit
         assert read(store, [V]) == [expected(mixed(1, 2))]
     store.release([V])
     assert store.has_released
-    assert store.unused().tolist() == [V]
+    gone = store.unused()
+    assert gone.tolist() == [V]
     assert not store.has_released
+    store.forget(gone)
     assert (store.made, store.numbers) == (0, V + 1)
 
 
-def test_a_number_is_given_again_only_after_unused_has_told_of_it(store: EditedStore) -> None:
+def test_a_number_is_given_again_only_after_it_was_forgotten(store: EditedStore) -> None:
     make(store, mixed(1, 2))
     store.release([V])
     assert make(store, mixed(3, 4)) == [V + 1]
-    assert store.unused().tolist() == [V]
+    gone = store.unused()
+    assert gone.tolist() == [V]
+    assert make(store, mixed(7, 8)) == [V + 2]
+    assert read(store, [V]) == [expected(mixed(1, 2))]  # of a read that was under way
+    store.forget(gone)
     assert make(store, mixed(5, 6)) == [V]
     assert read(store, [V, V + 1]) == [expected(mixed(5, 6)), expected(mixed(3, 4))]
+
+
+class Stop(BaseException):
+    """As Ctrl-C, at a chosen line."""
+
+
+def interrupted(call: Callable[[], object], at: int) -> bool:
+    """Whether a call was ended at its `at`-th line of the files that keep numbers."""
+    left = at
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        name = frame.f_code.co_filename
+        if not name.endswith(("edited_store.py", "prefetch.py", "cache.py")):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise Stop
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Stop:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: EditedStore) -> None:
+    for at in itertools.count(1):
+        slots = ArraySlots(LAYOUT, SLOTS)
+        rows = Prefetcher(store.base, RowCache(slots), overlap=False)
+        first = rows.make([mixed(1, 2), mixed(2, 3)])
+        rows.fetch(first)
+        rows.release(first.tolist())
+        ended = interrupted(partial(rows.make, [mixed(3, 4), mean_of(5, 6)]), at)
+        for recipes in ([mixed(7, 8), mixed(1, 2)], [mean_of(5, 6), mixed(3, 4), mixed(9, 1)]):
+            made = rows.make(recipes)
+            assert len(set(made.tolist())) == len(recipes)
+            for slot, recipe in zip(rows.fetch(made), recipes, strict=True):
+                record = np.frombuffer(expected(recipe), np.uint8)[None]
+                for layer, parts in enumerate(slots.codes):
+                    assert np.array_equal(parts[0][slot], LAYOUT.codes(record, layer)[0])
+            rows.release(made.tolist())
+        if not ended:
+            assert at > 20
+            return
 
 
 def test_releasing_tokens_means_nothing(store: EditedStore) -> None:

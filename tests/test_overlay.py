@@ -12,8 +12,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
 from stem_edge.recipes import Recipe
-from stem_edge.runtime.overlay import Overlay, check_recipe
+from stem_edge.runtime.overlay import Overlay
 from stem_edge.runtime.spans import tokens_after
+from stem_edge.runtime.stem_ids import check_recipe
 from stem_edge.runtime.text import TextCodec
 
 LAYERS = (1, 2)

@@ -1,0 +1,68 @@
+"""Token ids and stem ids as callers give them: checked, and what stem ids look up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError
+from stem_edge.recipes import Recipe, plain, tokens_of
+
+# The token whose row is looked up, or several for their mean.
+StemId: TypeAlias = int | Sequence[int]
+
+
+def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> list[int]:
+    """Token ids as a list. Raises InputError, which begins with `where`."""
+    try:
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise InputError(f"{where}token ids must be a flat sequence of integers") from None
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        place = int(outside[0])
+        raise InputError(
+            f"{where}token id {int(ids[place])} at position {place} is not in 0..{vocab_size - 1}"
+        )
+    checked: list[int] = ids.tolist()
+    return checked
+
+
+def given_recipes(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[Recipe]:
+    """What given stem ids of `length` tokens look up. Raises InputError."""
+    if not isinstance(stem_ids, Sequence | np.ndarray):
+        raise InputError("stem_ids must be a sequence: for each token an id, or several")
+    if len(stem_ids) != length:
+        raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
+    layers = len(config.stem_layers)
+    recipes = []
+    for position, one in enumerate(stem_ids):
+        several = one if isinstance(one, Sequence | np.ndarray) else [one]
+        ids = checked_ids(several, config.vocab_size, f"stem_ids[{position}]: ")
+        if not ids:
+            raise InputError(f"stem_ids: none at position {position}; give at least one id")
+        recipes.append(plain(tuple(ids), layers))
+        if layers:
+            check_recipe(config, recipes[-1])
+    return recipes
+
+
+def check_recipe(config: ModelConfig, recipe: Recipe) -> None:
+    """Raises InputError for a token that has no record, and for a mean of experts."""
+    greatest = max(tokens_of(recipe), default=0)
+    if greatest >= config.vocab_size:
+        raise InputError(
+            f"token {greatest} has no row: the tokenizer has tokens that the model has not; expected "
+            f"0 to {config.vocab_size - 1}: take another text"
+        )
+    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in recipe)
+    if config.n_experts and means:
+        raise InputError(
+            "the rows of this model are experts, and the mean of experts is none; let each token "
+            "look up one (a scheme that is not average)"
+        )
