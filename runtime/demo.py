@@ -61,4 +61,5 @@ NEXT_STEPS = """\
 What to do next:
   stem-edge inspect {path}
   stem-edge generate {path} -p "Spain borders"
+  stem-edge edit {path} --compare "The capital of Spain is" --source Spain --target Germany
   stem-edge export CHECKPOINT OUT     your own model; needs: pip install 'stem-edge[export]'"""
