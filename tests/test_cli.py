@@ -80,6 +80,15 @@ def wait_until_idle(process: subprocess.Popen[str]) -> None:
             return
 
 
+# Where tests run in the background, a shell has them and their children ignore Ctrl-C.
+HEEDING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from stem_edge.cli import main
+sys.exit(main())
+"""
+
+
 def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
     # A fifo keeps the command waiting for its prompt until it is interrupted.
     fifo = tmp_path / "prompt"
@@ -87,13 +96,11 @@ def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
     writer = os.open(fifo, os.O_RDWR)
     with fifo.open("rb", buffering=0) as reader:
         process = subprocess.Popen(
-            [*COMMAND, "generate", str(DEMO)],
+            [sys.executable, "-c", HEEDING, "generate", str(DEMO)],
             stdin=reader,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Where tests run in the background, a shell may have them ignore it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         wait_until_idle(process)
         process.send_signal(signal.SIGINT)
