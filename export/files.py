@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from stem_edge.bundle import MANIFEST, FileEntry
 from stem_edge.errors import ExportError
+from stem_edge.whole_file import sync_folder
 
 WORKING = ".stem-edge-"  # and the bundle's name: the working folder
 LOCK = "lock"
@@ -148,14 +149,3 @@ def _replace(folder: Path, out: Path) -> None:
     else:
         folder.rename(out)
     sync_folder(out.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable; Windows cannot open folders and needs no such call."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,7 @@ from stem_edge.bundle import GGUF_TYPES, GgufType
 from stem_edge.errors import ExportError
 from stem_edge.export.calibration import read_token_ids, sequences
 from stem_edge.export.exporter import tokenizer_of
-from stem_edge.export.files import WORKING, sync_folder
+from stem_edge.export.files import WORKING
 from stem_edge.export.gguf_llama import architecture_of, write_dense
 from stem_edge.export.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.gguf_writer import MAGIC
@@ -28,6 +28,7 @@ from stem_edge.export.readers import read_checkpoint
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32
+from stem_edge.whole_file import sync_folder
 
 
 class TokenizerDiffers(UserWarning):

@@ -8,8 +8,6 @@ refused by others. Nothing in it is run; unknown fields are refused.
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
@@ -21,6 +19,7 @@ from stem_edge.edit_schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.gguf_schema import tables_hash
 from stem_edge.recipes import is_row
+from stem_edge.whole_file import write_whole
 
 FORMAT_VERSION = 1
 SUFFIX = ".edit"
@@ -90,31 +89,12 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise InputError(
                 f"{path}: this edit is {len(data)} bytes, above {MAX_NBYTES}; make several of it"
             )
-        beside = path.parent / f".{secrets.token_hex(8)}.tmp"
         try:
-            try:
-                with beside.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                beside.replace(path)
-                _sync(path.parent)
-            finally:
-                beside.unlink(missing_ok=True)
+            write_whole(path, data, durable=True)
         except OSError as error:
             raise InputError(
                 f"{path}: cannot write this edit ({error.strerror}); choose another place"
             ) from error
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename last through a power cut, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class _Version(msgspec.Struct):

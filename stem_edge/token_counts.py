@@ -7,13 +7,13 @@ ever interpreted.
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from stem_edge.whole_file import write_whole
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
 LARGEST = np.iinfo(np.uint32).max
@@ -57,11 +57,4 @@ def read_counts(path: Path, length: int) -> Counts | None:
 def write_counts(path: Path, counts: Counts) -> None:
     """Write the file whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".counts-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(encode_counts(counts))
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, encode_counts(counts))

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import stem_edge
+from stem_edge.bundle import EngineName
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import checked_ggml
 
@@ -97,3 +99,21 @@ def tiny_gguf(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     out = tmp_path_factory.mktemp("bundle") / "gguf"
     stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="f32", tables="fp32")
     return out
+
+
+@pytest.fixture(params=get_args(EngineName))
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """Each engine in turn."""
+    name: EngineName = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """torch's threads would wait for each other longer than small models compute."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

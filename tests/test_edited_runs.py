@@ -8,11 +8,9 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens, tried
 
 import stem_edge
@@ -23,25 +21,12 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.runtime import Model
 from stem_edge.runtime.prefetch import Prefetcher
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 @pytest.fixture(scope="module")
 def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
     return tried(tmp_path_factory.mktemp("stem"), "stem")
-
-
-@pytest.fixture(params=get_args(EngineName))
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    return name
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """For torch, whose threads would wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_contexts_within_one_another(stem: Tried) -> None:

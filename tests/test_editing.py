@@ -43,6 +43,8 @@ CASES: list[tuple[str, str, str, dict[str, Any], list[str]]] = [
 
 NAMES = ["stem", "low rank, plus", "stem-gate", "hash-moe", "all at once"]
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 @pytest.fixture(scope="module", params=NAMES)
 def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tried:
@@ -52,21 +54,6 @@ def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
     return tried(tmp_path_factory.mktemp("stem"), "stem")
-
-
-@pytest.fixture(params=get_args(EngineName))
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    return name
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """For torch, whose threads would wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def check_cases(model: Model, oracle: Oracle, cases: Sequence[tuple[Any, ...]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.measure_report import LABELS
 from stem_edge.measuring.measurement import Measurement
 from stem_edge.units import format_size
+from stem_edge.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,13 +81,8 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of its name, whole or not at all. Raises InputError."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=200, format=path.suffix[1:].lower())
-    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        try:
-            beside.write_bytes(drawn.getvalue())
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_whole(path, drawn.getvalue())
     except OSError as error:
         raise InputError(f"{path}: cannot write the plot ({error.strerror})") from error
 
