@@ -39,3 +39,7 @@ class MemoryPlanError(StemEdgeError):
 
 class InputError(StemEdgeError, ValueError):
     """A prompt, token id or option is outside of what the model or the function accepts."""
+
+
+class OutOfMemoryError(StemEdgeError, MemoryError):
+    """An allocation failed; what is loaded stays usable."""

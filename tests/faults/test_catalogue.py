@@ -1,0 +1,70 @@
+"""The catalogue of faults: each line has a test that runs, or a reason why it is none of ours.
+
+Lines are numbered in groups; the tests of group M are those of tests/faults/ named test_m1_...,
+test_m2_... and say in their docstring or name what the fault is. A line that does not apply stands
+in the NOT_APPLICABLE of a test file of its group: id -> reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+GROUPS = {
+    "C": ("import of checkpoints", 16),
+    "M": ("bundle and manifest", 18),
+    "Z": ("table stores", 18),
+    "B": ("backbone files", 17),
+    "T": ("tokenizers and chat templates", 16),
+    "P": ("prompts and sampling options", 15),
+    "D": ("disks", 10),
+    "R": ("memory", 11),
+    "K": ("threads and processes", 11),
+    "X": ("power loss and kills", 8),
+}
+LINES = [
+    f"{group}{number}" for group, (_, count) in GROUPS.items() for number in range(1, count + 1)
+]
+
+
+def _trees() -> list[ast.Module]:
+    return [ast.parse(path.read_text("utf-8")) for path in sorted(HERE.glob("test_*.py"))]
+
+
+def tested() -> set[str]:
+    """Ids that a test's name begins with."""
+    names = [
+        node.name
+        for tree in _trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    ]
+    found = [re.match(r"test_([a-z]\d+)_", name) for name in names]
+    return {match[1].upper() for match in found if match}
+
+
+def not_applicable() -> dict[str, str]:
+    """Ids with the reason why they are not tested."""
+    reasons: dict[str, str] = {}
+    for tree in _trees():
+        for node in tree.body:
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            if node.target.id == "NOT_APPLICABLE" and node.value is not None:
+                reasons |= ast.literal_eval(node.value)
+    return reasons
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_has_a_test_or_a_reason(line: str) -> None:
+    reason = not_applicable().get(line)
+    assert (line in tested()) != (reason is not None)
+    assert reason is None or len(reason.split()) >= 5
+
+
+def test_there_are_no_other_lines() -> None:
+    assert tested() | not_applicable().keys() <= set(LINES)
