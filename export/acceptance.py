@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from stem_edge import disk
 from stem_edge.bundle import (
     FORMAT_VERSION,
     GGUF,
@@ -82,7 +83,7 @@ class Acceptance:
                 prefill_graph=prefill,
             )
         finally:
-            path.unlink()
+            disk.remove(path)
 
     def _manifest(self, *, prefill: bool) -> Manifest:
         base, plan = self.job.base, self.job.tables

@@ -7,11 +7,11 @@ the tables with what this checkpoint's rows become.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
+from stem_edge import disk
 from stem_edge.bundle import (
     BACKBONE_DATA,
     GGUF,
@@ -70,7 +70,8 @@ def open_base(out: Path, source: Checkpoint, converted: ExportedTokenizer) -> Bu
         raise ExportError(
             f"{out}: of another model than {source.path}: {'; '.join(wrong)}; {ADVICE}"
         )
-    if base.file(TOKENIZER).read_bytes() != converted.json.encode():
+    expected = converted.json.encode()
+    if disk.read_file(base.file(TOKENIZER), len(expected)) != expected:
         raise ExportError(
             f"{base.file(TOKENIZER)}: another tokenizer than that of {source.path}; give the one "
             "that the bundle was made with: --tokenizer FILE, or export to another folder"
@@ -122,16 +123,16 @@ def keep_files(
         replaced = {BACKBONE_DATA, PREFILL_DATA, *map(graph_file, manifest.graphs())}
     kept = {name: entry for name, entry in manifest.files.items() if name not in replaced}
     for name, entry in kept.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folders((folder / name).parent)
         try:
-            os.link(base.file(name), folder / name)
+            disk.link(base.file(name), folder / name)
         except OSError:
             _copy(base.file(name), folder / name, entry)
     return {folder / name: entry for name, entry in kept.items()}
 
 
 def _copy(source: Path, target: Path, entry: FileEntry) -> None:
-    with source.open("rb") as file, BundleFile(target) as copy:
+    with disk.Reader(source) as file, BundleFile(target) as copy:
         while piece := file.read(COPY_NBYTES):
             copy.write(piece)
     if copy.entry != entry:

@@ -6,10 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from stem_edge.bundle import MATRIX_KINDS, WEIGHT_BITS, Bundle
+from stem_edge.bundle import MATRIX_KINDS, WEIGHT_BITS, WORKING, Bundle
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle
-from stem_edge.export.files import WORKING
 from stem_edge.export.gguf_dense import export_dense_gguf
 from stem_edge.export.options import BACKBONES, BLOCK_SIZE, CALIBRATION_TOKENS, QUANTIZERS
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT

@@ -26,13 +26,15 @@ from stem_edge.export.acceptance import Acceptance
 from stem_edge.export.adding import check_base, open_base
 from stem_edge.export.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.files import publish, write_file
+from stem_edge.export.files import LOCK, publish, write_file
 from stem_edge.export.gguf_values import import_gguf
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal, subject
 from stem_edge.export.lora import merge_lora
 from stem_edge.export.options import BackboneOptions, ExportEngine, ExportOptions, make_options
 from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.sources import Sources, check_apart
+from stem_edge.export.space import check_space
 from stem_edge.export.steps import all_steps
 from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
@@ -41,6 +43,7 @@ from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.token_counts import count_tokens
+from stem_edge.verdicts import keep_good
 
 NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"
 
@@ -127,6 +130,8 @@ def export_bundle(
     )
     if add:
         check_base(out, force=force)
+    check_apart(out, [checkpoint, lora])
+    sources = Sources([checkpoint, lora, tokenizer, calibration])
     ggml = _library() if options.engine == "ggml" else None  # before gigabytes are read
     source = read_checkpoint(checkpoint)
     if lora is not None:
@@ -138,13 +143,18 @@ def export_bundle(
         Path(calibration) if calibration else None, converted, source.config.vocab_size
     )
     files = [source.path, *([Path(lora)] if lora is not None else [])]
-    with publish(out, force=force or add) as folder:
-        base = open_base(out, source, converted) if add else None
+    with publish(out, force=force or add) as work:
+        folder, base = work.folder, open_base(out, source, converted) if add else None
         job = _make_job(folder, source, converted, options, text_ids, base, ggml)
-        journal = Journal(folder, subject(_described(job), files, [out, folder]))
+        own = [out, folder, folder.with_name(folder.name + LOCK)]
+        journal = Journal(folder, subject(_described(job), files, own))
+        work.needed_nbytes = check_space(out, job, journal)
         with Progress(job.total, "exporting", progress) as bar:
             _run(job, journal, bar)
-    return open_bundle(out)
+        sources.check([*files, tokenizer, calibration], own)
+    bundle = open_bundle(out)
+    keep_good(bundle, options.engine)  # it has just run here, to be compared
+    return bundle
 
 
 def _library() -> Ggml:
@@ -189,8 +199,8 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
         journal.run(name, work, bar.advance)
     bar.describe("comparing with the checkpoint")
     manifest = Acceptance(job, journal).compare(ids, expected)
-    journal.close()
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
+    journal.close()
 
 
 def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int]) -> None:

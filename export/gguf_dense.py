@@ -11,13 +11,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from stem_edge.bundle import GGUF_TYPES, GgufType
+from stem_edge.bundle import GGUF_TYPES, WORKING, GgufFormat, GgufType
 from stem_edge.errors import ExportError
 from stem_edge.export.calibration import read_token_ids, sequences
 from stem_edge.export.exporter import tokenizer_of
-from stem_edge.export.files import WORKING
+from stem_edge.export.files import Working, explained, locked, take_place
 from stem_edge.export.gguf_llama import architecture_of, write_dense
 from stem_edge.export.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.gguf_writer import MAGIC
@@ -25,10 +23,12 @@ from stem_edge.export.importance import importance_vectors
 from stem_edge.export.lora import merge_lora
 from stem_edge.export.options import CALIBRATION_TOKENS, UNWEIGHTED
 from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.sources import Sources, check_apart
+from stem_edge.export.space import check_free
+from stem_edge.footprint import gguf_footprint
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32
-from stem_edge.whole_file import sync_folder
 
 
 class TokenizerDiffers(UserWarning):
@@ -65,6 +65,8 @@ def export_dense_gguf(
     """
     _check(backbone, calibration, calibration_tokens, threads)
     out = Path(out)
+    check_apart(out, [checkpoint, lora])
+    sources = Sources([checkpoint, lora, tokenizer, calibration])
     with publish_file(out, force=force) as part:
         ggml = checked_ggml()  # before gigabytes are read
         source = read_checkpoint(checkpoint)
@@ -73,6 +75,7 @@ def export_dense_gguf(
         architecture_of(source)
         converted = tokenizer_of(source, tokenizer)
         config = source.config
+        check_free(out, gguf_footprint(config, GgufFormat(weights=backbone), None).backbone_nbytes)
         values = tokenizer_metadata(converted, config.vocab_size)
         path = None if calibration is None else Path(calibration)
         ids = read_token_ids(path, converted, config.vocab_size)
@@ -92,6 +95,7 @@ def export_dense_gguf(
                 threads=threads or os.cpu_count() or 1,
                 advance=bar.advance,
             )
+        sources.check([source.path, lora, tokenizer, calibration], [out, part])
     for sentence in differences(converted):
         warnings.warn(TokenizerDiffers(f"{out}: {sentence}"), stacklevel=2)
     return out
@@ -125,28 +129,16 @@ def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
     GGUF file, when another export to it is under way, or when it cannot be written.
     """
     _check_target(out, force)
-    part = out.with_name(WORKING + out.name)
-    lock = FileLock(part.with_name(part.name + ".lock"), timeout=0)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise ExportError(
-            f"{out}: another export to it is under way; wait for it, or choose another file"
-        ) from None
-    except OSError as error:
-        raise ExportError(f"{out.parent}: cannot write here ({error.strerror})") from error
-    try:
+    part, keep = out.with_name(WORKING + out.name), False
+    with locked(out, "file"), explained(out, Working(part), "export again"):
         part.unlink(missing_ok=True)  # of an export that was killed
-        yield part
-        part.replace(out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise ExportError(f"{error.filename or out}: cannot write ({error.strerror})") from error
-    finally:
-        part.unlink(missing_ok=True)
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+        try:
+            yield part
+            keep = True  # from here on it may be the old file
+            take_place(part, out)
+        finally:
+            if not keep:
+                part.unlink(missing_ok=True)
 
 
 def _check_target(out: Path, force: bool) -> None:
@@ -157,4 +149,6 @@ def _check_target(out: Path, force: bool) -> None:
     with contextlib.suppress(OSError), out.open("rb") as file:
         if out.is_file() and not out.is_symlink() and file.read(len(MAGIC)) == MAGIC:
             return
-    raise ExportError(f"{out}: exists and is not a GGUF file; --force replaces only those")
+    raise ExportError(
+        f"{out}: exists and is not a GGUF file; choose another: --force replaces only those"
+    )

@@ -4,24 +4,29 @@ An export is a row of steps, each of some whole files. The journal is a file of 
 a line a finished step: its files with their checksums and what it measured. A step that is not in
 it never happened: its files are written again. The first line says what is being exported; if the
 checkpoint or an option differs, everything starts anew. So a resumed export ends in the same bytes.
+
+A step's files are durable, names included, before its line is written. Lines of an earlier run may
+be readable and yet not on the medium, so its journal is written anew, as a whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 import stem_edge
+from stem_edge import disk
 from stem_edge.bundle import FileEntry
-from stem_edge.export.files import LOCK
+from stem_edge.export.files import Leftover
 from stem_edge.export.report import ErrorMeter, Total
+from stem_edge.whole_file import write_whole
 
 NAME = "export.journal"
+MAX_NBYTES = 1 << 26
 
 
 class Step(msgspec.Struct, kw_only=True):
@@ -41,10 +46,10 @@ class Journal:
         self._path = folder / NAME
         header = msgspec.json.encode({"subject": subject}) + b"\n"
         self._read(header)
-        if not self.steps:
-            _remove_all(folder)
-            self._path.write_bytes(header)
+        self._report()
         self._remove_unfinished()
+        lines = [msgspec.json.encode(step) + b"\n" for step in self.steps.values()]
+        write_whole(self._path, header + b"".join(lines), durable=True)
 
     @property
     def progress(self) -> int:
@@ -69,10 +74,8 @@ class Journal:
         files = work(meter, advance)
         entries = {p.relative_to(self.folder).as_posix(): entry for p, entry in files.items()}
         step = Step(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(step) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._sync_names(files)
+        self._append(msgspec.json.encode(step) + b"\n")
         self.steps[name] = step
 
     def files(self) -> dict[str, FileEntry]:
@@ -82,15 +85,31 @@ class Journal:
     def forget(self, name: str) -> None:
         """Take a step back: its files go, and its line no longer counts."""
         for path in self.steps.pop(name).files:
-            (self.folder / path).unlink()
+            disk.remove(self.folder / path)
 
     def close(self) -> None:
         """Remove the journal: the folder is complete."""
-        self._path.unlink()
+        disk.remove(self._path)
+
+    def _sync_names(self, files: Iterable[Path]) -> None:
+        below = {folder for path in files for folder in path.relative_to(self.folder).parents}
+        for folder in sorted(below):
+            disk.sync_folder(self.folder / folder)
+
+    def _append(self, line: bytes) -> None:
+        descriptor = disk.append(self._path)
+        try:
+            disk.write_all(descriptor, line)
+            disk.fsync(descriptor)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+        finally:
+            disk.close(descriptor)
 
     def _read(self, header: bytes) -> None:
         try:
-            lines = self._path.read_bytes().splitlines(keepends=True)
+            lines = disk.read_file(self._path, MAX_NBYTES).splitlines(keepends=True)
         except OSError:
             return
         if not lines or lines[0] != header:
@@ -108,11 +127,20 @@ class Journal:
         path = self.folder / name
         return path.is_file() and path.stat().st_size == entry.nbytes
 
+    def _report(self) -> None:
+        if self.steps:
+            found = f"steps that an interrupted export finished are used again: {len(self.steps)}"
+        elif any(self.folder.iterdir()):
+            found = "what an interrupted export left is of another one, or of no use: it is deleted"
+        else:
+            return
+        warnings.warn(Leftover(f"{self.folder}: {found}"), stacklevel=2)
+
     def _remove_unfinished(self) -> None:
-        known = {self.folder / name for name in [*self.files(), NAME, LOCK]}
-        for path in self.folder.rglob("*"):
-            if path.is_file() and path not in known:
-                path.unlink()
+        """All that is of no finished step."""
+        known = {self.folder / name for name in self.files()}
+        needed = known | {parent for path in known for parent in path.parents}
+        _remove_others(self.folder, needed)
 
 
 def subject(options: object, sources: Sequence[Path], written: Sequence[Path]) -> str:
@@ -128,9 +156,11 @@ def subject(options: object, sources: Sequence[Path], written: Sequence[Path]) -
     return hashlib.sha256(described.encode()).hexdigest()
 
 
-def _remove_all(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != LOCK:
-            path.unlink()
+def _remove_others(folder: Path, needed: set[Path]) -> None:
+    """Everything below but files and folders that are needed; a link goes, not what it leads to."""
+    for path in sorted(folder.iterdir()):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if path in needed and is_folder:
+            _remove_others(path, needed)
+        elif path not in needed:
+            (disk.remove_tree if is_folder else disk.remove)(path)

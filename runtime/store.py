@@ -12,10 +12,8 @@ there is no such call, a small pool of threads reads instead.
 from __future__ import annotations
 
 import contextlib
-import io
 import mmap
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -25,12 +23,13 @@ from typing import Literal, NamedTuple, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge import disk
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.flash import EmulatedFlash
 from stem_edge.runtime.machine import own_pages
-from stem_edge.shards import CRC_NBYTES, crc32c
+from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
 from stem_edge.table_store import TableFormat, TableStore, open_table_store
 from stem_edge.token_index import I32
 
@@ -62,32 +61,31 @@ class RowStore:
         if reads not in READ_MODES:
             raise InputError(f"reads is {reads!r}; expected one of {', '.join(READ_MODES)}")
         self._tables, self._flash = tables, flash
-        self._files: list[list[io.FileIO]] = [[] for _ in tables.grids]  # of each array
+        self._files: list[list[int]] = [[] for _ in tables.grids]  # of each array
         self._maps: list[list[mmap.mmap]] = [[] for _ in tables.grids]
         self._pool: ThreadPoolExecutor | None = None
-        self._seek_lock = threading.Lock()
         self.bytes_read = 0  # of records and their checksums, since opening
         try:
             for array, grid in enumerate(tables.grids):
                 for shard in range(grid.shards):
-                    grid.check_shard(shard)
-                    self._open_shard(array, grid.shard_path(shard), mapped=reads == "mmap")
+                    self._open_shard(array, grid, shard, mapped=reads == "mmap")
         except BaseException:
             self.close()
             raise
         if not hasattr(os, "posix_fadvise"):
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
 
-    def _open_shard(self, array: int, path: Path, *, mapped: bool) -> None:
+    def _open_shard(self, array: int, grid: ShardGrid, shard: int, *, mapped: bool) -> None:
+        descriptor = grid.open_shard(shard)
+        self._files[array].append(descriptor)
+        if not mapped:
+            return
         try:
-            file = io.FileIO(path)
-            self._files[array].append(file)
-            if mapped:
-                self._maps[array].append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._maps[array].append(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise BundleError(
-                f"{path}: cannot open this shard ({error.strerror}); check permissions and the "
-                "limits of open files and memory (ulimit -n, ulimit -v)"
+                f"{grid.shard_path(shard)}: cannot map this shard into memory ({error.strerror or error}); load with "
+                'reads="pread", which maps nothing, or raise the limit of memory (ulimit -v)'
             ) from error
 
     @property
@@ -113,7 +111,7 @@ class RowStore:
             at = self._place(number)
             file = self._files[at.array][at.shard]
             with contextlib.suppress(OSError):  # a file system may not take advice
-                os.posix_fadvise(file.fileno(), at.offset, at.nbytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(file, at.offset, at.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> U8:
         """Records uint8 [n, record_nbytes] of these numbers [n]; ascending ones read fastest.
@@ -147,28 +145,43 @@ class RowStore:
         return at.nbytes
 
     def _read_sealed(self, at: _Place, buffer: U8) -> None:
+        """Fill the buffer. What fails once may be a bus that was disturbed: it is read once more."""
+        if self._try_sealed(at, buffer) is None:
+            return
+        self._forget_pages(at)
+        if reason := self._try_sealed(at, buffer):
+            path = self._tables.grids[at.array].shard_path(at.shard)
+            raise RowReadError(f"{path}: record {at.number} at byte {at.offset}: {reason}")
+
+    def _try_sealed(self, at: _Place, buffer: U8) -> str | None:
+        """Fill the buffer; returns why that failed, and what to do."""
         try:
             count = self._fill(at, buffer)
         except OSError as error:
-            raise self._error(at, f"{error.strerror}; check the storage device") from error
+            return f"{error.strerror or error}; check the storage device"
         if count != len(buffer):
-            raise self._error(at, f"{count} of {len(buffer)} bytes; the file was cut while open")
+            return f"{count} of {len(buffer)} bytes; the file was cut while open: copy it again"
         expected = int.from_bytes(buffer[-CRC_NBYTES:].tobytes(), "little")
         found = crc32c(buffer[:-CRC_NBYTES])
-        if found != expected:
-            raise self._error(
-                at,
-                f"its crc32c is {found:08x}, expected {expected:08x}; the file is damaged: run "
-                "stem-edge verify, then copy or export the bundle again",
-            )
+        if found == expected:
+            return None
+        return (
+            f"its crc32c is {found:08x}, expected {expected:08x}; the file is damaged: run "
+            "stem-edge verify, then copy or export the bundle again"
+        )
 
-    def _error(self, at: _Place, reason: str) -> RowReadError:
-        path = self._tables.grids[at.array].shard_path(at.shard)
-        return RowReadError(f"{path}: record {at.number} at byte {at.offset}: {reason}")
+    def _forget_pages(self, at: _Place) -> None:
+        """Have the next read come from the medium, and not from the system's copy of the last."""
+        if hasattr(os, "posix_fadvise"):
+            file = self._files[at.array][at.shard]
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file, at.offset, at.nbytes, os.POSIX_FADV_DONTNEED)
 
     def _place(self, number: int) -> _Place:
         if not 0 <= number < self.layout.records:
-            raise InputError(f"record {number} is not in 0..{self.layout.records - 1}")
+            raise InputError(
+                f"record {number} is none of this table store; expected 0 to {self.layout.records - 1}"
+            )
         array, row = self._tables.grid_of(number)
         grid = self._tables.grids[array]
         shard, place = divmod(row, grid.records_per_shard)
@@ -181,21 +194,7 @@ class RowStore:
             piece = self._maps[at.array][at.shard][at.offset : at.offset + len(buffer)]
             buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
             return len(piece)
-        view, done = buffer.data, 0
-        while done < len(buffer):
-            file = self._files[at.array][at.shard]
-            count = self._read_at(file, at.offset + done, view[done:])
-            if not count:
-                break
-            done += count
-        return done
-
-    def _read_at(self, file: io.FileIO, offset: int, view: memoryview) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(file.fileno(), [view], offset)
-        with self._seek_lock:  # Windows has no positional read; threads share the file's position
-            file.seek(offset)
-            return file.readinto(view) or 0
+        return disk.fill(self._files[at.array][at.shard], buffer.data, at.offset)
 
     def close(self) -> None:
         """Close all files; further reads fail."""
@@ -203,8 +202,9 @@ class RowStore:
             self._pool.shutdown()
         for mapped in chain(*self._maps):
             mapped.close()
-        for file in chain(*self._files):
-            file.close()
+        for files in self._files:
+            while files:  # closing twice must not close what got this number since
+                disk.close(files.pop())
 
     def __enter__(self) -> Self:
         return self

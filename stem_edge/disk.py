@@ -25,6 +25,7 @@ _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os
 # A pipe or a device in the place of a file must not make us wait, and a link must not lead us away.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _EXCHANGE, _AT_CWD = 2, -100  # of Linux: RENAME_EXCHANGE, AT_FDCWD
+MAX_INTERRUPTS = 1000  # in a row by signals; a device that gives nothing else is broken
 _seek_lock = threading.Lock()
 
 
@@ -82,8 +83,12 @@ def write(descriptor: int, data: memoryview) -> int:
 
 
 def fsync(descriptor: int) -> None:
-    """Return once the file's bytes are on the medium. After a failure they may be lost for good."""
-    os.fsync(descriptor)
+    """Return once the file's bytes are on the medium.
+
+    After a failure they may be lost though they can still be read, and a second call may succeed
+    without writing them: whoever gets an error writes the file again, from what it was made of.
+    """
+    _sync(descriptor)
 
 
 def close(descriptor: int) -> None:
@@ -135,9 +140,23 @@ def sync_folder(path: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY | _PLAIN)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
+    except OSError as error:
+        # Some network and user-space file systems have no such call for folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            error.filename = str(path)
+            raise
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)
+    if sys.platform == "darwin":  # whose fsync leaves the bytes in the drive's own memory
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every file system has it
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
 
 
 @cache
@@ -161,27 +180,48 @@ def _renameat2() -> Callable[..., int] | None:
 # Made of those above.
 
 
+def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill all of the buffer from there on; returns the bytes read, fewer only at the file's end."""
+    done, interrupts = 0, 0
+    while done < len(buffer):
+        try:
+            count = pread(descriptor, buffer[done:], offset + done)
+        except InterruptedError:
+            interrupts += 1
+            if interrupts > MAX_INTERRUPTS:
+                raise
+            continue
+        if not count:
+            break
+        done += count
+    return done
+
+
 def read_file(path: Path, limit: int) -> bytes:
     """A small file, or its first `limit` + 1 bytes if it is larger."""
     descriptor = open_file(path)
     try:
-        wanted = min(size(descriptor), limit + 1)
-        buffer, done = bytearray(wanted), 0
-        while done < wanted:
-            count = pread(descriptor, memoryview(buffer)[done:], done)
-            if not count:
-                break
-            done += count
-        return bytes(memoryview(buffer)[:done])
+        buffer = memoryview(bytearray(min(size(descriptor), limit + 1)))
+        return bytes(buffer[: fill(descriptor, buffer, 0)])
     finally:
         close(descriptor)
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of the data."""
-    rest = memoryview(data).cast("B")
+    view, interrupts = memoryview(data), 0
+    rest = view.cast("B") if view.nbytes else memoryview(b"")
     while rest:
-        rest = rest[write(descriptor, rest) :]
+        try:
+            count = write(descriptor, rest)
+        except InterruptedError:
+            interrupts += 1
+            if interrupts > MAX_INTERRUPTS:
+                raise
+            continue
+        if not count:  # which would go on for ever
+            raise OSError(errno.EIO, "the device takes no more bytes and says not why")
+        rest = rest[count:]
 
 
 def remove_tree(path: Path) -> None:
@@ -225,12 +265,17 @@ class Reader(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """See io.RawIOBase.readinto."""
-        count = pread(self.descriptor, memoryview(buffer).cast("B"), self._at)
+        if self.closed:
+            raise ValueError("read of a closed file")
+        view = memoryview(buffer)
+        count = fill(self.descriptor, view.cast("B"), self._at) if view.nbytes else 0
         self._at += count
         return count
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """The descriptor; of a closed file it may be another's by now. Raises ValueError then."""
+        if self.closed:
+            raise ValueError("the file is closed")
         return self.descriptor
 
     def close(self) -> None:

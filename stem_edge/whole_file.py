@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import secrets
 from pathlib import Path
+
+from stem_edge import disk
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
@@ -14,24 +16,17 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """
     beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        with beside.open("xb") as file:
-            file.write(data)
+        descriptor = disk.create(beside)
+        try:
+            disk.write_all(descriptor, data)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+                disk.fsync(descriptor)
+        finally:
+            disk.close(descriptor)
+        disk.rename(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.remove(beside)
+        raise
     if durable:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable; Windows cannot open folders and needs no such call."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        disk.sync_folder(path.parent)

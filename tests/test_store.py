@@ -1,7 +1,6 @@
 """The row store: one contract for both ways to read, with and without the calls only some have."""
 
 import errno
-import io
 import mmap
 import os
 import sys
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from stores import write_store
 
+from stem_edge import disk
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
@@ -177,20 +177,13 @@ def test_id_outside_of_the_vocabulary_is_refused(
 
 
 def limit_reads(monkeypatch: pytest.MonkeyPatch, limit: Callable[[memoryview], memoryview]) -> None:
-    """Have every read of a file fill `limit(buffer)`, whichever call it goes through."""
-    if hasattr(os, "preadv"):
-        preadv = os.preadv
+    """Have every read of a file fill `limit(buffer)`."""
+    pread = disk.pread
 
-        def limited(fd: int, buffers: list[memoryview], offset: int) -> int:
-            return preadv(fd, [limit(buffer) for buffer in buffers], offset)
+    def limited(descriptor: int, buffer: memoryview, offset: int) -> int:
+        return pread(descriptor, limit(buffer), offset)
 
-        monkeypatch.setattr(os, "preadv", limited)
-
-    class LimitedFile(io.FileIO):
-        def readinto(self, buffer: Any) -> int | None:
-            return super().readinto(limit(memoryview(buffer)))
-
-    monkeypatch.setattr(io, "FileIO", LimitedFile)
+    monkeypatch.setattr(disk, "pread", limited)
 
 
 @every_pread
@@ -211,8 +204,8 @@ def test_failing_disk_is_reported(
         raise OSError(errno.EIO, "Input/output error")
 
     path, offset = shard_of(tmp_path, 6)
-    limit_reads(monkeypatch, fail)
     with open_store(tmp_path, FORMAT) as store:
+        limit_reads(monkeypatch, fail)
         for asked in (ids(6), ids(6, 6)):
             with pytest.raises(RowReadError) as caught:
                 store.read(asked)
@@ -232,20 +225,20 @@ def test_bytes_read_counts_whole_records(
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[io.FileIO | mmap.mmap]:
-    """Everything that the store opens from here on."""
-    found: list[io.FileIO | mmap.mmap] = []
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[disk.Reader | mmap.mmap]:
+    """Every shard that is opened for its records, or mapped, from here on."""
+    found: list[disk.Reader | mmap.mmap] = []
 
-    class File(io.FileIO):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+    class File(disk.Reader):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
             found.append(self)
 
     class Map(mmap.mmap):
         def __init__(self, *_: Any, **__: Any) -> None:
             found.append(self)
 
-    monkeypatch.setattr(io, "FileIO", File)
+    monkeypatch.setattr(disk, "Reader", File)
     monkeypatch.setattr(mmap, "mmap", Map)
     return found
 
@@ -254,7 +247,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[io.FileIO | mmap.mmap]:
 def test_close_closes_all_files_and_may_be_called_again(
     reads: ReadMode,
     system: str,
-    opened: list[io.FileIO | mmap.mmap],
+    opened: list[disk.Reader | mmap.mmap],
     written: U8,
     tmp_path: Path,
 ) -> None:
@@ -280,7 +273,7 @@ def test_reading_a_closed_store_fails(
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_failed_open_leaves_nothing_open(
-    reads: ReadMode, opened: list[io.FileIO | mmap.mmap], written: U8, tmp_path: Path
+    reads: ReadMode, opened: list[disk.Reader | mmap.mmap], written: U8, tmp_path: Path
 ) -> None:
     path, _ = shard_of(tmp_path, 10)
     os.truncate(path, path.stat().st_size - 1)
@@ -290,7 +283,7 @@ def test_failed_open_leaves_nothing_open(
     assert all(thing.closed for thing in opened)
 
 
-@pytest.mark.parametrize("name", ["io.FileIO", "mmap.mmap"])
+@pytest.mark.parametrize("name", ["stem_edge.disk.Reader", "mmap.mmap"])
 def test_shard_that_the_system_cannot_open_is_named(
     name: str, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,7 +411,7 @@ def test_damage_in_either_array_is_reported(
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
-    reads: ReadMode, opened: list[io.FileIO | mmap.mmap], mixed: U8, tmp_path: Path
+    reads: ReadMode, opened: list[disk.Reader | mmap.mmap], mixed: U8, tmp_path: Path
 ) -> None:
     os.truncate(tmp_path / "rare_records/c/1/0", 9)
     with pytest.raises(BundleError, match="rare_records/c/1/0: shard has 9 bytes"):
@@ -429,7 +422,7 @@ def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
 
 @every_way
 def test_close_closes_both_arrays(
-    reads: ReadMode, system: str, opened: list[io.FileIO | mmap.mmap], mixed: U8, tmp_path: Path
+    reads: ReadMode, system: str, opened: list[disk.Reader | mmap.mmap], mixed: U8, tmp_path: Path
 ) -> None:
     with open_store(tmp_path, MIXED, reads) as store:
         store.read(ids(*range(V)))

@@ -1,0 +1,104 @@
+"""A process that runs exports in children and kills them; test_kills.py tells it which.
+
+It has imported everything and has no threads, so a child is a fork and begins at once. It reads a
+line of JSON a job and answers each with a line: whether the child was killed, and the seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from faulty_disk import CHANGES, Counter, watch
+from tiny_exports import Kind, TinyExport
+
+from stem_edge import disk
+
+
+@dataclass(frozen=True)
+class Job:
+    """One export that is to be killed before its at-th change of the disk, or after so long."""
+
+    kind: Kind
+    checkpoint: str
+    out: str
+    at: int | None = None
+    seconds: float | None = None
+    exchange: bool = True
+    imports: bool = False  # the first job: import here what it imports
+
+
+def main() -> None:
+    """Answer jobs until there are none."""
+    warnings.simplefilter("ignore")
+    disk._sync = lambda descriptor: None  # a kill does not ask what was synced, and it takes time
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        if job.imports:
+            _import_what_it_does(job)
+        started = time.monotonic()
+        status = _in_child(job)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        answer = {"killed": killed, "status": status, "seconds": time.monotonic() - started}
+        print(json.dumps(answer), flush=True)
+
+
+def _in_child(job: Job) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            _export(job)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if job.seconds is not None:
+        time.sleep(job.seconds)
+        os.kill(child, signal.SIGKILL)  # a child that has ended is still to be waited for
+    return os.waitpid(child, 0)[1]
+
+
+def _import_what_it_does(job: Job) -> None:
+    """In a child first: an export in this process would leave threads in it."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        _export(job)
+        os.write(write, json.dumps(sorted(sys.modules)).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        names = json.load(pipe)
+    os.wait()
+    shutil.rmtree(job.out)
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _export(job: Job) -> None:
+    patch, count = pytest.MonkeyPatch(), Counter()
+    if not job.exchange:
+        patch.setattr(disk, "exchange", lambda first, second: False)
+
+    def before(name: str) -> None:
+        if count(name) == job.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    watch(patch, CHANGES, before)
+    checkpoint = Path(job.checkpoint)
+    TinyExport(job.kind, checkpoint, None, checkpoint).run(Path(job.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""X1: SIGKILL at every operation of an export, and at random moments: at least 500 of them.
+
+A kill is no power cut: what was written is there, synced or not. Processes are forked and killed,
+which only POSIX has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kill_helper import Job
+from tiny_exports import KINDS, Kind, TinyExport, bundle_files, exports  # noqa: F401 - a fixture
+
+from stem_edge.bundle import open_bundle
+from stem_edge.errors import BundleError
+
+HERE = Path(__file__).parent
+ASIDE = ".stem-edge-out-old"
+KILLS = 500  # in all
+FINISHED_OF = 5  # after one in so many kills, the export is run to its end
+MAX_CALLS = 500
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork and no SIGKILL here")
+
+
+class Killer:
+    """The other end of kill_helper.py."""
+
+    def __init__(self) -> None:
+        paths = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tools"), str(HERE.parents[1])]
+        variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "kill_helper.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self.kills = 0
+
+    def run(self, job: Job) -> dict[str, Any]:
+        """Do a job; the answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        assert answer["killed"] or answer["status"] == 0
+        self.kills += answer["killed"]
+        return answer
+
+    def close(self) -> None:
+        """No more jobs."""
+        self._process.communicate(timeout=60)
+        assert self._process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def killer(
+    exports: dict[Kind, TinyExport],  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Killer]:
+    """One helper for all tests."""
+    killer, out = Killer(), tmp_path_factory.mktemp("imports") / "out"
+    killer.run(Job("new", str(exports["new"].checkpoint), str(out), imports=True))
+    yield killer
+    killer.close()
+
+
+def check(export: TinyExport, out: Path) -> str:
+    """What a kill left: the old bundle, the new one, or none; and none means that none opens."""
+    found = bundle_files(out)
+    if found is not None:
+        assert found == bundle_files(export.new) or (
+            export.old is not None and found == bundle_files(export.old)
+        )
+        return "bundle"
+    with pytest.raises(BundleError, match="out"):
+        open_bundle(out)
+    if export.old is not None:
+        assert bundle_files(out.with_name(ASIDE)) == bundle_files(export.old)
+    return "none"
+
+
+def finish(killer: Killer, export: TinyExport, out: Path) -> None:
+    """The same export once more."""
+    if bundle_files(out) != bundle_files(export.new):
+        killer.run(Job(export.kind, str(export.checkpoint), str(out)))
+        assert {path.name for path in out.parent.iterdir()} <= {"out", ".stem-edge-out.lock"}
+    assert bundle_files(out) == bundle_files(export.new)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "renames"])
+def test_x1_a_kill_at_every_operation(
+    kind: str,
+    exports: dict[Kind, TinyExport],  # noqa: F811
+    killer: Killer,
+    tmp_path: Path,
+) -> None:
+    """With an exchange of names, and with the two renames that stand in for it elsewhere."""
+    name: Kind = "force" if kind == "renames" else kind  # type: ignore[assignment]
+    export, found = exports[name], set[str]()
+    for at in range(MAX_CALLS):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        out = export.prepare(folder)
+        job = Job(name, str(export.checkpoint), str(out), at=at, exchange=kind != "renames")
+        if not killer.run(job)["killed"]:
+            break
+        found.add(check(export, out))
+        if at % FINISHED_OF == 0:
+            finish(killer, export, out)
+        shutil.rmtree(folder)
+    assert at > 40
+    assert bundle_files(out) == bundle_files(export.new)
+    assert found == ({"bundle", "none"} if kind in ("new", "renames") else {"bundle"})
+
+
+def test_x1_kills_at_random_moments(
+    exports: dict[Kind, TinyExport],  # noqa: F811
+    killer: Killer,
+    tmp_path: Path,
+) -> None:
+    """Each export starts from what the one before left, until one gets through."""
+    rng, through = random.Random(1), 0
+    while killer.kills < KILLS:
+        export = exports[rng.choice(KINDS)]
+        folder = tmp_path / str(through)
+        folder.mkdir()
+        out = export.prepare(folder)
+        whole = _seconds(killer, export, tmp_path / "timed")
+        killed = True
+        while killed and killer.kills < KILLS and bundle_files(out) != bundle_files(export.new):
+            wait = rng.uniform(0, whole)
+            job = Job(export.kind, str(export.checkpoint), str(out), seconds=wait)
+            killed = killer.run(job)["killed"]
+            check(export, out)
+        finish(killer, export, out)
+        through += 1
+        shutil.rmtree(folder)
+    assert killer.kills >= KILLS
+
+
+def _seconds(killer: Killer, export: TinyExport, folder: Path) -> float:
+    """How long the export takes just now."""
+    folder.mkdir()
+    out = export.prepare(folder)
+    seconds = killer.run(Job(export.kind, str(export.checkpoint), str(out)))["seconds"]
+    shutil.rmtree(folder)
+    return float(seconds)

@@ -1,0 +1,99 @@
+"""Exports that take a twentieth of a second, to be cut off in every way."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from faulty_disk import shorten
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+
+Kind = Literal["new", "force", "add"]
+KINDS: tuple[Kind, ...] = ("new", "force", "add")
+SHAPE = Shape(vocab_size=258, n_layers=2, d_ff=32, stem_layers=(1,))
+OLD: dict[str, Any] = {"backbone": "int8", "prefill_graph": False, "tables": "fp16"}
+OPTIONS: dict[Kind, dict[str, Any]] = {
+    "new": {"tables": "int8"},
+    "force": {"tables": "int8", "force": True},
+    "add": {"add": True},
+}
+PIECE_NBYTES = 2048  # of one write, so that there are many
+
+
+def bundle_files(folder: Path) -> dict[str, bytes] | None:
+    """Every file of a folder; None if there is none."""
+    if not folder.is_dir():
+        return None
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@dataclass(frozen=True)
+class TinyExport:
+    """An export of one kind: what was there before it and what is there after it."""
+
+    kind: Kind
+    checkpoint: Path
+    old: Path | None
+    new: Path
+
+    def prepare(self, folder: Path) -> Path:
+        """What it starts from, in a folder that exists; returns where to export to."""
+        if self.old is not None:
+            shutil.copytree(self.old, folder / "out")
+        return folder / "out"
+
+    def run(self, out: Path) -> None:
+        """The export."""
+        run_export(self.checkpoint, out, OPTIONS[self.kind])
+
+    def finish(self, out: Path) -> None:
+        """What a user does after one that was cut off: the same again, unless it was done."""
+        if bundle_files(out) != bundle_files(self.new):
+            self.run(out)
+
+
+def run_export(checkpoint: Path, out: Path, options: dict[str, Any]) -> None:
+    """An export of one thread."""
+    default: dict[str, Any] = {"backbone": "fp32", "threads": 1, "progress": False}
+    with pytest.MonkeyPatch.context() as patch:
+        # It writes to the user's cache when the bundle is there.
+        patch.setattr("stem_edge.export.exporter.keep_good", lambda *_: None)
+        stem_edge.export_bundle(checkpoint, out, **(default | options))
+
+
+def tiny_exports(folder: Path) -> dict[Kind, TinyExport]:
+    """All kinds, in a folder that is not to be changed."""
+    checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
+    made = {}
+    run_export(checkpoint, folder / "old", OLD)
+    run_export(checkpoint, folder / "new", OPTIONS["new"])
+    shutil.copytree(folder / "old", folder / "added")
+    run_export(checkpoint, folder / "added", OPTIONS["add"])
+    ends: dict[Kind, tuple[Path | None, Path]] = {
+        "new": (None, folder / "new"),
+        "force": (folder / "old", folder / "new"),
+        "add": (folder / "old", folder / "added"),
+    }
+    for kind, (old, new) in ends.items():
+        made[kind] = TinyExport(kind, checkpoint, old, new)
+    return made
+
+
+def many_writes(patch: pytest.MonkeyPatch) -> None:
+    """Write in small pieces, and let no name depend on chance."""
+    numbers = iter(range(1 << 30))
+    patch.setattr("stem_edge.whole_file.secrets.token_hex", lambda _: f"{next(numbers):016x}")
+    patch.setattr("stem_edge.export.files.BUFFER_NBYTES", PIECE_NBYTES)
+    shorten(patch, PIECE_NBYTES)
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, TinyExport]:
+    """Every kind of export."""
+    return tiny_exports(tmp_path_factory.mktemp("exports"))
