@@ -15,18 +15,20 @@ Opening compares all sizes; stem_edge.checksums compares the checksums as well.
 
 from __future__ import annotations
 
-import json
-import stat
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from stem_edge.config import ModelConfig
+from stem_edge import disk
+from stem_edge.config import MAX_VOCAB, ModelConfig
 from stem_edge.errors import BundleError
+from stem_edge.file_names import check_names
 from stem_edge.graph_io import PREFILL, decode_graphs, graph_file
+from stem_edge.plain_files import PlainFolders, check_file, not_plain, unreadable
 from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout
+from stem_edge.strict_json import check_json, one_line
 from stem_edge.table_store import TableFormat
 from stem_edge.token_index import INDEX
 
@@ -39,11 +41,15 @@ TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_COUNTS = "token_counts.npy"
+WORKING = ".stem-edge-"  # and the bundle's name: the folder in which an export grows, beside it
+OLD = "-old"  # and after that: the bundle that it replaces, where names cannot be exchanged
 MAX_BLOCK = 256
 MAX_MANIFEST_NBYTES = 1 << 20
 
 # Counts of bytes: a damaged one must not reach arithmetic that cannot hold it.
-Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+MAX_NBYTES = 2**63 - 1
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_NBYTES)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
 # qkv are the three matrices before attention, stacked; project makes rows of low-rank tables.
@@ -111,7 +117,7 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backbone_nbytes: Size
     tables_nbytes: Size
     errors: dict[str, KindError]
-    probe_tokens: tuple[int, ...]  # token ids of the logit comparison
+    probe_tokens: tuple[TokenId, ...]  # token ids of the logit comparison
     worst_logit_difference: float  # bundle against checkpoint, over all positions of the probe
     greatest_logit: float  # for scale
     # Mean Kullback-Leibler divergence, in nats, from the checkpoint's next-token distributions.
@@ -148,8 +154,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(
                 f"no tables, but STEM layers {model.stem_layers}, rare tables or index"
             )
-        for name in self.files:
-            _check_name(name)
+        check_names([MANIFEST, *self.files])
+        if MANIFEST in self.files:
+            raise ValueError(f"file name {MANIFEST!r} is not a plain path inside the bundle")
+        if (total := self.nbytes) > MAX_NBYTES:
+            raise ValueError(f"files of {total} bytes in all; expected at most {MAX_NBYTES}")
         for name in self.required_files():
             if name not in self.files:
                 raise ValueError(f"no entry for {name}")
@@ -167,6 +176,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def report(self) -> QualityReport:
         """Of the first of the backbones."""
         return self.reports[self.engines[0]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(entry.nbytes for entry in self.files.values())
 
     @property
     def has_prefill(self) -> bool:
@@ -190,6 +204,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.backbone is None:
             return []
         return decode_graphs(self.model) + ([PREFILL] if self.has_prefill else [])
+
+    def backbone_files(self) -> dict[EngineName, list[str]]:
+        """Engine -> the files that hold its matrices, those of the prefill graph not among them."""
+        onnx = [BACKBONE_DATA, *(graph_file(graph) for graph in decode_graphs(self.model))]
+        files: dict[EngineName, list[str]] = {"onnxruntime": onnx, "ggml": [GGUF]}
+        return {engine: files[engine] for engine in self.engines}
 
     def required_files(self) -> list[str]:
         """Files without which the bundle is incomplete; shards follow from the tables."""
@@ -239,19 +259,41 @@ def open_bundle(path: str | Path) -> Bundle:
     """
     root = Path(path)
     manifest = open_manifest(root)
+    folders = PlainFolders(root)
     for name, entry in manifest.files.items():
+        folders.check(root / name)
         check_file(root / name, entry.nbytes)
+    _check_backbones(root, manifest)
     return Bundle(root, manifest)
+
+
+def _check_backbones(root: Path, manifest: Manifest) -> None:
+    """Shapes of the model size arrays: they must not be of a model larger than the files."""
+    least = manifest.model.backbone_parameters * min(WEIGHT_BITS.values()) // 8
+    for engine, names in manifest.backbone_files().items():
+        if (found := sum(manifest.files[name].nbytes for name in names)) < least:
+            raise BundleError(
+                f"{root / MANIFEST}: a model of {manifest.model.backbone_parameters} parameters "
+                f"outside of tables, but its backbone for {engine} has {found} bytes, expected at "
+                f"least {least}; copy or export the bundle again"
+            )
 
 
 def open_manifest(root: str | Path) -> Manifest:
     """The checked manifest of the bundle in a folder; its files are not looked at."""
     path = Path(root) / MANIFEST
-    data = _read_manifest(path)
+    return parse_manifest(_read_manifest(path), path)
+
+
+def parse_manifest(data: bytes, path: Path) -> Manifest:
+    """The manifest in these bytes. Raises BundleError, which names the path."""
+    if len(data) > MAX_MANIFEST_NBYTES:
+        raise BundleError(
+            f"{path}: larger than {MAX_MANIFEST_NBYTES} bytes; not a manifest: export again"
+        )
     try:
-        json.loads(data, object_pairs_hook=_refuse_repeats)  # msgspec would take the last one
-        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("format_version")
-        number = msgspec.json.decode(version, type=int) if version else 0
+        check_json(data)
+        number = msgspec.json.decode(data, type=_Version).format_version
         if number > FORMAT_VERSION:
             raise BundleError(
                 f"{path}: bundle format {number} is newer than this stem-edge reads "
@@ -260,60 +302,43 @@ def open_manifest(root: str | Path) -> Manifest:
         if number < FORMAT_VERSION:
             raise ValueError(f"format_version is {number}")
         return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError) as error:
         raise BundleError(
-            f"{path}: not a manifest of format {FORMAT_VERSION} ({error}); export the bundle again"
+            f"{path}: not a manifest of format {FORMAT_VERSION} ({one_line(error)}); copy or "
+            "export the bundle again"
         ) from error
 
 
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
-    names = [name for name, _ in pairs]
-    if len(names) > len(set(names)):
-        raise ValueError(f"{max(names, key=names.count)!r} is there more than once")
+class _Version(msgspec.Struct):
+    """What every format of the manifest has in common."""
+
+    format_version: Annotated[int, msgspec.Meta(le=2**31 - 1)]
+
+
+def _no_bundle(root: Path) -> BundleError:
+    """The error for a folder that is not there: an export may have been cut off."""
+    working = root.absolute().with_name(WORKING + root.absolute().name)
+    if working.with_name(working.name + OLD).is_dir():
+        return BundleError(
+            f"{root}: no such bundle folder; the export that was to replace it was cut off: run it "
+            f"again, or rename {working.name}{OLD} to {root.name}"
+        )
+    if working.is_dir():
+        return BundleError(f"{root}: its export is not finished; run stem-edge export again")
+    return BundleError(f"{root}: no such bundle folder; give the folder of an export")
 
 
 def _read_manifest(path: Path) -> bytes:
     try:
         if not path.parent.is_dir():
-            raise BundleError(f"{path.parent}: no such bundle folder; give the folder of an export")
-        if not path.is_file():
-            raise BundleError(
-                f"{path.parent}: not a bundle, it has no {MANIFEST}; "
-                "make one with: stem-edge export CHECKPOINT OUT"
-            )
-        with path.open("rb") as file:
-            data = file.read(MAX_MANIFEST_NBYTES + 1)
-    except OSError as error:
+            raise _no_bundle(path.parent)
+        return disk.read_file(path, MAX_MANIFEST_NBYTES)
+    except FileNotFoundError as error:
         raise BundleError(
-            f"{path}: cannot read ({error.strerror}); check its permissions"
+            f"{path.parent}: not a bundle, it has no {MANIFEST}; "
+            "make one with: stem-edge export CHECKPOINT OUT"
         ) from error
-    if len(data) > MAX_MANIFEST_NBYTES:
-        raise BundleError(
-            f"{path}: larger than {MAX_MANIFEST_NBYTES} bytes; not a manifest: export again"
-        )
-    return data
-
-
-def _check_name(name: str) -> None:
-    parts = PurePosixPath(name).parts
-    plain = name.isprintable() and not set(name) & set("\\:") and name == "/".join(parts)
-    if not plain or not parts or parts[0] == "/" or ".." in parts or name == MANIFEST:
-        raise ValueError(f"file name {name!r} is not a plain path inside the bundle")
-
-
-def check_file(path: Path, nbytes: int) -> None:
-    """Raises BundleError unless a regular file of this size is there."""
-    try:
-        status = path.lstat()
+    except disk.NotRegularError as error:
+        raise not_plain(path) from error
     except OSError as error:
-        raise BundleError(
-            f"{path}: missing or unreadable ({error.strerror}), expected {nbytes} bytes; "
-            "the bundle is incomplete: copy or export it again"
-        ) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise BundleError(f"{path}: not a regular file; copy the bundle as plain files")
-    if status.st_size != nbytes:
-        raise BundleError(
-            f"{path}: {status.st_size} bytes found, {nbytes} expected; "
-            "the file is cut or damaged: copy or export the bundle again"
-        )
+        raise unreadable(path, "manifest", error) from error

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from stem_edge.bundle import MANIFEST, FileEntry, check_file, open_manifest
+from stem_edge import disk
+from stem_edge.bundle import MANIFEST, FileEntry, open_manifest
 from stem_edge.errors import BundleError
+from stem_edge.plain_files import (
+    PlainFolders,
+    check_file,
+    check_status,
+    open_plain,
+    read_at,
+    remedy_for,
+    unreadable,
+)
 
 HASH_PIECE_NBYTES = 1 << 22
 
@@ -22,26 +33,66 @@ def verify(
     """
     root = Path(path)
     manifest = open_manifest(root)
+    folders = PlainFolders(root)
     results = {
-        name: _verify_file(root / name, entry, progress)
+        name: _verify_file(folders, root / name, entry, progress)
         for name, entry in sorted(manifest.files.items())
     }
     known = {MANIFEST, *manifest.files}
-    found = {p.relative_to(root).as_posix() for p in root.rglob("*") if not p.is_dir()}
-    return results | dict.fromkeys(sorted(found - known), "not part of the bundle")
+    return results | dict.fromkeys(sorted(_names(root) - known), "not part of the bundle")
 
 
-def _verify_file(path: Path, entry: FileEntry, progress: Callable[[int], object]) -> str:
-    digest = hashlib.sha256()
+def _names(root: Path) -> set[str]:
+    """Everything below a folder that is no folder itself; links are not followed."""
+    found, folders = set(), [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    path = folder / entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(path)
+                    else:
+                        found.add(path.relative_to(root).as_posix())
+        except OSError as error:
+            raise unreadable(folder, "folder", error) from error
+    return found
+
+
+def _verify_file(
+    folders: PlainFolders, path: Path, entry: FileEntry, progress: Callable[[int], object]
+) -> str:
     try:
+        folders.check(path)
         check_file(path, entry.nbytes)
-        with path.open("rb") as file:
-            while piece := file.read(HASH_PIECE_NBYTES):
-                digest.update(piece)
-                progress(len(piece))
+        descriptor = open_plain(path, "file")
+        try:
+            # The file that is read is the one that was looked at, whatever is at the path by now.
+            check_status(path, os.fstat(descriptor), entry.nbytes)
+            found = _digest(path, descriptor, entry.nbytes, progress)
+        finally:
+            disk.close(descriptor)
     except BundleError as error:
         return str(error).removeprefix(f"{path}: ")
-    except OSError as error:
-        return f"cannot read ({error.strerror})"
-    found = digest.hexdigest()
     return "ok" if found == entry.sha256 else f"sha256 is {found}, expected {entry.sha256}"
+
+
+def _digest(path: Path, descriptor: int, nbytes: int, progress: Callable[[int], object]) -> str:
+    digest, at = hashlib.sha256(), 0
+    while at < nbytes:
+        try:
+            piece = read_at(descriptor, min(HASH_PIECE_NBYTES, nbytes - at), at)
+        except OSError as error:
+            raise BundleError(
+                f"{path}: cannot read at byte {at} ({error.strerror}); {remedy_for(error)}"
+            ) from error
+        if not piece:
+            raise BundleError(
+                f"{path}: ends at byte {at} of {nbytes}; it was cut while it was read: copy or "
+                "export the bundle again"
+            )
+        digest.update(piece)
+        progress(len(piece))
+        at += len(piece)
+    return digest.hexdigest()

@@ -12,6 +12,7 @@ import msgspec
 MAX_VOCAB = 1 << 24
 MAX_LAYERS = 1 << 12
 MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
 MAX_FACTOR = 1 << 16
 MAX_THETA = 1e15
@@ -95,11 +96,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         self._check_range("vocab_size", MAX_VOCAB)
         self._check_range("n_layers", MAX_LAYERS)
         self._check_range("max_context", MAX_CONTEXT)
-        for field in ("dim", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
+        for field in ("dim", "head_dim", "d_ff"):
             self._check_range(field, MAX_WIDTH)
+        for field in ("n_heads", "n_kv_heads"):
+            self._check_range(field, MAX_HEADS)
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
+            )
+        if self.n_heads * self.head_dim > MAX_WIDTH:
+            raise ValueError(
+                f"n_heads {self.n_heads} times head_dim {self.head_dim} is above {MAX_WIDTH}"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs")

@@ -30,6 +30,7 @@ from stem_edge.measuring.cost_report import cost_figures, cost_report
 from stem_edge.measuring.cost_table import cost_table
 from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry
 from stem_edge.units import format_size
+from stem_edge.verify_cli import printable
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan
@@ -279,11 +280,11 @@ def _report(manifest: Manifest, engine: EngineName) -> Rows:
     rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
     rows.append(("quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"))
     for kind, error in report.errors.items():
-        rows.append((f"  {kind}", f"{error.worst:>8.2%}{error.mean:>8.2%}"))
+        rows.append((f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"))
     gptq = manifest.backbone is not None and manifest.backbone.quantizer == "gptq"
     if gptq and engine == "onnxruntime":
         rows.append(("", "gptq gives these up for the error of products: see the divergence"))
-    return rows + [("note", note) for note in report.notes]
+    return rows + [("note", printable(note)) for note in report.notes]
 
 
 def _files(manifest: Manifest) -> Rows:

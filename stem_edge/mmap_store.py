@@ -7,11 +7,17 @@
 
 zarr's LocalStore opens, seeks and copies at every request; this one maps a file when it is first
 asked for and hands out views. Needs the extra `stem-edge[zarr]`.
+
+zarr takes a missing shard, and a record that an index calls empty, for zeros, and lets metadata name
+any codec. So this store holds only what stem_edge.table_store accepts: descriptions are compared when
+it is made, a shard's size and index when it is mapped, and any other file below the folder is none of
+its keys.
 """
 
 from __future__ import annotations
 
 import mmap
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +25,12 @@ import numpy as np
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
+
+from stem_edge import disk
+from stem_edge.errors import BundleError, InputError
+from stem_edge.plain_files import open_plain
+from stem_edge.table_store import TableStore, open_table_store
+from stem_edge.token_index import INDEX
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
@@ -28,13 +40,19 @@ if TYPE_CHECKING:
 
 
 class MmapStore(LocalStore):
-    """A read-only store over the files below a folder. A file must not be cut while it is mapped."""
+    """A read-only store over a table store's files. A file must not be cut while it is mapped.
+
+    Raises BundleError for a folder that is no table store, and for a shard that is damaged.
+    """
 
     def __init__(self, root: str | Path, *, read_only: bool = True) -> None:
         if not read_only:
             raise ValueError("MmapStore is read-only; write with zarr.storage.LocalStore")
         super().__init__(root, read_only=True)
+        self._store = open_table_store(Path(root))
+        self._descriptions = _descriptions(self._store)
         self._views: dict[str, U8] = {}
+        self._lock, self._closed = threading.Lock(), False
 
     async def get(
         self,
@@ -53,27 +71,56 @@ class MmapStore(LocalStore):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """`get` without an event loop."""
-        try:
-            view = self._view(key)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        view = self._views.get(key)
+        if view is None and (view := self._map(key)) is None:
             return None
         kind = (prototype or default_buffer_prototype()).buffer
         return kind.from_array_like(view[_span(byte_range, len(view))])
 
-    def _view(self, key: str) -> U8:
-        if key not in self._views:
-            with (Path(self.root) / key).open("rb") as file:
-                # An empty file cannot be mapped.
-                empty = not file.seek(0, 2)
-                data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            # Two threads may both come here; one map more than needed is harmless.
-            self._views[key] = np.frombuffer(data, np.uint8)
-        return self._views[key]
+    def _descriptor(self, key: str) -> int | None:
+        """Descriptor of the file of a key; None if no file of a table store has it."""
+        if key in self._descriptions:
+            return open_plain(Path(self.root) / key, "file")
+        folder, _, place = key.partition("/c/")
+        number, _, column = place.partition("/")
+        for name, grid in zip(self._store.format.arrays(), self._store.grids, strict=True):
+            known = folder == name and number.isdecimal() and column == "0"
+            if known and len(number) < 10 and int(number) < grid.shards:
+                return grid.open_shard(int(number))
+        return None
+
+    def _map(self, key: str) -> U8 | None:
+        """The bytes of a key, from now on in memory; None if there is no such key."""
+        if (descriptor := self._descriptor(key)) is None:
+            return None
+        try:
+            view = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
+        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            raise BundleError(
+                f"{Path(self.root) / key}: cannot map this file ({error}); copy or export the "
+                "bundle again"
+            ) from error
+        finally:
+            disk.close(descriptor)
+        # Two threads may both come here; one map more than needed is harmless.
+        with self._lock:  # zarr may still be reading, in threads of its own
+            if self._closed:
+                raise InputError(f"{self.root}: this store is closed; open it again")
+            self._views[key] = view
+        return view
 
     def close(self) -> None:
-        """Drop the maps; each is unmapped when its last view is gone."""
-        self._views.clear()
+        """Drop the maps; each is unmapped when its last view is gone. Further reads fail."""
+        with self._lock:
+            self._closed = True
+            self._views.clear()
         super().close()
+
+
+def _descriptions(store: TableStore) -> set[str]:
+    """Keys of all files but the shards."""
+    keys = ["zarr.json", *(f"{folder}/zarr.json" for folder in store.format.folders())]
+    return {*keys, *([f"{INDEX}/c/0"] if store.format.indexed else [])}
 
 
 def _span(byte_range: ByteRequest | None, nbytes: int) -> slice:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.block_search import search_scales
+from stem_edge.config import MAX_LAYERS, MAX_VOCAB
 from stem_edge.quantize import (
     F32,
     MIN_BLOCK,
@@ -45,6 +46,7 @@ Scales: TypeAlias = F16 | F32
 
 SLOT_SCALE_NBYTES = 4  # whatever the records have, the graph takes float32 scales
 MAX_RECORD_NBYTES = 1 << 28
+MAX_PARTS, MAX_RANK = 2, 2  # an expert has two matrices
 FP16_MAX = float(np.finfo(np.float16).max)
 
 
@@ -59,11 +61,20 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     scale_type: ScaleType = "fp32"
 
     def __post_init__(self) -> None:
+        if len(self.parts) > MAX_PARTS or any(len(part) > MAX_RANK for part in self.parts):
+            raise ValueError(
+                f"rows of {len(self.parts)} parts; expected at most {MAX_PARTS}, of {MAX_RANK} "
+                "dimensions at most"
+            )
         sizes = [size for part in self.parts for size in part]
+        if self.records > MAX_VOCAB:
+            raise ValueError(f"{self.records} records; expected at most {MAX_VOCAB}")
         if self.records < 1 or not self.layers or not all(self.parts) or min(sizes, default=0) < 1:
             raise ValueError("a table store needs at least one record, one layer and one column")
         if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise ValueError(f"layers {self.layers} are not ascending from 0 without repeats")
+        if self.layers[-1] >= MAX_LAYERS:
+            raise ValueError(f"a table of layer {self.layers[-1]}; expected less than {MAX_LAYERS}")
         if self.quantized:
             self._check_groups()
         elif self.group_size or self.scale_type != "fp32":

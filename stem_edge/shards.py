@@ -15,6 +15,7 @@ or empty chunk, which zarr would read as zeros, is an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ import google_crc32c
 import msgspec
 import numpy as np
 
+from stem_edge import disk
 from stem_edge.errors import BundleError
+from stem_edge.plain_files import check_folder, open_plain, read_at, unreadable
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.zarr_json import array_document, compare, naming, read_json
 
 CRC_NBYTES = 4
 INDEX_ENTRY_NBYTES = 16
+INDEX_PIECE_ENTRIES = 1 << 16
 EMPTY = np.uint64(2**64 - 1)
 
 
@@ -70,35 +74,61 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     def index_bytes(self, shard: int) -> bytes:
         """The index of a shard: the same for every dense shard of that many records."""
-        count = self.shard_records(shard)
-        pairs = np.full((self.records_per_shard, 2), EMPTY, "<u8")
-        pairs[:count, 0] = np.arange(count, dtype=np.uint64) * np.uint64(self.stride)
-        pairs[:count, 1] = self.stride
-        data = pairs.tobytes()
-        return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
+        return b"".join(self._index_pieces(shard))
+
+    def _index_pieces(self, shard: int) -> Iterator[bytes]:
+        """The same, piece by piece: it grows with the records."""
+        count, crc = self.shard_records(shard), 0
+        for start in range(0, self.records_per_shard, INDEX_PIECE_ENTRIES):
+            stop = min(start + INDEX_PIECE_ENTRIES, self.records_per_shard)
+            places = np.arange(start, stop, dtype="<u8")
+            pairs = np.full((stop - start, 2), EMPTY, "<u8")
+            pairs[:, 0] = np.where(places < count, places * np.uint64(self.stride), EMPTY)
+            pairs[: max(0, count - start), 1] = self.stride
+            piece = pairs.tobytes()
+            crc = int(google_crc32c.extend(crc, piece))
+            yield piece
+        yield crc.to_bytes(CRC_NBYTES, "little")
 
     def check_shard(self, shard: int) -> None:
         """Compare size and index of a shard file with what they must be; raises BundleError."""
-        path, expected = self.shard_path(shard), self.shard_nbytes(shard)
+        disk.close(self.open_shard(shard))
+
+    def open_shard(self, shard: int) -> int:
+        """Descriptor of a shard file, whose size and index were compared through it.
+
+        Raises BundleError.
+        """
+        path = self.shard_path(shard)
+        check_folder(path.parent)
+        descriptor = open_plain(path, "shard")
         try:
-            found = path.stat().st_size
-            if found == expected:
-                with path.open("rb") as file:
-                    file.seek(self.shard_records(shard) * self.stride)
-                    index = file.read()
+            self._compare_size(path, disk.size(descriptor), shard)
+            self._compare_index(path, descriptor, shard)
         except OSError as error:
-            raise BundleError(
-                f"{path}: cannot read this shard ({error.strerror}); restore the file or export again"
-            ) from error
-        if found != expected:
+            disk.close(descriptor)
+            raise unreadable(path, "shard", error) from error
+        except BaseException:
+            disk.close(descriptor)
+            raise
+        return descriptor
+
+    def _compare_size(self, path: Path, found: int, shard: int) -> None:
+        if found != (expected := self.shard_nbytes(shard)):
             raise BundleError(
                 f"{path}: shard has {found} bytes, expected {expected}; "
                 "the file is cut or damaged: copy or export the bundle again"
             )
-        if index != self.index_bytes(shard):
-            raise BundleError(
-                f"{path}: shard index is damaged or not dense; copy or export the bundle again"
-            )
+
+    def _compare_index(self, path: Path, descriptor: int, shard: int) -> None:
+        at = self.shard_records(shard) * self.stride
+        for expected in self._index_pieces(shard):
+            if read_at(descriptor, len(expected), at) != expected:
+                raise BundleError(
+                    f"{path}: shard index is damaged or not dense at byte {at}; copy or export the "
+                    "bundle again"
+                )
+            at += len(expected)
 
     def seal(self, records: U8) -> bytes:
         """Records [n, record_nbytes] as they stand in a shard: each followed by its crc32c."""
@@ -130,6 +160,8 @@ def array_metadata(layout: RecordLayout, records_per_shard: int) -> dict[str, An
 
 def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     """The grid of an array of such records; raises BundleError for any other zarr.json."""
+    for folder in (root, root / "c"):
+        check_folder(folder)
     path = root / "zarr.json"
     array = read_json(path)
     with naming(path):

@@ -8,14 +8,17 @@ open the store with stem_edge.mmap_store.MmapStore.
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge import disk
 from stem_edge.bundle import TABLES
 from stem_edge.errors import InputError
+from stem_edge.plain_files import check_folder, unreadable
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import ShardGrid
@@ -36,9 +39,13 @@ class Tables:
             self._shards.append([self._map(grid, shard) for shard in range(grid.shards)])
 
     def _map(self, grid: ShardGrid, shard: int) -> U8:
-        grid.check_shard(shard)
-        with grid.shard_path(shard).open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        descriptor = grid.open_shard(shard)
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise unreadable(grid.shard_path(shard), "shard", error) from error
+        finally:
+            disk.close(descriptor)
         self._maps.append(mapped)
         shape = (grid.shard_records(shard), grid.layout.record_nbytes)
         return np.ndarray(shape, np.uint8, mapped, strides=(grid.stride, 1))
@@ -80,8 +87,14 @@ class Tables:
             tokens = np.empty((0, 0))
         if tokens.shape == (0,):
             tokens = tokens.astype(np.int64)
-        if tokens.dtype.kind not in "iu" or tokens.ndim > 1:
-            raise InputError("ids must be one integer, a slice or a flat sequence of integers")
+        # numpy takes True among integers for 1.
+        mixed = isinstance(ids, list | tuple) and any(
+            isinstance(one, bool | np.bool_) for one in ids
+        )
+        if tokens.dtype.kind not in "iu" or tokens.ndim > 1 or mixed:
+            raise InputError(
+                "ids are of another kind; expected one integer, a slice or a flat sequence of integers"
+            )
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
@@ -90,7 +103,9 @@ class Tables:
             raise InputError("these tables are closed; open them again")
         store, tokens = self._store, self._store.format.tokens
         if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < tokens:
-            raise InputError(f"a token id is not in 0..{tokens - 1}")
+            raise InputError(
+                f"a token id is not in 0..{tokens - 1}; give ids of the bundle's tokenizer"
+            )
         numbers = token_ids.astype(np.int64)
         numbers = numbers if store.index is None else store.index[numbers].astype(np.int64)
         rare = numbers >= store.format.frequent
@@ -128,4 +143,6 @@ class Tables:
 def open_tables(path: str | Path) -> Tables:
     """Open the tables of a bundle, or a tables.zarr folder. Raises BundleError."""
     root = Path(path)
-    return Tables(root / TABLES if (root / TABLES).is_dir() else root)
+    if os.path.lexists(root / TABLES):
+        check_folder(root := root / TABLES)
+    return Tables(root)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BundleError
+from stem_edge.plain_files import check_folder, read_plain
 from stem_edge.shards import CRC_NBYTES, crc32c
 from stem_edge.zarr_json import array_document, compare, naming, read_json
 
@@ -44,10 +45,19 @@ def encode_index(index: I32) -> bytes:
 
 def read_index(root: Path, tokens: int, records: int) -> I32:
     """Record of each of the tokens, all below `records`. Raises BundleError."""
+    path = index_chunk(root)
+    for folder in (root, path.parent):
+        check_folder(folder)
     with naming(root / "zarr.json"):
         compare(read_json(root / "zarr.json"), index_metadata(tokens))
-    path = index_chunk(root)
-    data = _read(path, tokens * ENTRY_NBYTES + CRC_NBYTES)
+    expected = tokens * ENTRY_NBYTES + CRC_NBYTES
+    data = read_plain(path, expected, "index")
+    if len(data) != expected:
+        more = " or more" if len(data) > expected else ""
+        raise BundleError(
+            f"{path}: index has {len(data)} bytes{more}, expected {expected}; "
+            "the file is cut or damaged: copy or export the bundle again"
+        )
     index = np.frombuffer(data, "<i4", tokens)
     if encode_index(index) != data:
         raise BundleError(
@@ -60,21 +70,3 @@ def read_index(root: Path, tokens: int, records: int) -> I32:
             "export the bundle again"
         )
     return index.astype(np.int32, copy=False)
-
-
-def _read(path: Path, expected: int) -> bytes:
-    try:
-        found, data = path.stat().st_size, b""
-        if found == expected:
-            data = path.read_bytes()
-            found = len(data)
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot read this index ({error.strerror}); restore the file or export again"
-        ) from error
-    if found != expected:
-        raise BundleError(
-            f"{path}: index has {found} bytes, expected {expected}; "
-            "the file is cut or damaged: copy or export the bundle again"
-        )
-    return data

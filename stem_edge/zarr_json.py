@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import msgspec
 
 from stem_edge.errors import BundleError
+from stem_edge.plain_files import read_plain
+from stem_edge.strict_json import check_json, one_line
 
 MAX_JSON_NBYTES = 1 << 20
 
@@ -40,20 +41,20 @@ def array_document(
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a zarr.json. Raises BundleError."""
+    return parse_json(read_plain(path, MAX_JSON_NBYTES, "description of tables"), path)
+
+
+def parse_json(data: bytes, path: Path) -> dict[str, Any]:
+    """The object in these bytes. Raises BundleError, which names the path."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("it is no regular file")
-        with path.open("rb") as file:
-            data = file.read(MAX_JSON_NBYTES + 1)
         if len(data) > MAX_JSON_NBYTES:
             raise ValueError(f"larger than {MAX_JSON_NBYTES} bytes")
+        check_json(data)
         return msgspec.json.decode(data, type=dict[str, Any])
-    except OSError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BundleError(
-            f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
+            f"{path}: not a zarr.json ({one_line(error)}); copy or export the bundle again"
         ) from error
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: not a zarr.json ({error}); export the bundle again") from error
 
 
 @contextlib.contextmanager
@@ -61,10 +62,10 @@ def naming(path: Path) -> Iterator[None]:
     """Whatever the contents of this file make fail becomes one BundleError that names it."""
     try:
         yield
-    except (msgspec.ValidationError, KeyError, TypeError, IndexError, ValueError) as error:
-        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        reason = f"no field {error}" if isinstance(error, KeyError) else one_line(error)
         raise BundleError(
-            f"{path}: not a table store of this format ({reason}); export the bundle again"
+            f"{path}: not a table store of this format ({reason}); copy or export the bundle again"
         ) from error
 
 
@@ -76,4 +77,4 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
             for side in (found, expected)
         ]
         if texts[0] != texts[1]:
-            raise ValueError(f"{field} is {texts[0][:200]}, expected {texts[1]}")
+            raise ValueError(f"{field} is {one_line(texts[0])}, expected {texts[1]}")

@@ -2,7 +2,14 @@ from typing import Any
 
 import pytest
 
-from stem_edge.config import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelConfig
+from stem_edge.config import (
+    MAX_CONTEXT,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    ModelConfig,
+)
 
 
 def config(**changes: Any) -> ModelConfig:
@@ -27,8 +34,8 @@ LARGEST = {
     "n_layers": MAX_LAYERS,
     "max_context": MAX_CONTEXT,
     "dim": MAX_WIDTH,
-    "n_heads": MAX_WIDTH,
-    "n_kv_heads": MAX_WIDTH,
+    "n_heads": MAX_HEADS,
+    "n_kv_heads": MAX_HEADS,
     "head_dim": MAX_WIDTH,
     "d_ff": MAX_WIDTH,
 }
@@ -43,8 +50,9 @@ def test_numbers_out_of_range(field: str) -> None:
 
 @pytest.mark.parametrize("field", LARGEST)
 def test_the_largest_number_is_accepted(field: str) -> None:
-    both = {"n_heads": LARGEST[field]} if field == "n_kv_heads" else {}
-    assert getattr(config(**{field: LARGEST[field]}, **both), field) == LARGEST[field]
+    heads = {"n_kv_heads": {"n_heads": MAX_HEADS}, "head_dim": {"n_heads": 1, "n_kv_heads": 1}}
+    found = config(**{field: LARGEST[field], **heads.get(field, {})})
+    assert getattr(found, field) == LARGEST[field]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,7 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"n_heads": 4, "n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
         ({"n_heads": 1, "n_kv_heads": 2}, "n_heads 1 is not a multiple of n_kv_heads 2"),
         ({"head_dim": 3}, "head_dim 3 is odd"),
+        ({"head_dim": MAX_WIDTH}, f"n_heads 2 times head_dim {MAX_WIDTH} is above {MAX_WIDTH}"),
         *[({"norm_eps": eps}, "norm_eps") for eps in (0.0, -1e-5, 1.0, float("nan"))],
         *[({"rope_theta": t}, "rope_theta") for t in (0.0, -1.0, float("inf"), float("nan"))],
         ({"stem_layers": (1, 0)}, "not ascending without repeats"),

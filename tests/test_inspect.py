@@ -14,6 +14,7 @@ import stem_edge
 from stem_edge.bundle import MANIFEST, TABLES, TOKENIZER, encode_manifest, open_bundle
 from stem_edge.cli import main
 from stem_edge.runtime.text import TextCodec
+from stem_edge.units import format_size
 
 Capture = pytest.CaptureFixture[str]
 
@@ -61,7 +62,7 @@ def test_text_lists_the_files(bundle: Path, capsys: Capture) -> None:
     main(["inspect", str(bundle)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-len(NAMES) :] == [
-        f"{(bundle / name).stat().st_size} B".ljust(22) + name for name in NAMES
+        format_size((bundle / name).stat().st_size).ljust(22) + name for name in NAMES
     ]
 
 

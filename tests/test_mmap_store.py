@@ -109,10 +109,11 @@ def test_a_key_without_a_file_is_none(store: MmapStore, key: str) -> None:
     assert read(store, key) is None
 
 
-def test_an_empty_file(root: Path, store: MmapStore) -> None:
-    (root / "empty").touch()
-    assert read(store, "empty") == b""
-    assert read(store, "empty", SuffixByteRequest(4)) == b""
+def test_a_file_that_is_not_of_the_table_store_has_no_key(root: Path, store: MmapStore) -> None:
+    (root / "extra").mkdir()
+    for name in ("extra/zarr.json", ".zgroup", "records/.zarray"):
+        (root / name).write_bytes(b"{}")
+        assert read(store, name) is None
 
 
 def test_bytes_are_views_of_one_map(store: MmapStore) -> None:

@@ -173,7 +173,7 @@ def test_a_folder_in_place_of_a_shard(grid: ShardGrid) -> None:
     path = grid.shard_path(1)
     path.unlink()
     path.mkdir()
-    with pytest.raises(BundleError, match=r"shard has|cannot read"):
+    with pytest.raises(BundleError, match="not a regular file"):
         grid.check_shard(1)
 
 

@@ -240,7 +240,9 @@ def test_missing_json(mixed: Path, name: str) -> None:
     path.unlink()
     with pytest.raises(BundleError) as caught:
         open_table_store(mixed)
-    assert str(caught.value).startswith(f"{path}: cannot read (No such file")
+    assert str(caught.value).startswith(
+        f"{path}: cannot read this description of tables (No such file"
+    )
     assert "the bundle is incomplete" in str(caught.value)
 
 
@@ -269,5 +271,5 @@ def test_a_pipe_in_place_of_json_is_refused_without_waiting(mixed: Path, name: s
 
 def test_an_index_that_is_not_there(root: Path) -> None:
     edit(root / "zarr.json", f"{LAYOUT_AT} indexed", True)
-    with pytest.raises(BundleError, match=r"index/zarr.json: cannot read \(No such file"):
+    with pytest.raises(BundleError, match=r"index: cannot read this folder \(No such file"):
         open_table_store(root)

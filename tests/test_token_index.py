@@ -70,7 +70,8 @@ def test_zarr_reads_it(root: Path) -> None:
 @pytest.mark.parametrize("data", [b"", DATA, summed(DATA)[:-1], summed(DATA) + b"\0"])
 def test_another_size(root: Path, data: bytes) -> None:
     index_chunk(root).write_bytes(data)
-    assert f"index has {len(data)} bytes, expected 20" in refusal(root)
+    message = refusal(root)
+    assert f"index has {len(data)} bytes" in message and "expected 20" in message
 
 
 @pytest.mark.parametrize("at", range(20))

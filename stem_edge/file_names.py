@@ -1,0 +1,69 @@
+"""Names of files in a bundle: plain paths that mean the same file on every system.
+
+A bundle may be carried to a system whose file names know no case, that cuts trailing dots off, or
+that gives some names to devices; so names that would mean something else there are refused here.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection
+from pathlib import PurePosixPath
+
+MAX_PART_NBYTES = 255  # what file systems take
+MAX_NAME_NBYTES = 1024
+MAX_FILES = 1 << 13
+_RESERVED = set('\\:<>"|?*')
+_DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
+    f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789¹²³"
+}
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raises ValueError for a name that is not plain, and for two that could be one file."""
+    if len(names) > MAX_FILES:
+        raise ValueError(f"{len(names)} files; expected at most {MAX_FILES}")
+    spelled: dict[str, str] = {}
+    known: set[str] = set()
+    folders: set[str] = set()
+    for name in names:
+        _check_name(name)
+        parts = name.split("/")
+        for end in range(1, len(parts) + 1):
+            path = "/".join(parts[:end])
+            if path in known:
+                continue
+            known.add(path)
+            other = spelled.setdefault(_folded(path), path)
+            if other != path:
+                raise ValueError(
+                    f"file names {other!r} and {path!r} are the same where case does not count"
+                )
+        folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+    if both := folders & set(names):
+        raise ValueError(f"{min(both)!r} is the name of a file and of a folder")
+
+
+def _check_name(name: str) -> None:
+    if len(name) > MAX_NAME_NBYTES or len(name.encode()) > MAX_NAME_NBYTES:
+        raise ValueError(f"file name {name[:40]!r}... is longer than {MAX_NAME_NBYTES} bytes")
+    path = PurePosixPath(name)
+    plain = name.isprintable() and not set(name) & _RESERVED and name == "/".join(path.parts)
+    if not plain or not path.parts or path.is_absolute() or not all(map(_is_plain, path.parts)):
+        raise ValueError(f"file name {name!r} is not a plain path inside the bundle")
+
+
+def _is_plain(part: str) -> bool:
+    """Whether every system takes this name of a file or folder as it is."""
+    return (
+        part != ".."
+        and part == part.rstrip(". ")
+        and len(part.encode()) <= MAX_PART_NBYTES
+        and unicodedata.normalize("NFC", part) == part
+        and part.split(".")[0].rstrip(" ").casefold() not in _DEVICES
+    )
+
+
+def _folded(name: str) -> str:
+    """The same text for all names that some file system takes for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

@@ -1,0 +1,126 @@
+"""Every record of a bundle's tables, read from end to end: what opening leaves to the first use.
+
+A checksum says that a record is as it was written; numbers that are none can have been written, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge import disk
+from stem_edge.bundle import TABLES, Bundle
+from stem_edge.errors import BundleError
+from stem_edge.plain_files import read_at, remedy_for
+from stem_edge.quantize import F32, U8
+from stem_edge.rows import RecordLayout
+from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
+from stem_edge.table_store import TableStore, open_table_store
+
+PIECE_NBYTES = 8 << 20  # read at a time; a record may be larger
+
+
+def check_tables(bundle: Bundle, progress: Callable[[int], object] = lambda nbytes: None) -> None:
+    """Read every record: its checksum is right, and every row in it is of finite numbers.
+
+    `progress` is called with the number of bytes just checked. Raises BundleError naming shard,
+    record and token. A dense model has nothing to check.
+    """
+    format = bundle.manifest.table_format
+    if format is None:
+        return
+    store = open_table_store(bundle.file(TABLES))
+    if store.format != format:
+        raise BundleError(
+            f"{bundle.file(TABLES)}: its records are {store.format}, the manifest says {format}; the "
+            "files are of different bundles: export again"
+        )
+    first = 0
+    for grid in store.grids:
+        for shard in range(grid.shards):
+            _check_shard(store, grid, shard, first, progress)
+        first += grid.layout.records
+
+
+def _check_shard(
+    store: TableStore,
+    grid: ShardGrid,
+    shard: int,
+    first: int,
+    progress: Callable[[int], object],
+) -> None:
+    """One shard of an array whose records are numbered from `first` on."""
+    path, count = grid.shard_path(shard), grid.shard_records(shard)
+    first += shard * grid.records_per_shard
+    descriptor = grid.open_shard(shard)
+    try:
+        step = max(1, PIECE_NBYTES // grid.stride)
+        for start in range(0, count, step):
+            sealed = _read(path, descriptor, grid, start, min(step, count - start))
+            if found := _first_bad(grid.layout, sealed):
+                place, wrong = found
+                raise BundleError(
+                    f"{path}: record {first + start + place} ({_user(store, first + start + place)}) "
+                    f"at byte {(start + place) * grid.stride}: {wrong}; copy or export the bundle "
+                    "again"
+                )
+            progress(sealed.nbytes)
+    finally:
+        disk.close(descriptor)
+
+
+def _read(path: Path, descriptor: int, grid: ShardGrid, start: int, count: int) -> U8:
+    """Sealed records [count, stride]."""
+    at, nbytes = start * grid.stride, count * grid.stride
+    try:
+        data = read_at(descriptor, nbytes, at)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot read {nbytes} bytes at byte {at} ({error.strerror}); {remedy_for(error)}"
+        ) from error
+    if len(data) != nbytes:
+        raise BundleError(
+            f"{path}: {len(data)} of {nbytes} bytes at byte {at}; the file was cut while it was "
+            "read: copy or export the bundle again"
+        )
+    return np.frombuffer(data, np.uint8).reshape(count, grid.stride)
+
+
+def _first_bad(layout: RecordLayout, sealed: U8) -> tuple[int, str] | None:
+    """Place of the first record that is wrong, and what is."""
+    sums = np.ascontiguousarray(sealed[:, -CRC_NBYTES:]).view("<u4")[:, 0].tolist()
+    for place, expected in enumerate(sums):
+        found = crc32c(sealed[place, :-CRC_NBYTES])
+        if found != expected:
+            return place, f"its crc32c is {found:08x}, expected {expected:08x}"
+    # A copy, because views of float32 need records that follow each other without a gap.
+    codes, scales = layout.split(np.ascontiguousarray(sealed[:, :-CRC_NBYTES]))
+    numbers, what = (scales, "scale") if layout.quantized else (codes, "value")
+    # A scale is multiplied by a code of up to half the range.
+    largest = np.finfo(np.float32).max / (1 << layout.bits - 1 if layout.quantized else 1)
+    return _first_infinite(layout, numbers, what, float(largest))
+
+
+def _first_infinite(
+    layout: RecordLayout, numbers: npt.NDArray[np.generic], what: str, largest: float
+) -> tuple[int, str] | None:
+    """The same of numbers [n, layers, columns]."""
+    floats: F32 = np.asarray(numbers, np.float32)
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(floats) <= np.float32(largest))
+    if not bad.any():
+        return None
+    place, index, column = (int(at[0]) for at in np.nonzero(bad))
+    found = floats[place, index, column]
+    return place, f"{what} {column} of layer {layout.layers[index]} is {found}, not finite"
+
+
+def _user(store: TableStore, record: int) -> str:
+    """A token that looks this record up."""
+    if store.index is None:
+        return f"token {record}"
+    tokens = np.flatnonzero(store.index == record)
+    return f"token {tokens[0]}" if len(tokens) else "of no token"

@@ -1,0 +1,444 @@
+"""Catalogue M6 to M18: the files of a bundle. What its manifest says: test_m_manifest.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import command_refused, refused
+from stores import write_store
+
+import stem_edge
+from stem_edge import disk
+from stem_edge.bundle import BACKBONE_DATA, GGUF, MANIFEST, TABLES, TOKENIZER, open_bundle
+from stem_edge.checksums import verify
+from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.gguf_check import check_backbone
+from stem_edge.gguf_file import read_gguf
+from stem_edge.runtime.store import open_store
+from stem_edge.table_store import open_table_store
+from stem_edge.tables import open_tables
+
+NOT_APPLICABLE: dict[str, str] = {
+    "M16": "Nothing is fetched from anywhere: a bundle comes to the machine by other means.",
+    "M17": "Nothing is fetched from anywhere, so there is no download that could be resumed.",
+}
+GROUP = f"{TABLES}/zarr.json"
+SHARD = f"{TABLES}/records/c/0/0"
+FOLDERS = [TABLES, f"{TABLES}/records", f"{TABLES}/records/c", f"{TABLES}/records/c/0"]
+needs_links = pytest.mark.skipif(os.name != "posix", reason="links and pipes are made as on POSIX")
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of a bundle, to be damaged."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "model"))
+
+
+def rewrite(bundle: Path, **fields: Any) -> None:
+    """Set fields of the manifest: names with double underscores lead into objects."""
+    document = json.loads((bundle / MANIFEST).read_bytes())
+    for where, value in fields.items():
+        *parents, last = where.split("__")
+        target = document
+        for name in parents:
+            target = target[name]
+        target[last] = value
+    (bundle / MANIFEST).write_text(json.dumps(document))
+
+
+def recorded(bundle: Path, *names: str) -> None:
+    """Write sizes and checksums of files into the manifest as they are now."""
+    document = json.loads((bundle / MANIFEST).read_bytes())
+    for name in names:
+        data = (bundle / name).read_bytes()
+        entry = {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        document["files"][name] = entry
+    (bundle / MANIFEST).write_text(json.dumps(document))
+
+
+def link(path: Path) -> None:
+    outside = path.parent.parent / f"outside-{path.name}"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def bound_socket(path: Path) -> None:
+    path.unlink()
+    before = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket must be short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    try:
+        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
+    except OSError as error:
+        pytest.skip(f"this user cannot make a device ({error.strerror})")
+
+
+INSTEAD = [link, pipe, folder, bound_socket, device]
+
+
+@needs_links
+@pytest.mark.parametrize("instead", INSTEAD)
+@pytest.mark.parametrize("name", [MANIFEST, TOKENIZER, BACKBONE_DATA, GROUP, SHARD])
+def test_m6_something_else_than_a_file(
+    bundle: Path, name: str, instead: Callable[[Path], None]
+) -> None:
+    instead(bundle / name)
+    refused(lambda: open_bundle(bundle), BundleError, bundle / name, "not a regular file")
+
+
+@needs_links
+@pytest.mark.parametrize("instead", INSTEAD)
+@pytest.mark.parametrize("name", [GROUP, f"{TABLES}/records/zarr.json", SHARD])
+def test_m6_something_else_than_a_file_behind_the_manifest_back(
+    bundle: Path, name: str, instead: Callable[[Path], None]
+) -> None:
+    """The readers of tables look for themselves: a bundle may change after it was opened."""
+    instead(bundle / name)
+    for call in (lambda: open_tables(bundle), lambda: read_all_shards(bundle / TABLES)):
+        refused(call, BundleError, bundle / name, "not a regular file")
+
+
+def read_all_shards(root: Path) -> None:
+    for grid in open_table_store(root).grids:
+        for shard in range(grid.shards):
+            grid.check_shard(shard)
+
+
+@needs_links
+@pytest.mark.parametrize("name", FOLDERS)
+def test_m6_a_folder_that_is_a_link(bundle: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    shutil.move(bundle / name, outside)
+    (bundle / name).symlink_to(outside)
+    refused(
+        lambda: open_bundle(bundle),
+        BundleError,
+        bundle / name,
+        "not a folder (it is a link)",
+        kept=[outside],
+    )
+    assert verify(bundle)[SHARD].startswith(f"{bundle / name}: not a folder (it is a link)")
+    refused(lambda: open_tables(bundle), BundleError, bundle / name, "not a folder")
+
+
+@needs_links
+def test_m6_a_bundle_that_is_reached_through_a_link(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(bundle)
+    opened = open_bundle(tmp_path / "other")
+    assert set(verify(opened.path).values()) == {"ok"}
+
+
+@needs_links
+def test_m6_hard_links_are_files_like_others(bundle: Path, tmp_path: Path) -> None:
+    """Installers link files of packages; what is in them is checked by checksums instead."""
+    for name in (MANIFEST, TOKENIZER, SHARD):
+        os.link(bundle / name, tmp_path / name.replace("/", "-"))
+    open_bundle(bundle)
+    assert set(verify(bundle).values()) == {"ok"}
+
+
+@needs_links
+def test_m7_the_cache_of_a_hub_where_every_file_is_a_link(bundle: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshots" / "main"
+    for path in [p for p in bundle.rglob("*") if p.is_file()]:
+        place = snapshot / path.relative_to(bundle)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
+    message = refused(lambda: open_bundle(snapshot), BundleError, snapshot, kept=[bundle])
+    assert "copy the bundle as plain files, cp -rL BUNDLE COPY" in message
+    subprocess.run(["cp", "-rL", str(snapshot), str(tmp_path / "copy")], check=True)
+    assert set(verify(open_bundle(tmp_path / "copy").path).values()) == {"ok"}
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("name", [TOKENIZER, BACKBONE_DATA, GROUP, SHARD])
+def test_m8_another_size_than_the_manifest_says(bundle: Path, name: str, change: int) -> None:
+    size = (bundle / name).stat().st_size
+    os.truncate(bundle / name, size + change)
+    refused(
+        lambda: open_bundle(bundle),
+        BundleError,
+        bundle / name,
+        f"{size + change} bytes found, {size} expected",
+        kept=[bundle],
+    )
+
+
+def test_m9_other_bytes_of_the_same_size(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray((bundle / BACKBONE_DATA).read_bytes())
+    data[len(data) // 2] ^= 1
+    (bundle / BACKBONE_DATA).write_bytes(data)
+    found = verify(bundle)
+    assert found.pop(BACKBONE_DATA).startswith(f"sha256 is {hashlib.sha256(data).hexdigest()}")
+    assert set(found.values()) == {"ok"}
+    command_refused(capsys, ["verify", bundle], bundle, kept=[bundle])
+
+
+def test_m9_a_sparse_file_of_the_right_size(bundle: Path) -> None:
+    size = (bundle / SHARD).stat().st_size
+    os.truncate(bundle / SHARD, 0)
+    os.truncate(bundle / SHARD, size)
+    assert "sha256 is" in verify(bundle)[SHARD]
+    refused(lambda: read_all_shards(bundle / TABLES), BundleError, bundle / SHARD, "index")
+
+
+EXTRA = [
+    *["evil.so", "evil.dll", "tokenizers.py", "sitecustomize.py", "onnxruntime/__init__.py"],
+    *["numpy.cpython-311-x86_64-linux-gnu.so", f"{TABLES}/zarr.py", "__pycache__/json.cpython.pyc"],
+]
+
+
+def test_m10_programs_in_a_bundle_are_listed_and_not_run(bundle: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    for name in EXTRA:
+        (bundle / name).parent.mkdir(exist_ok=True)
+        (bundle / name).write_text(f"open({str(marker)!r}, 'w')\n")
+    before = list(sys.path)
+    with stem_edge.load(bundle, prepare=False, warm_start=False) as model:
+        model.logits([1, 2])
+    with open_tables(bundle) as tables:
+        tables[0, 1]
+    found = verify(bundle)
+    assert {name: found.pop(name) for name in EXTRA} == dict.fromkeys(
+        EXTRA, "not part of the bundle"
+    )
+    assert set(found.values()) == {"ok"}
+    assert not marker.exists() and sys.path == before
+
+
+@needs_links
+def test_m10_links_in_a_bundle_are_listed_and_not_followed(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    (bundle / "out").symlink_to(tmp_path / "outside")
+    (bundle / "loop").symlink_to(".")
+    found = verify(bundle)
+    assert found.pop("out") == found.pop("loop") == "not part of the bundle"
+    assert set(found.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("field", ["custom_ops", "model__library", "backbone__custom_op_library"])
+def test_m11_a_manifest_that_asks_for_a_library(bundle: Path, field: str) -> None:
+    """A manifest has no such field. What graphs ask for is the business of group B."""
+    (bundle / "evil.so").write_bytes(b"\x7fELF")
+    rewrite(bundle, **{field: "evil.so"})
+    refused(lambda: open_bundle(bundle), BundleError, bundle, "unknown field", kept=[bundle])
+
+
+def test_m12_manifest_and_tables_differ(bundle: Path) -> None:
+    rewrite(bundle, model__vocab_size=299)
+    refused(lambda: open_bundle(bundle), BundleError, bundle / MANIFEST, "299", "300")
+    rewrite(bundle, tables__records=299)
+    opened = open_bundle(bundle)
+    format = opened.manifest.table_format
+    assert format is not None
+    refused(lambda: open_store(bundle / TABLES, format), BundleError, bundle / TABLES, "299", "300")
+
+
+def test_m12_tables_of_another_bundle(bundle: Path) -> None:
+    """The group says 300 tokens, an array of it has 299: either may be the wrong one."""
+    array = f"{TABLES}/records/zarr.json"
+    document = json.loads((bundle / array).read_bytes())
+    document["shape"][0] = 299
+    (bundle / array).write_text(json.dumps(document))
+    recorded(bundle, array)
+    open_bundle(bundle)
+    refused(lambda: open_tables(bundle), BundleError, bundle / array, "299", "300")
+
+
+def test_m12_a_backbone_of_another_vocabulary(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Of ggml; onnxruntime's graphs are compared in group B."""
+    copy = Path(shutil.copytree(tiny_gguf, tmp_path / "gguf"))
+    manifest = open_bundle(copy).manifest
+    layout = manifest.tables
+    assert layout is not None
+    with open_tables(copy) as tables:
+        records = tables.records(np.arange(299))
+    fewer = type(layout)(records=299, layers=layout.layers, parts=layout.parts, row_type="fp32")
+    shutil.rmtree(copy / TABLES)
+    write_store(copy / TABLES, fewer, records, 299)
+    rewrite(copy, model__vocab_size=299, tables__records=299)
+    recorded(copy, GROUP, f"{TABLES}/records/zarr.json", SHARD)
+    opened = open_bundle(copy)
+
+    file = read_gguf(copy / GGUF)
+    refused(lambda: check_backbone(file, opened.manifest), BundleError, copy / GGUF, "299", "300")
+
+
+def test_m12_a_tokenizer_with_more_tokens_than_the_model(bundle: Path) -> None:
+    """A tokenizer may have tokens that no text leads to; one that a prompt has is named."""
+    document = json.loads((bundle / TOKENIZER).read_bytes())
+    token = {"id": 999, "content": "<more>", "special": True, "normalized": False}
+    document["added_tokens"].append(
+        token | {"single_word": False, "lstrip": False, "rstrip": False}
+    )
+    document["model"]["vocab"]["<more>"] = 999
+    (bundle / TOKENIZER).write_text(json.dumps(document))
+    recorded(bundle, TOKENIZER)
+
+    def say_it() -> None:
+        with stem_edge.load(bundle, prepare=False, warm_start=False) as model:
+            model.generate_text("<more>")
+
+    refused(say_it, StemEdgeError, "999", "299")
+
+
+def test_m14_a_file_that_is_exchanged_while_it_is_verified(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is hashed is what was opened and looked at, and not what is at the path by then."""
+    other = bundle.parent / "other"
+    other.write_bytes(bytes((bundle / TOKENIZER).stat().st_size))
+    open_file, opened = disk.open_file, []
+
+    def exchanging(path: Path) -> int:
+        descriptor = open_file(path)
+        if path == bundle / TOKENIZER:
+            opened.append(path)
+            other.replace(path)
+        return descriptor
+
+    monkeypatch.setattr(disk, "open_file", exchanging)
+    assert verify(bundle)[TOKENIZER] == "ok"
+    assert opened == [bundle / TOKENIZER]
+    monkeypatch.setattr(disk, "open_file", open_file)
+    assert verify(bundle)[TOKENIZER].startswith("sha256 is")
+
+
+@needs_links
+@pytest.mark.parametrize("instead", [link, pipe])
+def test_m14_a_file_that_becomes_something_else_before_it_is_opened(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, instead: Callable[[Path], None]
+) -> None:
+    open_file = disk.open_file
+
+    def exchanging(path: Path) -> int:
+        if path == bundle / TOKENIZER:
+            instead(path)
+        return open_file(path)
+
+    monkeypatch.setattr(disk, "open_file", exchanging)
+    assert verify(bundle)[TOKENIZER].startswith("not a regular file")
+
+
+def test_m14_a_file_that_grows_or_is_cut_while_it_is_verified(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file, size = disk.open_file, (bundle / TOKENIZER).stat().st_size
+    for change, said in ((1, f"{size + 1} bytes found"), (-1, f"{size - 1} bytes found")):
+
+        def changing(path: Path, change: int = change) -> int:
+            if path == bundle / TOKENIZER:
+                os.truncate(path, size + change)
+            return open_file(path)
+
+        os.truncate(bundle / TOKENIZER, size)
+        monkeypatch.setattr(disk, "open_file", changing)
+        assert said in verify(bundle)[TOKENIZER]
+        monkeypatch.setattr(disk, "open_file", open_file)
+
+
+@pytest.mark.parametrize("missing", [MANIFEST, TOKENIZER, SHARD, f"{TABLES}/records"])
+def test_m15_half_a_bundle(bundle: Path, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is not there yet, a bundle is only one when all of it is."""
+    path = bundle / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    commands: list[list[str | Path]] = [["inspect", bundle], ["generate", bundle, "-p", "a"]]
+    for command in commands:
+        message = command_refused(capsys, command, bundle, kept=[bundle])
+        assert "export" in message
+
+
+READ_ONLY = """
+import os, sys
+import stem_edge
+from pathlib import Path
+root, cache = Path(sys.argv[1]), sys.argv[2]
+
+def use():
+    with stem_edge.load(root, cache_dir=cache) as model:
+        return model.generate_text([1, 2, 3], max_new_tokens=3)
+
+expected = use()  # whatever is imported is imported before the files are out of reach
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+assert not os.access(root, os.W_OK)
+assert use() == expected
+assert set(stem_edge.verify(root).values()) == {"ok"}
+stem_edge.open_tables(root).close()
+print("usable")
+sys.stdout.flush()
+sys.stdin.readline()  # the parent takes a file away
+for call in (lambda: stem_edge.open_tables(root).close(), use):
+    try:
+        call()
+    except stem_edge.BundleError as error:
+        print(error)
+print(stem_edge.verify(root)[sys.argv[3]])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        bundle = Path(shutil.copytree(tiny_bundle, Path(made) / "model"))
+        cache = Path(made) / "cache"
+        cache.mkdir()
+        for path in [bundle, *bundle.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        cache.chmod(0o777)
+        before = os.umask(0)  # what root leaves in the cache is for others, too
+        try:
+            with subprocess.Popen(
+                [sys.executable, "-c", READ_ONLY, str(bundle), str(cache), SHARD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as child:
+                assert child.stdin is not None and child.stdout is not None
+                first = child.stdout.readline()
+                (bundle / SHARD).chmod(0)
+                out, err = child.communicate("\n", timeout=120)
+        finally:
+            os.umask(before)
+            for path in [bundle, *bundle.rglob("*")]:
+                path.chmod(0o755 if path.is_dir() else 0o644)
+    assert first == "usable\n", err
+    lines = out.splitlines()
+    assert len(lines) == 3, err
+    for line in lines[:2]:
+        assert str(bundle / SHARD) in line and "Permission denied" in line
+        assert "check the permissions" in line
+    assert "Permission denied" in lines[2]

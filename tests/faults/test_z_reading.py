@@ -1,0 +1,323 @@
+"""Catalogue Z11 to Z18: how tables are read. What their files hold: test_z_tables.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import refused
+from stores import write_store
+from test_shards import edit
+from test_z_tables import FORMAT, LAYOUT, RECORDS, STRIDE, root, shard
+
+import stem_edge
+from stem_edge import disk
+from stem_edge.bundle import TABLES, Bundle, open_bundle
+from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.export.table_plan import EXPORT_TABLES, ExportTables
+from stem_edge.export.tables import _make_grid
+from stem_edge.quantize import U8
+from stem_edge.rows import RecordLayout, RowType, make_layout
+from stem_edge.runtime.store import open_store
+from stem_edge.table_check import check_tables
+from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.tables import open_tables
+
+__all__ = ["root"]  # the fixture
+EVERY = np.arange(5)
+
+
+def bundle_of(opened: Bundle, folder: Path, records: U8, per_shard: int) -> Bundle:
+    """The same bundle elsewhere, with these records in its tables."""
+    manifest = opened.manifest
+    assert manifest.tables is not None
+    write_store(folder / TABLES, manifest.tables, records, per_shard)
+    return Bundle(folder, manifest)
+
+
+def records_of(bundle: Bundle) -> U8:
+    with open_tables(bundle.path) as tables:
+        return tables.records(np.arange(bundle.manifest.model.records))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38, -3e38])
+def test_z11_a_scale_that_is_no_number(tiny_bundle: Path, tmp_path: Path, bad: float) -> None:
+    """With a valid checksum. 3e38 times a code is infinite; a scale may be negative, or zero."""
+    opened = open_bundle(tiny_bundle)
+    records = records_of(opened)
+    layout = opened.manifest.tables
+    assert layout is not None
+    layout.row_scales(records, 1)[:] *= -1
+    layout.row_scales(records, 0)[7] = 0
+    check_tables(bundle_of(opened, tmp_path / "right", records, 128))
+    layout.row_scales(records, 1)[200] = bad
+    wrong = bundle_of(opened, tmp_path / "wrong", records, 128)
+    path = tmp_path / "wrong" / TABLES / "records" / "c" / "1" / "0"
+    at = (200 - 128) * (layout.record_nbytes + 4)
+    said = ["record 200 (token 200)", f"at byte {at}", f"scale 0 of layer {layout.layers[1]}"]
+    refused(lambda: check_tables(wrong), BundleError, path, *said)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_z11_a_value_that_is_no_number(tiny_gguf: Path, tmp_path: Path, bad: float) -> None:
+    opened = open_bundle(tiny_gguf)
+    records, layout = records_of(opened), opened.manifest.tables
+    assert layout is not None and layout.row_type == "fp32"
+    layout.row_codes(records, 0)[299, 5] = bad
+    wrong = bundle_of(opened, tmp_path, records, 300)
+    said = ["record 299 (token 299)", f"value 5 of layer {layout.layers[0]} is {bad}"]
+    refused(lambda: check_tables(wrong), BundleError, tmp_path, *said)
+
+
+def test_z11_scales_of_rare_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
+    """They are in an array of their own, and the index says whose they are."""
+    wide = RecordLayout(
+        records=4, layers=(1,), parts=((16,),), row_type="int8", group_size=16, scale_type="fp16"
+    )
+    rare = RecordLayout(
+        records=2, layers=(1,), parts=((16,),), row_type="int4", group_size=16, scale_type="fp16"
+    )
+    stored = [layout.pack([np.ones((2, 16), np.float32)]) for layout in (wide, rare)]
+    rare.row_scales(stored[1], 0)[1] = np.inf
+    format = write_store(tmp_path / TABLES, wide, stored[0], 1, [0, 1, 2, 2, 3], (rare, stored[1]))
+    manifest: Any = type("Manifest", (), {"table_format": format})
+    path = tmp_path / TABLES / "rare_records" / "c" / "1" / "0"
+    refused(lambda: check_tables(Bundle(tmp_path, manifest)), BundleError, path, "3 (token 4)")
+
+
+def test_z11_every_byte_is_read_and_counted(tiny_bundle: Path) -> None:
+    opened, counted = open_bundle(tiny_bundle), [0]
+    check_tables(opened, counted.append)
+    layout = opened.manifest.tables
+    assert layout is not None
+    assert sum(counted) == 300 * (layout.record_nbytes + 4)
+
+
+def test_z11_a_flipped_bit_in_any_shard(tiny_bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
+    path = copy / TABLES / "records" / "c" / "0" / "0"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    opened = open_bundle(copy)
+    refused(lambda: check_tables(opened), BundleError, path, "crc32c", "token", kept=[copy])
+
+
+def test_z12_a_shard_that_is_cut_while_it_is_open(root: Path) -> None:
+    with open_store(root, FORMAT) as store:
+        os.truncate(shard(root, 1), STRIDE + 3)
+        refused(
+            lambda: store.read(EVERY), RowReadError, shard(root, 1), "record 3", "3 of 24 bytes"
+        )
+        others = np.array([0, 1, 2, 4])
+        assert np.array_equal(store.read(others), RECORDS[others])
+
+
+def test_z13_a_shard_that_is_replaced_while_it_is_open(root: Path, tmp_path: Path) -> None:
+    newer = RECORDS[::-1].copy()
+    with open_store(root, FORMAT) as store:
+        write_store(tmp_path / "newer", LAYOUT, newer, 2)
+        for number in range(3):
+            shard(tmp_path / "newer", number).replace(shard(root, number))
+        assert np.array_equal(store.read(EVERY), RECORDS)
+    with open_store(root, FORMAT) as store:
+        assert np.array_equal(store.read(EVERY), newer)
+
+
+class Failing:
+    """disk.pread, whose reads of one place fail: the first `times` of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, offset: int, times: int) -> None:
+        self.offset, self.left, self.failed, self.pread = offset, times, 0, disk.pread
+        monkeypatch.setattr(disk, "pread", self)
+
+    def __call__(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        if offset == self.offset and self.left:
+            self.left, self.failed = self.left - 1, self.failed + 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self.pread(descriptor, buffer, offset)
+
+
+def test_z14_a_read_that_fails_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(root, FORMAT) as store:
+        failing = Failing(monkeypatch, STRIDE, times=1)
+        assert np.array_equal(store.read(EVERY), RECORDS)
+        assert failing.failed == 1
+
+
+def test_z14_a_read_that_fails_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(root, FORMAT) as store:
+        failing = Failing(monkeypatch, STRIDE, times=1000)
+        refused(
+            lambda: store.read(np.array([1])),
+            RowReadError,
+            shard(root, 0),
+            f"record 1 at byte {STRIDE}",
+            os.strerror(errno.EIO),
+        )
+        assert failing.failed == 2  # tried once more, and not for ever
+        neighbours = np.array([0, 2, 4])
+        assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_z15_short_reads_and_signals(
+    root: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    pread, calls = disk.pread, [0]
+
+    def short(descriptor: int, buffer: memoryview, offset: int) -> int:
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+        return pread(descriptor, buffer[:most], offset)
+
+    monkeypatch.setattr(disk, "pread", short)
+    with open_store(root, FORMAT) as store:
+        assert np.array_equal(store.read(EVERY), RECORDS)
+    with open_tables(root) as tables:
+        assert np.array_equal(tables.records(EVERY), RECORDS)
+
+
+MANY_SHARDS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from stem_edge.errors import BundleError
+from stem_edge.runtime.store import open_store
+from stem_edge.table_store import open_table_store
+
+root = Path(sys.argv[1])
+format = open_table_store(root).format
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+try:
+    open_store(root, format).close()
+except BundleError as error:
+    print(error)
+# What was opened before the limit was met was given back.
+files = [open(sys.argv[0] or sys.executable, "rb") for _ in range(40)]
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+with open_store(root, format) as store:
+    assert len(store.read(np.arange(200))) == 200
+print("whole")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no RLIMIT_NOFILE")
+def test_z16_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    many = RecordLayout(records=200, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
+    write_store(tmp_path / "t", many, np.zeros((200, 20), np.uint8), records_per_shard=1)
+    script = tmp_path / "many.py"
+    script.write_text(MANY_SHARDS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "t")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    message, whole = done.stdout.splitlines() or [done.stderr, ""]
+    assert str(tmp_path / "t") in message and "Too many open files" in message, done.stderr
+    assert "ulimit -n" in message and whole == "whole"
+
+
+def test_z16_a_hundred_thousand_shards(tmp_path: Path) -> None:
+    """A store that says so must have as many files; none is opened before it is looked for."""
+    many = RecordLayout(
+        records=100_000, layers=(1,), parts=((16,),), row_type="int8", group_size=16
+    )
+    write_store(tmp_path / "t", many, np.zeros((100_000, 20), np.uint8), 100_000)
+    path = tmp_path / "t" / "records" / "zarr.json"
+    edit(path, "chunk_grid configuration chunk_shape 0", 1)
+    for call in (
+        lambda: open_tables(tmp_path / "t").close(),
+        lambda: open_store(tmp_path / "t", TableFormat(tokens=100_000, tables=many)).close(),
+    ):
+        refused(call, BundleError, tmp_path / "t")
+
+
+OUTSIDE = [-1, 300, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
+KINDS = [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64]
+NO_IDS = [True, 1.0, np.float32(1), np.bool_(True), "1", None, 2**64, 10**30, 1 + 0j]
+
+
+def test_z17_ids_that_no_token_has(tiny_bundle: Path) -> None:
+    """-1 is no last token, a bool is no id, and a refusal leaves the model as it was."""
+    with stem_edge.load(tiny_bundle, prepare=False, warm_start=False) as model:
+        expected = model.logits([1, 2, 3])
+        for token in [*OUTSIDE, *NO_IDS]:
+            calls: list[Callable[[Any], object]] = [
+                lambda token: model.logits([token]),
+                lambda token: model.generate([1, token]),
+                lambda token: model.generate_text([token]),
+                lambda token: model.logits([1], stem_ids=[token]),
+                lambda token: model.logits([1], stem_ids=[[token]]),
+                lambda token: model.detokenize([token]),
+            ]
+            for call in calls:
+                with pytest.raises(InputError, match="token id"):
+                    call(token)
+        assert np.array_equal(model.logits([1, 2, 3]), expected)
+        for kind in KINDS:
+            ids: Any = np.array([1, 2, 3], kind)
+            assert np.array_equal(model.logits(ids), expected)
+
+
+@pytest.mark.parametrize("token", [*OUTSIDE, *NO_IDS], ids=repr)
+def test_z17_ids_that_tables_do_not_have(tiny_bundle: Path, token: Any) -> None:
+    with open_tables(tiny_bundle) as tables:
+        refused(lambda: tables[token, 1], InputError)
+        refused(lambda: tables[[token], 1], InputError)
+        refused(lambda: tables[[5, token], 1], InputError)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_z17_ids_of_numpys_types(tiny_bundle: Path, kind: type[np.integer[Any]]) -> None:
+    with open_tables(tiny_bundle) as tables:
+        assert np.array_equal(tables[np.array([1, 2], kind), 1], tables[[1, 2], 1])
+        for limit in (np.iinfo(kind).min, np.iinfo(kind).max):
+            if not 0 <= limit < 300:
+                outside = np.array([limit], kind)
+                refused(partial(tables.__getitem__, (outside, 1)), InputError, "0..299")
+
+
+def test_z17_records_that_are_not_there(root: Path) -> None:
+    with open_store(root, FORMAT) as store:
+        for number in (-1, 5, 2**31, 2**62):
+            with pytest.raises(InputError, match=r"not in 0\.\.4"):
+                store.read(np.array([number]))
+
+
+@pytest.mark.parametrize("tables", EXPORT_TABLES)
+def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: ExportTables) -> None:
+    """Whatever the options. A backbone is one file: one above 4 GiB needs another file system."""
+    row_type: RowType = "int4" if tables == "mixed" else tables
+    sizes = [(layers, width) for layers in (1, 16, 60) for width in (16, 64, 8192, 1 << 20)]
+    for layers, width in sizes:
+        for group in (16, 256):
+            layout = make_layout(1 << 24, range(layers), ((width,),), row_type, group)
+            grid = _make_grid(tmp_path, layout)
+            assert max(grid.shard_nbytes(number) for number in (0, grid.shards - 1)) < 1 << 32
+
+
+def test_z18_names_do_not_differ_only_in_case(tiny_bundle: Path, tiny_gguf: Path) -> None:
+    """So a bundle can be carried to a file system that knows no case."""
+    for path in (tiny_bundle, tiny_gguf):
+        names = [p.relative_to(path).as_posix() for p in path.rglob("*")]
+        assert len({name.casefold() for name in names}) == len(names)
+
+
+def test_z18_a_table_store_on_a_file_system_without_case(root: Path) -> None:
+    for path in [p for p in root.rglob("*") if p.is_file()]:
+        assert path.relative_to(root).as_posix() == path.relative_to(root).as_posix().lower()
+    assert open_table_store(root).format == FORMAT
