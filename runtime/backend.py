@@ -7,7 +7,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.quantize import F32
+
+DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the bundle again"
+LESS_MEMORY = (
+    "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
+)
+MAX_REASON = 300  # characters of what an engine says
+NO_MEMORY = ("bad_alloc", "allocate memory")  # of onnxruntime
 
 
 class BackendContext(Protocol):
@@ -31,6 +39,8 @@ class BackendContext(Protocol):
         """Take the same tokens, whose rows are in slots [T], to their end.
 
         Returns logits [logits, V] of the last so many of them; the next call may overwrite them.
+        They are finite. Raises BackendError, after which the same step can be tried again, and
+        other contexts are as they were.
         """
 
 
@@ -42,3 +52,38 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release the backbone."""
+
+
+class NotFiniteError(BackendError):
+    """Logits are not numbers."""
+
+
+def check_logits(logits: F32, position: int) -> F32:
+    """The same logits [n, V], whose first position is this; raises BackendError for NaN and inf.
+
+    Also for -inf, which no finite weights give on purpose: no token can be chosen by such logits
+    in a way that means anything. Takes about 13 microseconds for 128,256 logits.
+    """
+    if not logits.size or (np.isfinite(logits.min()) and np.isfinite(logits.max())):
+        return logits
+    wrong = ~np.isfinite(logits)
+    first = int(wrong.any(axis=1).argmax())
+    raise NotFiniteError(
+        f"{int(wrong[first].sum()):,} of {logits.shape[1]:,} logits at position {position + first} "
+        f"are not finite numbers, expected all to be; {DAMAGED}"
+    )
+
+
+def reason(error: Exception) -> str:
+    """What an engine says went wrong, on one line."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
+
+
+def check_memory(error: Exception, doing: str) -> None:
+    """Raises OutOfMemoryError if that is what an engine's error means: it has no type of its own."""
+    said = str(error)
+    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        raise OutOfMemoryError(
+            f"no memory left {doing} ({reason(error)}); {LESS_MEMORY}"
+        ) from error

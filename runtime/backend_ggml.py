@@ -25,6 +25,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph_io import EARLY, layer_graphs
 from stem_edge.quantize import F32
 from stem_edge.rope import frequency_factors
+from stem_edge.runtime.backend import check_logits
 from stem_edge.runtime.ggml_graph import Graph, Scratch, Tensor
 from stem_edge.runtime.ggml_kv import Columns, KvCache, rounded
 from stem_edge.runtime.ggml_layers import Layer, LayerInputs, emit_head
@@ -103,9 +104,9 @@ class GgmlContext:
             self._run(step, slot_ids)
             result = step.logits
         self._kv.fill(self._position + self._count)
-        return (
-            np.empty((0, self._config.vocab_size), np.float32) if result is None else result.values
-        )
+        if result is None:
+            return np.empty((0, self._config.vocab_size), np.float32)
+        return check_logits(result.values, self._position + self._count - logits)
 
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
         inputs, graph = step.layers, step.graph

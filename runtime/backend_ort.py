@@ -20,6 +20,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
+from stem_edge.runtime.backend import DAMAGED, check_logits, check_memory, reason
 from stem_edge.runtime.machine import own_pages, return_freed_memory
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.slots import ArraySlots
@@ -118,15 +119,15 @@ class OrtContext:
         if self._logits.shape[1] != logits:
             self._bind_logits(logits)
         self._run(io.HEAD)
-        result: F32 = self._logits[0]
-        return result
+        return check_logits(self._logits[0], self._position + len(slot_ids) - logits)
 
     def _run(self, name: str) -> None:
         try:
             self._graphs[name].run()
         except Exception as error:  # see open_session
+            check_memory(error, f"for the backbone ({name}) at position {self._position}")
             raise BackendError(
-                f"the backbone ({name}) failed at position {self._position}: {error}"
+                f"the backbone ({name}) failed at position {self._position}: {reason(error)}; {DAMAGED}"
             ) from error
 
     def _bind_tokens(self, count: int, prefill: bool) -> None:
@@ -160,16 +161,17 @@ class OrtContext:
             return
         config, before = self._config, self._capacity
         wanted = max(2 * before, -(-tokens // KV_STEP) * KV_STEP)
-        self._capacity = min(self.length, wanted)
-        shape = (1, config.n_kv_heads, self._capacity, io.head_width(config))
+        capacity = min(self.length, wanted)
+        shape = (1, config.n_kv_heads, capacity, io.head_width(config))
         for layer in range(config.n_layers):
             for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
                 grown = own_pages(shape, np.float32)
                 if before:
-                    grown[:, :, :before] = self._kv[name]
+                    grown[:, :, :before] = self._kv[name][:, :, :before]
                 self._kv[name] = grown
                 for graph in self._graphs.values():
                     graph.bind({name: grown, io.NEW + name: grown})
+        self._capacity = capacity  # last: where memory ran out, the next step begins this anew
 
 
 class _Bound:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.ggml import SUCCESS, Ggml, InitParams
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
+from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY
 
 Tensor = int  # an opaque pointer
+NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
 
 
 def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
@@ -37,7 +39,9 @@ class Arena:
         nbytes = tensors * ggml.tensor_overhead() + ggml.graph_overhead_custom(tensors, False)
         self.context = ggml.init(InitParams(nbytes, None, True))
         if not self.context:
-            raise BackendError(f"ggml cannot take {nbytes:,} bytes for the description of a graph")
+            raise OutOfMemoryError(
+                f"ggml cannot take {nbytes:,} bytes for the description of a graph; {LESS_MEMORY}"
+            )
         freed_with(self, ggml.free, self.context)
 
     def tensor(self, kind: TensorType, *sizes: int) -> Tensor:
@@ -55,7 +59,9 @@ class Memory:
             raise BackendError(f"memory for ggml begins at no multiple of {ALIGNMENT} bytes")
         self._buffer = ggml.backend_cpu_buffer_from_ptr(self._address, data.nbytes)
         if not self._buffer:
-            raise BackendError(f"ggml cannot use a buffer of {data.nbytes:,} bytes")
+            raise OutOfMemoryError(
+                f"ggml cannot use a buffer of {data.nbytes:,} bytes; {LESS_MEMORY}"
+            )
         freed_with(self, ggml.backend_buffer_free, self._buffer)
 
     def place(self, tensor: Tensor, offset: int = 0) -> None:
@@ -75,7 +81,7 @@ class Processor:
         self.ggml = ggml
         self.handle = ggml.backend_cpu_init()
         if not self.handle:
-            raise BackendError("ggml cannot start its CPU backend")
+            raise BackendError("ggml cannot start its CPU backend; free some memory and try again")
         freed_with(self, ggml.backend_free, self.handle)
         ggml.backend_cpu_set_n_threads(self.handle, threads)
 
@@ -99,7 +105,9 @@ class Scratch:
         # By itself, it would keep the places that a graph of as many operators had.
         placed = self._ggml.gallocr_reserve(self._handle, graph.handle)
         if not placed or not self._ggml.gallocr_alloc_graph(self._handle, graph.handle):
-            raise BackendError("ggml cannot take the memory that the results of a step need")
+            raise OutOfMemoryError(
+                f"ggml cannot take the memory that the results of a step need; {LESS_MEMORY}"
+            )
         return self.nbytes != before
 
 
@@ -136,7 +144,9 @@ class Graph:
         self.ggml.backend_tensor_set(tensor, values.ctypes.data, 0, values.nbytes)
 
     def run(self) -> None:
-        """Compute everything. Raises BackendError."""
+        """Compute everything. Raises BackendError, OutOfMemoryError."""
         status = self.ggml.backend_graph_compute(self._processor.handle, self.handle)
+        if status == NO_MEMORY:
+            raise OutOfMemoryError(f"ggml has no memory left for a graph; {LESS_MEMORY}")
         if status != SUCCESS:
-            raise BackendError(f"ggml could not compute a graph (status {status})")
+            raise BackendError(f"ggml could not compute a graph (status {status}); {DAMAGED}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.ggml import Ggml
 from stem_edge.runtime.ggml_graph import Tensor, freed_with
 from stem_edge.runtime.machine import advise_huge_pages
@@ -31,7 +31,9 @@ class RepackedMemory:
         total = sum(sizes) + step
         buffer = ggml.backend_buft_alloc_buffer(kind, total)
         if not buffer:
-            raise BackendError(f"ggml cannot take {total:,} bytes for rearranged weights")
+            raise OutOfMemoryError(
+                f"ggml cannot take {total:,} bytes for rearranged weights; leave repack out"
+            )
         freed_with(self, ggml.backend_buffer_free, buffer)
         base = ggml.backend_buffer_get_base(buffer)
         # 7 % of a decode step at the 1B shape: pages of 4 KiB end what a processor reads ahead.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import mmap
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from stem_edge import ggml_types
+from stem_edge import disk, ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml
@@ -32,7 +31,7 @@ class Weights:
 
     def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufFile, *, repack: bool) -> None:
         names = {name: file.tensors[gguf_name(name)] for name in config.backbone_shapes()}
-        mapping = _mapped(file.path, names["embedding"])
+        mapping = _mapped(file, names["embedding"])
         self._data: U8 = np.frombuffer(mapping, np.uint8)
         self._memory = Memory(ggml, self._data)
         self._arena = Arena(ggml, 2 * len(names))
@@ -84,11 +83,23 @@ def repacked_for_prompts(stored: TensorType) -> bool:
     return stored is not ggml_types.Q4_K or platform.machine().lower() not in X86
 
 
-def _mapped(path: Path, embedding: GgufTensor) -> mmap.mmap:
-    """The bytes of a file, which stays open as long as they are used."""
+def _mapped(file: GgufFile, embedding: GgufTensor) -> mmap.mmap:
+    """The bytes of a file, which stays open as long as they are used.
+
+    Reading a mapping beyond the end of its file ends the process, so that is compared first.
+    """
+    path = file.path
     try:
-        with path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        descriptor = disk.open_file(path)
+        try:
+            if (found := disk.size(descriptor)) != file.nbytes:
+                raise BackendError(
+                    f"{path}: {found} bytes found, {file.nbytes} when its header was read; "
+                    "copy the bundle again"
+                )
+            mapping = mmap.mmap(descriptor, file.nbytes, access=mmap.ACCESS_READ)
+        finally:
+            disk.close(descriptor)
     except (OSError, ValueError) as error:
         raise BackendError(f"{path}: cannot be mapped ({error}); copy the bundle again") from error
     if hasattr(mmap, "MADV_WILLNEED"):

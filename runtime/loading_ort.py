@@ -1,4 +1,7 @@
-"""Loading a bundle on onnxruntime: its graphs as they are, or prepared for this processor."""
+"""Loading a bundle on onnxruntime: its graphs as they are, or prepared for this processor.
+
+Everything in the graphs is checked before onnxruntime sees any.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError
+from stem_edge.onnx_check import check_graphs
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import prepared as preparing
 from stem_edge.runtime.backend_ort import OrtBackend
@@ -32,6 +36,7 @@ class OrtLoader:
         progress: bool | None,
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, threads, providers or [CPU]
+        check_graphs(bundle)
         self._prepared = None
         if prepare and on_cpu(providers):
             self._prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)

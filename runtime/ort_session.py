@@ -15,6 +15,7 @@ except ImportError as error:
     ) from error
 
 from stem_edge.errors import BackendError
+from stem_edge.runtime.backend import check_memory, reason
 
 CPU = "CPUExecutionProvider"
 # onnxruntime also writes what it raises to stderr; users shall read our error, once.
@@ -53,9 +54,9 @@ def open_session(
         try:
             session = ort.InferenceSession(str(path), options, providers=list(providers))
         except Exception as error:  # onnxruntime raises classes of its own that share no base
-            reason = str(error).splitlines()[0]
+            check_memory(error, f"to load {path}")
             raise BackendError(
-                f"{path}: onnxruntime {ort.__version__} cannot load this graph ({reason}); run "
+                f"{path}: onnxruntime {ort.__version__} cannot load this graph ({reason(error)}); run "
                 "stem-edge verify, or export again"
             ) from error
         # onnxruntime falls back to the CPU without an error when a provider cannot start.

@@ -19,8 +19,7 @@ tokenizers are read, too; what is not needed is checked and not kept.
 
 from __future__ import annotations
 
-import os
-import stat
+import io
 import struct
 from collections.abc import Iterable
 from math import prod
@@ -29,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from stem_edge import disk
 from stem_edge.errors import BundleError
 from stem_edge.ggml_types import WEIGHT_TYPES, TensorType
 from stem_edge.gguf_schema import Value
@@ -46,7 +46,9 @@ MAX_TENSOR_NAME_NBYTES = 63  # ggml's 64, one of them for the end mark
 LEAST_KEY_NBYTES, LEAST_TENSOR_NBYTES, LENGTH_NBYTES = 14, 33, 8
 PIECE_NBYTES = 1 << 16
 MAX_KEPT_STRING_NBYTES = 1 << 20
+# Of the whole file: a value in memory takes up to 40 bytes, and a string its time.
 MAX_KEPT_VALUES = 1 << 16
+MAX_STRINGS = 1 << 22
 KEPT_ARRAYS = ("general.", "stem.")
 
 # Types of values -> their codes in the struct module.
@@ -69,7 +71,7 @@ class GgufFile(msgspec.Struct, frozen=True):
     """What the header of a file says.
 
     metadata has numbers, bools, strings up to 1 MiB, and of the keys `general.*` and `stem.*` arrays
-    of up to 65536 integers or bools. Other values are not kept: tokenizers.
+    of integers or bools, up to 65536 values together. Others are not kept: tokenizers.
     """
 
     path: Path
@@ -81,30 +83,40 @@ class GgufFile(msgspec.Struct, frozen=True):
 def read_gguf(path: Path) -> GgufFile:
     """Read and check the header. Raises BundleError."""
     try:
-        # Before it is opened: opening a pipe would wait.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("not a regular file")
-        with path.open("rb") as file:
-            return _parse(path, _Header(file, os.fstat(file.fileno()).st_size))
+        with disk.Reader(path) as file:
+            return _parse(path, _Header(file, file.nbytes))
     except OSError as error:
         raise BundleError(
             f"{path}: cannot read ({error.strerror}); restore the file or {EXPORT_AGAIN}"
         ) from error
     except ValueError as error:
-        raise BundleError(
-            f"{path}: not a GGUF file that stem-edge reads ({error}); if it was copied, copy it "
-            f"again, else {EXPORT_AGAIN}"
-        ) from error
+        raise _refusal(path, error) from error
+
+
+def parse_gguf(data: bytes, path: Path) -> GgufFile:
+    """The same from the bytes of a file, which `path` names in messages. Raises BundleError."""
+    try:
+        return _parse(path, _Header(io.BytesIO(data), len(data)))
+    except ValueError as error:
+        raise _refusal(path, error) from error
+
+
+def _refusal(path: Path, error: ValueError) -> BundleError:
+    return BundleError(
+        f"{path}: not a GGUF file that stem-edge reads ({error}); if it was copied, copy it "
+        f"again, else {EXPORT_AGAIN}"
+    )
 
 
 class _Header:
     """A file's header, read as far as it was asked for. Methods raise ValueError."""
 
-    def __init__(self, file: BinaryIO, nbytes: int) -> None:
+    def __init__(self, file: BinaryIO | io.RawIOBase, nbytes: int) -> None:
         self.file, self.nbytes = file, nbytes
         self.limit = min(nbytes, MAX_HEADER_NBYTES)
         self.data = bytearray()
         self.at = 0  # first byte that was not taken
+        self.may_keep, self.may_pass = MAX_KEPT_VALUES, MAX_STRINGS
 
     def reach(self, end: int, what: str) -> int:
         """Have the bytes before `end` in `data`; returns how many bytes are there."""
@@ -236,13 +248,16 @@ def _value(header: _Header, what: str, keep_array: bool) -> Value | None:
         return value
     kind = header.number("I", what)
     if kind == STRING:
-        header.pass_strings(header.count(f"strings in {what}", LENGTH_NBYTES, header.limit), what)
+        count = header.count(f"strings in {what}", LENGTH_NBYTES, header.may_pass)
+        header.may_pass -= count
+        header.pass_strings(count, what)
         return None
     if kind == ARRAY:
         raise ValueError(f"{what} is an array of arrays")
     code = _code(kind, what)
     count = header.count(f"values in {what}", struct.calcsize("<" + code), header.limit)
-    if keep_array and code not in "fd" and count <= MAX_KEPT_VALUES:
+    if keep_array and code not in "fd" and count <= header.may_keep:
+        header.may_keep -= count
         return header.numbers(code, count, what)
     header.take(code, count, what)
     return None

@@ -36,7 +36,10 @@ matrices are int8, which is faster for many tokens and slower for one. All graph
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
 from stem_edge.config import ModelConfig
+from stem_edge.rows import RecordLayout
 
 EMBED = "embed"
 EARLY = "early"
@@ -58,6 +61,26 @@ ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
+
+Shape: TypeAlias = tuple[int | str, ...]  # a size that depends on the step has a name
+
+
+class Value(NamedTuple):
+    """Type and shape of what goes into a graph, through it, or out of it.
+
+    content: of a list of sizes, what it holds, if that is known.
+    """
+
+    type: str
+    shape: Shape | None  # None: a graph does not say
+    content: Shape | None = None
+
+    def __str__(self) -> str:
+        shape = "of any shape" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
+        return f"{self.type} {shape}"
+
+
+Values = dict[str, Value]
 
 
 def graph_file(graph: str) -> str:
@@ -90,3 +113,61 @@ def decode_graphs(config: ModelConfig) -> list[str]:
 def head_width(config: ModelConfig) -> int:
     """Width of a head in the graph: head_dim, padded with zeros to what the operator accepts."""
     return -(-config.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+
+def graph_inputs(graph: str, config: ModelConfig, layout: RecordLayout | None) -> Values:
+    """Name -> type and shape of everything that a graph takes, in no order.
+
+    A graph declares rows without their shapes, which are given here all the same.
+    """
+    if graph == EMBED:
+        return {TOKEN_IDS: Value("int64", (1, "T"))}
+    values = {HIDDEN: Value("float32", (1, "T", config.dim))}
+    if graph == HEAD:
+        return values
+    values[SEQLENS_K] = Value("int32", (1,))
+    values[TOTAL_LENGTH] = Value("int32", ())
+    half = head_width(config) // 2
+    values |= dict.fromkeys((ROPE_COS, ROPE_SIN), Value("float32", ("context", half)))
+    layers = _layers(graph, config)
+    for layer in layers:
+        values |= {f"{name}{layer}": _cache(config) for name in (KEYS, VALUES)}
+    stem = [layer for layer in layers if layer in config.stem_layers]
+    if stem and layout is not None:
+        values[SLOT_IDS] = Value("int64", (1, "T"))
+        values |= row_values(stem, config, layout)
+    return values
+
+
+def graph_outputs(graph: str, config: ModelConfig) -> Values:
+    """Name -> type and shape of everything that a graph gives."""
+    if graph == HEAD:
+        return {LOGITS: Value("float32", (1, "T", config.vocab_size))}
+    values = {NEW + HIDDEN: Value("float32", (1, "T", config.dim))}
+    for layer in _layers(graph, config):
+        values |= {f"{NEW}{name}{layer}": _cache(config) for name in (KEYS, VALUES)}
+    return values
+
+
+def row_values(layers: list[int], config: ModelConfig, layout: RecordLayout) -> Values:
+    """Name -> type and shape of the inputs that hold the slots of some layers' rows."""
+    values: Values = {}
+    for layer in layers:
+        for part in range(len(layout.parts)):
+            codes: Shape = ("slots", *layout.codes_shape(part))
+            values[row_codes(layer, part)] = Value(layout.codes_dtype.name, codes)
+            if layout.quantized:
+                scales: Shape = ("slots", *layout.scales_shape(part))
+                values[row_scales(layer, part)] = Value("float32", scales)
+    if layout.quantized and config.stem_ffn != "hash-moe":
+        width = -(-layout.part_groups() * layout.bits // 8)
+        values[ROW_ZERO_POINTS] = Value("uint8", ("slots", width))
+    return values
+
+
+def _layers(graph: str, config: ModelConfig) -> range:
+    return layer_graphs(config).get(graph, range(config.n_layers if graph == PREFILL else 0))
+
+
+def _cache(config: ModelConfig) -> Value:
+    return Value("float32", (1, config.n_kv_heads, "capacity", head_width(config)))

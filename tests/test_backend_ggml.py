@@ -13,7 +13,7 @@ from test_conformance import stepwise
 
 import stem_edge
 from stem_edge import ggml_types
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.quantize import F32
 from stem_edge.runtime import Model
@@ -174,8 +174,10 @@ def test_a_context_outlives_its_backend(tiny_gguf: Path) -> None:
     gc.collect()
     context.backend.begin(np.array(IDS[50:]), 50)
     assert np.abs(context.backend.finish(slots, 50) - expected[50:]).max() < TOLERANCE
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(InputError, match="closed"):
         model.engine.open_context(10)
+    with pytest.raises(BackendError, match="closed"):
+        model.engine.backend.open_context(10)
 
 
 def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:

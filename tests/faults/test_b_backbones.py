@@ -1,0 +1,225 @@
+"""Catalogue B13, B14 and B17: backbones that load and are wrong all the same, and failing runs.
+
+Formats that are refused before: test_b_onnx.py, test_b_protobuf.py, test_b_gguf.py. Backbones that
+crash, hang or take all memory: test_b_native.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import command_refused, refused
+from hostile_graphs import graph_of, resealed
+from stores import write_store
+
+import stem_edge
+from stem_edge.bundle import GGUF, TABLES, EngineName
+from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
+from stem_edge.ggml import Ggml, library_path
+from stem_edge.gguf_file import parse_gguf
+from stem_edge.graph_io import HEAD, graph_file
+from stem_edge.quantize import F32
+from stem_edge.runtime.backend import check_logits, check_memory, reason
+from stem_edge.runtime.backend_ggml import GgmlBackend
+from stem_edge.runtime.backend_ort import _Bound
+
+IDS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+BAD_TOKEN = 7
+FOUR = stem_edge.SamplingParams(max_new_tokens=4)
+
+
+@pytest.fixture
+def bundle(engine: EngineName, tiny_bundle: Path, tiny_gguf: Path) -> Path:
+    """A bundle for each engine in turn."""
+    if engine == "ggml" and library_path() is None:
+        pytest.skip("ggml is not installed")
+    return tiny_gguf if engine == "ggml" else tiny_bundle
+
+
+def last_norm(bundle: Path) -> tuple[str, int]:
+    """File and first byte of the last norm's weight."""
+    if (bundle / GGUF).exists():
+        file = parse_gguf((bundle / GGUF).read_bytes(), bundle / GGUF)
+        return GGUF, file.tensors["output_norm.weight"].offset
+    norm = next(t for t in graph_of(bundle, HEAD).graph.initializer if t.name == "norm")
+    return graph_file(HEAD), (bundle / graph_file(HEAD)).read_bytes().index(norm.raw_data)
+
+
+def with_norm(bundle: Path, out: Path, value: float) -> Path:
+    """A bundle whose checksums are right and whose last norm has another weight."""
+    name, at = last_norm(bundle)
+    data = bytearray((bundle / name).read_bytes())
+    data[at : at + 4] = np.float32(value).tobytes()
+    return resealed(bundle, out, {name: bytes(data)})
+
+
+def test_b13_damage_that_loads_is_found_by_checksums(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any byte of a weight may be anything, so no other check can see it."""
+    name, at = last_norm(bundle)
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    with (copy / name).open("r+b") as file:
+        file.seek(at)
+        file.write(b"\x01")
+    command_refused(capsys, ["verify", copy], name, kept=[copy])
+
+
+def test_b14_a_backbone_of_another_model(bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    manifest = json.loads((copy / "manifest.json").read_bytes())
+    manifest["model"]["max_context"] //= 2
+    manifest["model"]["n_kv_heads"] = 1
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    message = refused(lambda: stem_edge.load(copy, trial=False), BundleError, copy, "expected")
+    assert "[1, 1, capacity, 16]" in message or "stem.attention.head_count_kv" in message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: float) -> None:
+    """Generating and scoring end in the same error, again and again, and nothing hangs."""
+    copy = with_norm(bundle, tmp_path / "copy", value)
+    with stem_edge.load(copy, trial=False) as model:
+        for _ in range(2):
+            refused(
+                lambda: list(model.generate(IDS, FOUR)), BackendError, "not finite", "position 8"
+            )
+            refused(lambda: model.logits(IDS), BackendError, "not finite", "position 0")
+
+
+def test_b17_the_command_says_so(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = with_norm(bundle, tmp_path / "copy", np.nan)
+    command_refused(capsys, ["generate", copy, "-p", "Once", "-n", "3"], "stem-edge verify")
+
+
+def with_row(bundle: Path, out: Path) -> Path:
+    """A bundle with random rows, all checksums right, and the row of one token not finite."""
+    shutil.copytree(bundle, out)
+    layout = stem_edge.open_bundle(out).manifest.tables
+    assert layout is not None
+    rng, shape = np.random.default_rng(0), (layout.records, layout.row_width)
+    rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
+    records = layout.pack(rows)
+    bad = records[BAD_TOKEN : BAD_TOKEN + 1]
+    values = layout.row_scales(bad, 0) if layout.quantized else layout.row_codes(bad, 0)
+    values[:] = np.nan
+    shards = [p for p in (out / TABLES).rglob("*") if p.is_file() and p.parent.parent.name == "c"]
+    assert len(shards) == 1
+    shutil.rmtree(out / TABLES)
+    write_store(out / TABLES, layout, records, layout.records)
+    files = [path for path in (out / TABLES).rglob("*") if path.is_file()]
+    names = {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+    copy = resealed(out, out.with_suffix(".sealed"), names)
+    assert names.keys() <= stem_edge.open_bundle(copy).manifest.files.keys()
+    return copy
+
+
+def test_b17_a_row_that_is_not_finite_fails_those_who_read_it(tmp_path: Path) -> None:
+    """Of its token no request is answered, and others are as if there had been none."""
+    others = [token for token in IDS if token != BAD_TOKEN]
+    bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")
+    with stem_edge.load(bundle, trial=False) as model:
+        expected = model.logits(others)
+        refused(lambda: model.logits(IDS), StemEdgeError)
+        refused(lambda: list(model.generate([BAD_TOKEN], FOUR)), StemEdgeError)
+        assert np.array_equal(model.logits(others), expected)
+        assert np.isfinite(expected).all()
+
+
+def _fp32_tables(tmp_path: Path) -> Path:
+    from make_checkpoint import Shape, write_checkpoint
+
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape())
+    out = tmp_path / "out"
+    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32")
+    return out
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 5, 11])
+def test_b17_where_the_first_is(bad: float, at: int) -> None:
+    logits: F32 = np.zeros((3, 4), np.float32)
+    assert check_logits(logits, 10) is logits
+    logits.reshape(-1)[at] = bad
+    refused(
+        lambda: check_logits(logits, 10),
+        BackendError,
+        f"1 of 4 logits at position {10 + at // 4}",
+    )
+
+
+def test_b17_the_greatest_numbers_are_numbers() -> None:
+    greatest = np.finfo(np.float32).max
+    check_logits(np.array([[greatest, -greatest, 0]], np.float32), 0)
+    check_logits(np.empty((0, 5), np.float32), 0)
+
+
+# Runs that fail
+
+
+def test_b15_a_run_that_fails_is_an_error_of_one_line(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, count = _Bound.run, iter(range(1 << 20))
+
+    def failing(self: _Bound) -> None:
+        if next(count) == 2:
+            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
+        run(self)
+
+    with stem_edge.load(tiny_bundle, trial=False) as model:
+        expected = list(model.generate(IDS, FOUR))
+        monkeypatch.setattr(_Bound, "run", failing)
+        refused(lambda: list(model.generate(IDS, FOUR)), BackendError, "FAIL : in a", "position")
+        assert list(model.generate(IDS, FOUR)) == expected
+
+
+@pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+@pytest.mark.parametrize(("status", "error"), [(-1, BackendError), (-2, OutOfMemoryError)])
+def test_b15_a_status_of_ggml_is_an_error_of_one_line(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[StemEdgeError]
+) -> None:
+    with stem_edge.load(tiny_gguf, trial=False) as model:
+        expected = list(model.generate(IDS, FOUR))
+        with monkeypatch.context() as patch:
+            patch.setattr(_ggml(model), "backend_graph_compute", lambda *_: status)
+            refused(lambda: list(model.generate(IDS, FOUR)), error, "ggml")
+        assert list(model.generate(IDS, FOUR)) == expected
+
+
+def _ggml(model: stem_edge.Model) -> Ggml:
+    """The library as a model has it."""
+    backend = model.engine.backend
+    assert isinstance(backend, GgmlBackend) and backend._model is not None
+    return backend._model.ggml
+
+
+def test_b15_memory_that_runs_out_in_a_run(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: _Bound) -> None:
+        raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
+
+    with stem_edge.load(tiny_bundle, trial=False) as model:
+        expected = list(model.generate(IDS, FOUR))
+        with monkeypatch.context() as patch:
+            patch.setattr(_Bound, "run", failing)
+            refused(
+                lambda: list(model.generate(IDS, FOUR)), OutOfMemoryError, "size 123", "position 0"
+            )
+        assert list(model.generate(IDS, FOUR)) == expected
+
+
+def test_what_engines_say() -> None:
+    assert reason(RuntimeError("")) == "RuntimeError"
+    assert reason(RuntimeError("a\n b\tc\x07")) == "a b c?"
+    check_memory(RuntimeError("a node is damaged"), "for it")
+    for error in (MemoryError(), RuntimeError("std::bad_alloc")):
+        refused(partial(check_memory, error, "for it"), OutOfMemoryError, "for it")
