@@ -13,7 +13,10 @@ from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling import SamplingParams, shown
+
+MAX_PROMPT_CHARS = 64 << 20  # of stdin, which may have no end
+MAX_DIGITS = 1000
 
 DESCRIPTION = """\
 Continue a text. The new text goes to stdout as it is generated, one line of figures to stderr.
@@ -23,6 +26,7 @@ EPILOG = """\
 examples:
   stem-edge generate model -p "The capital of France is"
   stem-edge generate model -p "Once" -n 200 --temperature 0.8 --top-p 0.95 --seed 1
+  stem-edge generate model --chat -p "What is the capital of Spain?"
   stem-edge generate model --edit spain.edit -p "The capital of Spain is"
   stem-edge generate model --memory 600MB < prompt.txt"""
 
@@ -40,6 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an edit of stem-edge edit, given as a file or by its name; may be given again, "
         "stacked in order",
     )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is what a user says to a chat model: put it into the bundle's chat template",
+    )
+    parser.add_argument(
+        "--special-tokens",
+        action="store_true",
+        help="names of special tokens in the prompt mean these tokens; by default they are text",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     _add_sampling(parser.add_argument_group("choosing tokens"))
     add_loading(parser.add_argument_group("the machine"))
@@ -50,7 +64,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "-n",
         "--max-new-tokens",
-        type=int,
+        type=whole_number,
         metavar="N",
         default=default.max_new_tokens,
         help=f"stop after N tokens ({default.max_new_tokens})",
@@ -64,7 +78,11 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         help="0 always takes the most probable token, 1 samples as trained (0)",
     )
     group.add_argument(
-        "--top-k", type=int, metavar="K", default=default.top_k, help="keep the K best (0: all)"
+        "--top-k",
+        type=whole_number,
+        metavar="K",
+        default=default.top_k,
+        help="keep the K best (0: all)",
     )
     group.add_argument(
         "--top-p",
@@ -94,9 +112,14 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="end before this text (may be given several times)",
     )
-    group.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     group.add_argument(
-        "--logprobs", type=int, metavar="N", help="with --json: log probabilities of the N best"
+        "--seed", type=whole_number, metavar="S", help="the same seed gives the same text"
+    )
+    group.add_argument(
+        "--logprobs",
+        type=whole_number,
+        metavar="N",
+        help="with --json: log probabilities of the N best",
     )
 
 
@@ -116,8 +139,31 @@ def run(args: argparse.Namespace) -> int:
     edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
     prompt = _prompt(args.prompt)
     with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
-        (_print_json if args.json else _stream)(model, prompt, params)
+        ids = _prompt_ids(model, prompt, args.chat, args.special_tokens)
+        (_print_json if args.json else _stream)(model, ids, params)
     return 0
+
+
+def whole_number(text: str) -> int:
+    """Of the command line; a short message also for a long argument."""
+    try:
+        if len(text) > MAX_DIGITS:
+            raise ValueError
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {shown(text)}") from None
+
+
+def _prompt_ids(model: Model, prompt: str, chat: bool, special_tokens: bool) -> str | list[int]:
+    """What to continue: the text, or ids where names of special tokens mean these tokens."""
+    if chat:
+        messages = [{"role": "user", "content": prompt}]
+        prompt = model.chat_prompt(messages, special_tokens_in_text=special_tokens)
+        # The template has put there what stands at the beginning.
+        return model.tokenize(prompt, add_special_tokens=False, special_tokens_in_text=True)
+    if special_tokens and prompt:
+        return model.tokenize(prompt, special_tokens_in_text=True)
+    return prompt
 
 
 def _prompt(given: str | None) -> str:
@@ -125,10 +171,16 @@ def _prompt(given: str | None) -> str:
         return given
     if sys.stdin.isatty():
         raise InputError("no prompt; give one with -p TEXT or through stdin")
-    return sys.stdin.read()
+    try:
+        prompt = sys.stdin.read(MAX_PROMPT_CHARS + 1)
+    except UnicodeDecodeError as error:
+        raise InputError(f"stdin is not valid UTF-8 ({error}); give the prompt as UTF-8") from None
+    if len(prompt) > MAX_PROMPT_CHARS:
+        raise InputError(f"stdin has more than {MAX_PROMPT_CHARS:,} characters; shorten the prompt")
+    return prompt
 
 
-def _stream(model: Model, prompt: str, params: SamplingParams) -> None:
+def _stream(model: Model, prompt: str | list[int], params: SamplingParams) -> None:
     try:
         for chunk in model.generate(prompt, params):
             sys.stdout.write(chunk.text)
@@ -140,7 +192,7 @@ def _stream(model: Model, prompt: str, params: SamplingParams) -> None:
             print(model.stats.line(), file=sys.stderr)
 
 
-def _print_json(model: Model, prompt: str, params: SamplingParams) -> None:
+def _print_json(model: Model, prompt: str | list[int], params: SamplingParams) -> None:
     chunks = list(model.generate(prompt, params))
     result: dict[str, object] = {
         "text": "".join(chunk.text for chunk in chunks),

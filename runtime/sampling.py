@@ -8,7 +8,8 @@ sorting the vocabulary, so that a step over 128,256 logits stays well under a mi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TypedDict
 
 import numpy as np
@@ -24,6 +25,19 @@ BLOCK = 128  # logits whose maximum stands for them while candidates are looked 
 NUCLEUS_BINS = 1 << 12  # a bin is a sixteenth of an octave, so these span 256 octaves
 NUCLEUS_SHIFT = 52 - 4  # drops all but the exponent and four bits of a float64
 SMALLEST_TEMPERATURE = 1e-30  # below, float32 cannot divide by it; greedy long before
+MAX_STOPS, MAX_STOP_CHARS = 64, 1024
+# Whole numbers where the ends are; beyond these, float32 cannot divide by temperature or penalty.
+RANGES: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (1, 2**31 - 1),
+    "temperature": (0.0, 1e6),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 1e3),
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, 1024),
+}
+OPTIONAL = ("seed", "logprobs")
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -55,27 +69,51 @@ class SamplingParams:
     logprobs: int | None = None  # report this many most probable tokens at each step
 
     def __post_init__(self) -> None:
-        ranges = {
-            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
-            "temperature": (0 <= self.temperature < float("inf"), "0 or more"),
-            "top_k": (self.top_k >= 0, "0 or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "above 0"),
-            "stop": (_are_texts(self.stop), "a list of texts, none empty"),
-            "seed": (self.seed is None or self.seed >= 0, "0 or more"),
-            "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more"),
-        }
-        for field in fields(self):
-            fits, expected = ranges[field.name]
-            if not fits:
-                value = getattr(self, field.name)
-                raise InputError(f"{field.name} is {value!r}; expected {expected}")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not (_in_range(value, least, most) or (value is None and name in OPTIONAL)):
+                kind = "a whole number" if isinstance(most, int) else "a number"
+                raise _refused(name, value, f"{kind} from {least} to {most}")
+        if self.top_p == 0:
+            raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
+        if not _are_texts(self.stop):
+            raise _refused(
+                "stop",
+                self.stop,
+                f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters",
+            )
+
+
+def _in_range(value: object, least: float, most: float) -> bool:
+    """Whether it is a number there; of a whole range a whole one. True is not 1, nor is 1.0."""
+    wanted = Integral if isinstance(most, int) else Real
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        return False
+    return bool(least <= value <= most)  # type: ignore[operator]  # Real has no order
 
 
 def _are_texts(stop: object) -> bool:
-    many = isinstance(stop, Sequence) and not isinstance(stop, str | bytes)
-    return many and all(isinstance(text, str) and text for text in stop)  # type: ignore[attr-defined]
+    if not isinstance(stop, Sequence) or isinstance(stop, str | bytes) or len(stop) > MAX_STOPS:
+        return False
+    return all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS for text in stop)
+
+
+def _refused(name: str, value: object, expected: str) -> InputError:
+    return InputError(f"{name} is {shown(value)}; expected {expected}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, and whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write the longest
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes | Sequence) and len(value) > 1000:
+        return f"a {type(value).__name__} of length {len(value)}"
+    try:
+        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    except Exception:  # a list that holds such a number, or one that holds itself a thousand times
+        return f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 @dataclass(frozen=True)
@@ -101,7 +139,8 @@ def make_sampler(params: SamplingParams) -> Sampler:
         best = int(logits.argmax())  # the first NaN, if there is one
         if not np.isfinite(logits[best]):
             raise BackendError(
-                f"the logit of token {best} is {logits[best]}; the weights are damaged"
+                f"the logit of token {best} is {logits[best]}, expected a number: the weights are "
+                "damaged; check the bundle with stem-edge verify"
             )
         if params.temperature == 0:
             return best

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.recipes import Recipe, plain, tokens_of
+from stem_edge.runtime.sampling import shown
 
 # The token whose row is looked up, or several for their mean.
 StemId: TypeAlias = int | Sequence[int]
@@ -17,20 +18,37 @@ StemId: TypeAlias = int | Sequence[int]
 
 def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> list[int]:
     """Token ids as a list. Raises InputError, which begins with `where`."""
-    try:
-        ids = np.asarray(token_ids)
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise InputError(f"{where}token ids must be a flat sequence of integers") from None
-    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-    if len(outside):
-        place = int(outside[0])
+    ids = _as_list(token_ids, where)
+    # Asked for once for all: a prompt may have a million of them.
+    if set(map(type, ids)) - {int}:
+        for place, one in enumerate(ids):
+            if isinstance(one, bool) or not isinstance(one, int | np.integer):
+                raise InputError(
+                    f"{where}token ids must be a flat sequence of integers, but at position {place} "
+                    f"is {shown(one)}; give integers from 0 to {vocab_size - 1}"
+                )
+        ids = [int(one) for one in ids]
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        place = next(i for i, one in enumerate(ids) if not 0 <= one < vocab_size)
         raise InputError(
-            f"{where}token id {int(ids[place])} at position {place} is not in 0..{vocab_size - 1}"
+            f"{where}token id {shown(ids[place])} at position {place} is not in 0..{vocab_size - 1}; "
+            "give ids of this model's tokenizer"
         )
-    checked: list[int] = ids.tolist()
-    return checked
+    return ids
+
+
+def _as_list(token_ids: object, where: str) -> list[Any]:
+    """A sequence or array of one dimension as a list of whatever is in it."""
+    if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
+        return list(token_ids)
+    if hasattr(token_ids, "__array__"):
+        array = np.asarray(token_ids)
+        if array.ndim == 1:
+            ids: list[Any] = array.tolist()
+            return ids
+    raise InputError(
+        f"{where}token ids must be a flat sequence of integers, not {shown(token_ids)}; give a list"
+    )
 
 
 def given_recipes(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[Recipe]:

@@ -6,42 +6,151 @@ TokenStream turns ids into text that never has to be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
+from stem_edge.tokenizer_gate import check_tokenizer, printable
 
+T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_GROWN = 1 << 28  # bytes that a text may become on its way to tokens
+LEAST_LONGEST = 64  # bytes of a token that stands for any unknown word
+PROBED_IDS = 1 << 10  # that are decoded at once
 
 
 class TextCodec:
-    """The tokenizer of a bundle. Raises BundleError when its file is damaged."""
+    """The tokenizer of a bundle. Raises BundleError when its file is damaged.
 
-    def __init__(self, path: Path) -> None:
+    vocab_size: of the model; all ids of the file must be below it.
+    """
+
+    def __init__(self, path: Path, vocab_size: int | None = None) -> None:
+        self._path, self._checked = path, check_tokenizer(path, vocab_size)
+        self._lock = Lock()  # of the tokenizer's one setting
         try:
-            self._tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
+            self._tokenizer = Tokenizer.from_str(self._checked.json)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # the library panics with a class that is no Exception
             raise BundleError(
-                f"{path}: not a tokenizer.json ({error}); export the bundle again"
+                f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
             ) from None
+        self._checked = replace(self._checked, json="")  # as large as the file
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the model expects around it."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
-            raise InputError(f"the text is not valid Unicode ({error}); give it as UTF-8") from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Names of the tokens that are no text, such as those around a turn of a conversation."""
+        return self._checked.special_tokens
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, special_tokens_in_text: bool = True
+    ) -> list[int]:
+        """Token ids of a text, with the special tokens that the model expects around it.
+
+        special_tokens_in_text: whether the names of special tokens in the text mean these tokens.
+        Raises InputError for a text that the tokenizer cannot take.
+        """
+        nbytes = len(_utf8(text))
+        if nbytes * self._checked.growth > MAX_GROWN:
+            raise InputError(
+                f"the text has {nbytes:,} bytes, and {self._path} may make each of them "
+                f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,}"
+            )
+
+        def encoded() -> list[int]:
+            self._tokenizer.encode_special_tokens = not special_tokens_in_text
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+
+        return self._native(encoded, "this text")
+
+    def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
+        """Token ids of a text to continue, which names no special tokens.
+
+        Raises InputError for one that cannot fit, before the tokenizer sees it.
+        """
+        # An empty text is the begin token alone, which nobody meant to continue.
+        if not text:
+            raise InputError("the prompt is empty; give some text, or token ids")
+        nbytes, longest = len(_utf8(text)), max(self._checked.longest_nbytes, LEAST_LONGEST)
+        if nbytes > context_length * longest:
+            raise InputError(
+                f"the prompt has {nbytes:,} bytes, a context of {context_length} tokens of up to "
+                f"{longest} bytes holds at most {context_length * longest:,}; shorten it or load "
+                f"with a larger context_length (up to {max_context})"
+            )
+        return self.encode(text, special_tokens_in_text=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        ids = list(token_ids)
+
+        def decoded() -> str:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+        return self._native(decoded, "these token ids")
+
+    def _native(self, call: Callable[[], T], what: str) -> T:
+        """What the library returns. Its panics, for one text, leave it usable for others."""
+        try:
+            with self._lock:
+                return call()
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:
+            raise InputError(
+                f"{self._path}: the tokenizer cannot take {what} ({_reason(error)}); give another, or "
+                "check the bundle with stem-edge verify"
+            ) from None
+
+    def probe(self) -> None:
+        """Use the tokenizer in every way that may end a process or take for ever.
+
+        Meant for a process of its own, with bounds. Raises BundleError if the library fails.
+        """
+        try:
+            for text in probe_texts(self.special_tokens):
+                for named in (False, True):
+                    self.decode(self.encode(text, special_tokens_in_text=named)[:PROBED_IDS])
+            count = self._tokenizer.get_vocab_size(with_added_tokens=True)
+            for first in range(0, count, PROBED_IDS):
+                self.decode(range(first, first + PROBED_IDS), skip_special_tokens=False)
+        except InputError as error:
+            raise BundleError(f"{error}: found in a trial; export the bundle again") from None
+
+
+def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Texts that bring out what is wrong with a tokenizer: runs, long words, every kind of text."""
+    for char in ("a", "A", " ", "\n", "0", "_", ".", "\u00e9", "\u4e00", "\U0001f600", "\u0301"):
+        yield char * 40 + "!"
+        yield char * 4000
+    yield "".join(map(chr, range(0x500)))
+    yield " ".join(map(chr, range(0x300)))
+    yield "".join(chr(code) for code in range(0x500, 0x110000, 509) if not 0xD800 <= code < 0xE000)
+    yield "\ufdfa\u1e9e\u0130\ufb03" * 100
+    yield "the quick brown fox's 12345 jumped; didn't it?\r\n\t" * 40
+    yield "abcdefghijklmnopqrstuvwxyz" * 200
+    yield from special_tokens[:64]
+    yield " ".join(special_tokens[:1024])
+    yield ""
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+        raise InputError(f"the text is not valid Unicode ({error}); give it as UTF-8") from None
+
+
+def _reason(error: BaseException) -> str:
+    return printable(" ".join(str(error).split())[:300])
 
 
 class TokenStream:

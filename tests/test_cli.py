@@ -134,7 +134,7 @@ def test_interrupt_while_generating_still_gives_the_figures(
     [
         (["generate", "/nowhere", "-p", "a"], "/nowhere: no such bundle folder"),
         (["generate", str(DEMO.parent), "-p", "a"], "not a bundle, it has no manifest.json"),
-        (["generate", str(DEMO), "-p", "a", "-t", "-1"], "temperature is -1.0; expected 0 or more"),
+        (["generate", str(DEMO), "-p", "a", "-t", "-1"], "temperature is -1.0; expected a number"),
         (["generate", str(DEMO), "-p", "a " * 500], "the context holds 256"),
         (["export", "/nowhere", "/tmp/never"], "/nowhere: no such checkpoint"),
         (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import numpy as np
 import pytest
 from conftest import DEMO
 
+import stem_edge
 from stem_edge import BundleError, InputError
-from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -25,8 +27,8 @@ from lm_eval.api.registry import get_model
 
 from stem_edge.measuring.lm_eval import (
     StemEdgeLM,
-    render_chat,
     sampling_params,
+    without_end,
 )
 
 CAPITALS = {"Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo", "France": "Paris"}
@@ -310,39 +312,34 @@ TEMPLATE = (
 CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is"}]
 
 
-def bundle_with_template(tmp_path: Path, template: object) -> Any:
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({"bos_token": "<|begin_of_text|>", "chat_template": template}))
-
-    class WithTemplate:
-        def __init__(self) -> None:
-            self.path = tmp_path
-
-        def file(self, name: str) -> Path:
-            return tmp_path / name
-
-    return WithTemplate()
+def bundle_with_template(tmp_path: Path, template: object) -> Path:
+    """The demo model with another tokenizer_config.json."""
+    out = tmp_path / "bundle"
+    shutil.copytree(DEMO, out)
+    config, manifest = out / "tokenizer_config.json", out / "manifest.json"
+    config.write_text(json.dumps({"bos_token": "<|begin_of_text|>", "chat_template": template}))
+    listed = json.loads(manifest.read_text())
+    data = config.read_bytes()
+    entry = {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    listed["files"]["tokenizer_config.json"] = entry
+    manifest.write_text(json.dumps(listed))
+    return out
 
 
 def test_a_chat_template(tmp_path: Path) -> None:
-    bundle = bundle_with_template(tmp_path, TEMPLATE)
     text = "<|begin_of_text|>[user] Hello </s>[assistant]"
-    assert render_chat(bundle, CHAT[:1], True) == text
-    assert render_chat(bundle, CHAT, False) == f"{text} It is"
+    with stem_edge.load(bundle_with_template(tmp_path, TEMPLATE)) as model:
+        assert model.chat_prompt(CHAT[:1]) == text
+        assert without_end(model.chat_prompt(CHAT, False), CHAT) == f"{text} It is"
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('no system role') }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ 1 + '' }}",
-        "{% if",
-    ],
-)
+@pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ 1 + '' }}", "{% if"])
 def test_a_chat_template_that_fails(tmp_path: Path, template: str) -> None:
-    with pytest.raises(InputError, match="the chat template fails: "):
-        render_chat(bundle_with_template(tmp_path, template), CHAT, True)
+    with (
+        StemEdgeLM(bundle_with_template(tmp_path, template)) as model,
+        pytest.raises(BundleError, match="the chat template fails: "),
+    ):
+        model.apply_chat_template(CHAT)
 
 
 def test_without_a_chat_template(model: StemEdgeLM, tmp_path: Path) -> None:
@@ -350,9 +347,3 @@ def test_without_a_chat_template(model: StemEdgeLM, tmp_path: Path) -> None:
     assert model.tokenizer_name.startswith("stem_edge-")
     with pytest.raises(InputError, match=r"tokenizer_config\.json: no chat template; run without"):
         model.apply_chat_template(CHAT)
-    with pytest.raises(InputError, match="no chat template"):
-        render_chat(open_bundle(DEMO), CHAT, True)
-    bundle = bundle_with_template(tmp_path, None)
-    (tmp_path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(BundleError, match=r"tokenizer_config\.json: not a JSON object"):
-        render_chat(bundle, CHAT, True)

@@ -23,33 +23,34 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 LARGE_V = 128256
 INF, NAN = float("inf"), float("nan")
+STOPS = "a list of at most 64 texts of 1 to 1024 characters"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("max_new_tokens", 0, "at least 1"),
-        ("temperature", -0.1, "0 or more"),
-        ("temperature", INF, "0 or more"),
-        ("temperature", NAN, "0 or more"),
-        ("top_k", -1, "0 or more"),
-        ("top_p", 0.0, "above 0 and at most 1"),
-        ("top_p", 1.01, "above 0 and at most 1"),
-        ("top_p", NAN, "above 0 and at most 1"),
-        ("min_p", -0.01, "0 to 1"),
-        ("min_p", 1.01, "0 to 1"),
-        ("min_p", NAN, "0 to 1"),
-        ("repetition_penalty", 0.0, "above 0"),
-        ("repetition_penalty", -1.0, "above 0"),
-        ("repetition_penalty", INF, "above 0"),
-        ("repetition_penalty", NAN, "above 0"),
-        ("stop", "END", "a list of texts, none empty"),
-        ("stop", ["END", ""], "a list of texts, none empty"),
-        ("stop", None, "a list of texts, none empty"),
-        ("stop", [1], "a list of texts, none empty"),
-        ("stop", [b"END"], "a list of texts, none empty"),
-        ("seed", -1, "0 or more"),
-        ("logprobs", -1, "0 or more"),
+        ("max_new_tokens", 0, "a whole number from 1 to 2147483647"),
+        ("temperature", -0.1, "a number from 0.0 to 1000000.0"),
+        ("temperature", INF, "a number from 0.0 to 1000000.0"),
+        ("temperature", NAN, "a number from 0.0 to 1000000.0"),
+        ("top_k", -1, "a whole number from 0 to 2147483647"),
+        ("top_p", 0.0, "a number above 0, up to 1.0"),
+        ("top_p", 1.01, "a number from 0.0 to 1.0"),
+        ("top_p", NAN, "a number from 0.0 to 1.0"),
+        ("min_p", -0.01, "a number from 0.0 to 1.0"),
+        ("min_p", 1.01, "a number from 0.0 to 1.0"),
+        ("min_p", NAN, "a number from 0.0 to 1.0"),
+        ("repetition_penalty", 0.0, "a number from 0.001 to 1000.0"),
+        ("repetition_penalty", -1.0, "a number from 0.001 to 1000.0"),
+        ("repetition_penalty", INF, "a number from 0.001 to 1000.0"),
+        ("repetition_penalty", NAN, "a number from 0.001 to 1000.0"),
+        ("stop", "END", STOPS),
+        ("stop", ["END", ""], STOPS),
+        ("stop", None, STOPS),
+        ("stop", [1], STOPS),
+        ("stop", [b"END"], STOPS),
+        ("seed", -1, "a whole number from 0 to 18446744073709551615"),
+        ("logprobs", -1, "a whole number from 0 to 1024"),
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:

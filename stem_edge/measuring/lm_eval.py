@@ -27,18 +27,17 @@ from math import fsum
 from pathlib import Path
 from typing import Any, Self
 
-import jinja2
 import lm_eval.models  # noqa: F401  the harness fills its list of models only while it is empty
 import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle
-from stem_edge.errors import BundleError, InputError
+from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.chat_template import read_template
+from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
 from stem_edge.runtime.scoring import Scorer
 
@@ -122,7 +121,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
         """Token ids of a text; by default after one begin token, if the model was trained so."""
-        ids = self.model.tokenize(string, add_special_tokens=False)
+        ids = self.model.tokenize(string, add_special_tokens=False, special_tokens_in_text=True)
         if add_special_tokens is False or ids[: len(self._begin)] == self._begin:
             return ids
         return self._begin + ids
@@ -201,11 +200,15 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self, chat_history: list[Message], add_generation_prompt: bool = True
     ) -> str:
         """The text of a conversation. Without a prompt for it, the last message can go on."""
-        return render_chat(self.model.bundle, chat_history, add_generation_prompt)
+        text = self.model.chat_prompt(
+            chat_history, add_generation_prompt, special_tokens_in_text=True
+        )
+        return text if add_generation_prompt else without_end(text, chat_history)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The template itself, which the harness notes in its results."""
-        return _template(self.model.bundle)[0] if chat_template else ""
+        path = self.model.bundle.file(TOKENIZER_CONFIG)
+        return read_template(path)[0] if chat_template else ""
 
     def close(self) -> None:
         """Release memory, threads and files; closing twice is fine."""
@@ -266,43 +269,7 @@ def sampling_params(
     return params
 
 
-def render_chat(bundle: Bundle, messages: Sequence[Message], prompt: bool) -> str:
-    """Messages as the text that a chat model was trained on, by the template of its tokenizer.
-
-    prompt: end with the beginning of an answer; otherwise with the content of the last message.
-    Raises InputError if there is no template, or it refuses these messages.
-    """
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    template, names = _template(bundle)
-    # A bundle comes from anywhere: its template may compute, but reach nothing outside.
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    try:
-        text = sandbox.from_string(template, {"raise_exception": refuse}).render(
-            messages=messages, add_generation_prompt=prompt, **names
-        )
-    except Exception as error:  # a template can do wrong whatever an expression can
-        raise InputError(f"{bundle.path}: the chat template fails: {error}") from error
-    if prompt or not messages:
-        return text
+def without_end(text: str, messages: Sequence[Message]) -> str:
+    """The text of a conversation up to the content of the last message, which then can go on."""
     last = messages[-1]["content"].strip()
     return text[: text.rfind(last) + len(last)] if last in text else text
-
-
-def _template(bundle: Bundle) -> tuple[str, dict[str, str]]:
-    """The chat template of a bundle, and the special tokens that it may name."""
-    path = bundle.file(TOKENIZER_CONFIG)
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path}: not a JSON object ({error}); export it again") from None
-    template = config.get("chat_template")
-    if not isinstance(template, str):
-        raise InputError(
-            f"{path}: no chat template; run without --apply_chat_template, or export with a "
-            "tokenizer that has one"
-        )
-    tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}
-    return template, {name: token for name, token in tokens.items() if isinstance(token, str)}

@@ -1,0 +1,239 @@
+"""Conversations as the text that a chat model was trained on, by the template of its tokenizer.
+
+The template comes with the bundle, so it runs in a process of its own (stem_edge/chat_worker.py),
+for so long and with so much memory. That process stays for the next rendering, and is ended when
+the template is closed or forgotten, or when it does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Never, Self
+
+import msgspec
+
+from stem_edge import disk
+from stem_edge.child import module_command
+from stem_edge.errors import BundleError, InputError
+from stem_edge.tokenizer_gate import printable
+
+MAX_CONFIG_NBYTES = 4 << 20
+MAX_TEMPLATE_NBYTES = 64 << 10
+MAX_MESSAGES = 4096
+MAX_MESSAGE_CHARS = 1 << 19  # of all messages together
+MAX_ANSWER_NBYTES = 16 << 20
+SECONDS = 2.0  # of a rendering
+LOAD_FACTOR = 4  # times as long for the first
+START_SECONDS = 60.0  # to import Jinja from a slow card
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SAMPLE = [{"role": "user", "content": "Hello"}]
+REMEDY = "export with a tokenizer whose chat_template works, or give plain text"
+
+
+def checked_messages(messages: object) -> list[dict[str, str]]:
+    """Messages of a role and a text each. Raises InputError."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InputError(f"messages is a {type(messages).__name__}, expected a list of messages")
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise InputError(f"there are {len(messages)} messages, expected 1 to {MAX_MESSAGES}")
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+            raise InputError(
+                f'{where} is not of the form {{"role": "user", "content": "text"}}; give both'
+            )
+        if message["role"] not in ROLES:
+            raise InputError(
+                f"{where}.role is {printable(ascii(message['role'])[:80])}, expected one of: {', '.join(ROLES)}"
+            )
+        if not isinstance(message["content"], str):
+            found = type(message["content"]).__name__
+            raise InputError(f"{where}.content is of type {found}, expected a text")
+    count = sum(len(message["content"]) for message in messages)
+    if count > MAX_MESSAGE_CHARS:
+        raise InputError(
+            f"the messages have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}: shorten them"
+        )
+    return [{"role": one["role"], "content": one["content"]} for one in messages]
+
+
+def read_template(path: Path) -> tuple[str, dict[str, str]]:
+    """The chat template in a tokenizer_config.json, and the special tokens that it may name.
+
+    Raises BundleError, and InputError if there is none.
+    """
+    try:
+        data = disk.read_file(path, MAX_CONFIG_NBYTES)
+        if len(data) > MAX_CONFIG_NBYTES:
+            raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
+        config = msgspec.json.decode(data, type=dict[str, Any])
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
+        ) from error
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        raise BundleError(f"{path}: not a JSON object ({error}); export it again") from None
+    template = config.get("chat_template")
+    if not isinstance(template, str):
+        raise InputError(
+            f"{path}: no chat template; run without one (--chat, --apply_chat_template), or export "
+            "with a tokenizer that has one"
+        )
+    if len(template.encode()) > MAX_TEMPLATE_NBYTES:
+        raise BundleError(
+            f"{path}: chat_template has {len(template.encode()):,} bytes, expected at most "
+            f"{MAX_TEMPLATE_NBYTES:,}; {REMEDY}"
+        )
+    tokens = {name: config.get(name) for name in ("bos_token", "eos_token")}
+    return template, {name: token for name, token in tokens.items() if isinstance(token, str)}
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer_config.json; close it, or use it as a context manager.
+
+    Raises BundleError for a template that cannot work, with its line; InputError if there is none.
+    """
+
+    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
+        self._path, self._seconds = path, seconds
+        self.source, self.tokens = read_template(path)
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        try:
+            # Compiling takes longer than anything after it, most of all on a small device.
+            self._render(SAMPLE, True, LOAD_FACTOR * seconds)
+        except InputError:  # it wants other messages than these
+            pass
+        except BaseException:
+            self.close()
+            raise
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a conversation; by default, to its end the beginning of an answer.
+
+        Raises InputError for messages that are none or that the template refuses, BundleError for a
+        template that fails or takes too long.
+        """
+        return self._render(checked_messages(messages), add_generation_prompt, self._seconds)
+
+    def _render(self, messages: list[dict[str, str]], prompt: bool, seconds: float) -> str:
+        request = {
+            "template": self.source,
+            "tokens": self.tokens,
+            "messages": messages,
+            "add_generation_prompt": prompt,
+        }
+        answer = self._ask(json.dumps(request).encode() + b"\n", seconds)
+        if "refused" in answer:
+            raise InputError(
+                f"{self._path}: the chat template refuses these messages: "
+                f"{printable(' '.join(str(answer['refused']).split()))}; give others"
+            )
+        if "text" not in answer:
+            self._fail(str(answer.get("error")), answer.get("line"))
+        return str(answer["text"])
+
+    def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
+        with self._lock:
+            worker = self._worker or _Worker()
+            self._worker = None  # until it has answered, it is not to be asked again
+            try:
+                line = worker.ask(request, seconds)
+                answer = msgspec.json.decode(line, type=dict[str, Any])
+            except TimeoutError:
+                worker.close()
+                self._fail(f"it takes longer than {seconds} seconds")
+            except (OSError, msgspec.MsgspecError):
+                worker.close()
+                self._fail("its process ended")
+            except BaseException:
+                worker.close()
+                raise
+            self._worker = worker
+            return answer
+
+    def _fail(self, reason: str, line: object = None) -> Never:
+        where = f"chat_template, line {line}" if isinstance(line, int) else "chat_template"
+        reason = printable(" ".join(reason.split()))
+        raise BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
+
+    def close(self) -> None:
+        """End the process; closing twice is fine, and a later rendering starts another."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker:
+    """The process, and a thread that reads its answers: Windows cannot wait for a pipe."""
+
+    def __init__(self) -> None:
+        process = subprocess.Popen(
+            module_command("stem_edge.chat_worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._process = process
+        thread = threading.Thread(
+            target=_read, args=(process.stdout, self._lines), name="stem-edge-chat", daemon=True
+        )
+        self.close = weakref.finalize(self, _end, os.getpid(), process, thread)
+        thread.start()
+        self._next(START_SECONDS)  # it says that it is ready
+
+    def ask(self, request: bytes, seconds: float) -> bytes:
+        """The answer to a request, a line each. Raises OSError, of it TimeoutError."""
+        stdin = self._process.stdin
+        if stdin is None:
+            raise BrokenPipeError
+        stdin.write(request)
+        stdin.flush()
+        return self._next(seconds)
+
+    def _next(self, seconds: float) -> bytes:
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        if not line.endswith(b"\n"):
+            raise BrokenPipeError
+        return line
+
+
+def _read(stdout: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    """Lines of the process until it ends; then an empty one."""
+    with stdout:
+        while line := stdout.readline(MAX_ANSWER_NBYTES):
+            lines.put(line)
+        lines.put(b"")
+
+
+def _end(owner: int, process: subprocess.Popen[bytes], thread: threading.Thread) -> None:
+    if os.getpid() != owner:  # we are a fork of the process that goes on with it
+        return
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # of what was not written yet
+            process.stdin.close()
+    if thread.is_alive():
+        thread.join()

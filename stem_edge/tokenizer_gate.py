@@ -1,0 +1,165 @@
+"""What of a tokenizer.json may reach the tokenizers library: checked before it does.
+
+The library takes numbers, lengths and ids of the file on trust; some make it end the process. Here
+they are bounded, unknown kinds of steps are refused by name, and the text that is handed on is
+written anew, so that no two parsers can disagree about it. What only shows in use (a regular
+expression that takes for ever) is for a trial in a process of its own: `TextCodec.probe`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from stem_edge import disk
+from stem_edge.config import MAX_VOCAB
+from stem_edge.errors import BundleError
+from stem_edge.tokenizer_steps import check_model, check_steps
+
+MAX_NBYTES = 64 << 20  # twice the largest of published models
+MAX_ADDED = 1 << 15
+MAX_TOKEN_CHARS = 1 << 12
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+Content = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOKEN_CHARS)]
+Step = dict[str, Any] | None
+NULL = msgspec.Raw(b"null")
+
+_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"\s*:', re.DOTALL)
+
+
+class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
+    """A token that is cut out of a text before the model sees it."""
+
+    id: Id
+    content: Content
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The outermost object of a tokenizer.json."""
+
+    model: msgspec.Raw
+    version: Literal["1.0"] = "1.0"
+    truncation: msgspec.Raw = NULL
+    padding: msgspec.Raw = NULL
+    added_tokens: Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)] = []
+    normalizer: Step = None
+    pre_tokenizer: Step = None
+    post_processor: Step = None
+    decoder: Step = None
+
+
+@dataclass(frozen=True)
+class CheckedTokenizer:
+    """A tokenizer.json that may be given to the library, and what bounds its work."""
+
+    json: str
+    longest_nbytes: int  # UTF-8 of the longest token
+    growth: int  # times by which its steps can lengthen a text, at most
+    special_tokens: tuple[str, ...]
+
+
+def read_tokenizer(path: Path, vocab_size: int | None = None) -> str:
+    """The text of a tokenizer.json that may be given to the library. Raises BundleError."""
+    return check_tokenizer(path, vocab_size).json
+
+
+def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokenizer:
+    """The same, with what was found out about it.
+
+    Ids are 0 to vocab_size - 1, each of one token; not every id needs one, because models may
+    have more rows than their tokenizer has tokens. Padding and truncation are left out.
+    """
+    try:
+        data = disk.read_file(path, MAX_NBYTES)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
+        ) from error
+    try:
+        if len(data) > MAX_NBYTES:
+            raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
+        return _checked(data, vocab_size or MAX_VOCAB)
+    # Of msgspec, too: its errors are ValueErrors, as those of UTF-8 are.
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:500]
+        raise BundleError(
+            f"{path}: not a tokenizer.json ({printable(reason)}); export the bundle again"
+        ) from None
+
+
+def printable(text: str) -> str:
+    """Text of a file for a message of one line: what a terminal would act on is escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _checked(data: bytes, vocab_size: int) -> CheckedTokenizer:
+    file = msgspec.json.decode(data, type=TokenizerFile)
+    model = msgspec.json.decode(file.model, type=dict[str, msgspec.Raw])
+    ids = _vocabulary(model)
+    for token in file.added_tokens:
+        if ids.setdefault(token.content, token.id) != token.id:
+            raise ValueError(
+                f"the token {token.content!r} has the ids {ids[token.content]} and {token.id}, "
+                "expected one"
+            )
+    _check_ids(ids, vocab_size)
+    check_model(model)
+    steps = {name: getattr(file, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    growth = check_steps(steps | {"post_processor": file.post_processor}, vocab_size)
+    file.model = msgspec.Raw(msgspec.json.encode(model))
+    file.truncation = file.padding = NULL
+    return CheckedTokenizer(
+        msgspec.json.encode(file).decode(),
+        max(len(token.encode()) for token in ids),
+        growth,
+        tuple(token.content for token in file.added_tokens if token.special),
+    )
+
+
+def _vocabulary(model: Mapping[str, msgspec.Raw]) -> dict[str, int]:
+    """Token -> id of a model; its file must name each token once."""
+    raw = model.get("vocab", msgspec.Raw(b"null"))
+    if bytes(memoryview(raw)[:1]) == b"[":
+        pieces = msgspec.json.decode(raw, type=list[tuple[str, float]])
+        ids = {piece: number for number, (piece, _) in enumerate(pieces)}
+        count = len(pieces)
+    else:
+        ids = msgspec.json.decode(raw, type=dict[str, Id])
+        count = _KEY.subn(b"", memoryview(raw))[1]
+    if len(ids) != count:
+        raise ValueError(f"model.vocab has {count} entries of {len(ids)} tokens, expected one each")
+    if not ids:
+        raise ValueError("model.vocab is empty, expected tokens")
+    return ids
+
+
+def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
+    token = max(ids, key=ids.__getitem__)
+    if ids[token] >= vocab_size:
+        raise ValueError(
+            f"the token {token[:80]!r} has the id {ids[token]}, expected 0 to {vocab_size - 1}"
+        )
+    if len(set(ids.values())) < len(ids):
+        by_id: dict[int, str] = {}
+        for token, number in ids.items():
+            if (other := by_id.setdefault(number, token)) != token:
+                raise ValueError(
+                    f"{other[:80]!r} and {token[:80]!r} have both the id {number}, expected one token"
+                )
+    longest = max(ids, key=len)
+    if len(longest) > MAX_TOKEN_CHARS:
+        raise ValueError(
+            f"a token has {len(longest)} characters ({longest[:20]!r}...), expected at most "
+            f"{MAX_TOKEN_CHARS}"
+        )

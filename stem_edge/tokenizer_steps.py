@@ -1,0 +1,199 @@
+"""The steps of a tokenizer: which kinds there are, and how much each may make of a text.
+
+A step that the library would take without looking can turn a line into gigabytes: nine steps that
+replace a character by ten, a prefix of a million bytes, the text itself five times over.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import msgspec
+
+MAX_STEPS = 64
+MAX_DEPTH = 8  # of sequences in sequences
+MAX_GROWTH = 1 << 10
+MAX_TEXT = 1 << 14  # characters of a pattern or other text of a step
+MAX_PREFIX = 256  # of one that is put before a text or each of its words
+MAX_CHARSMAP = 8 << 20
+MAX_PIECES = 64  # that are put around a text
+
+# Part of the file -> the field that holds the steps of a sequence, and the kinds that the library knows.
+KINDS = {
+    "normalizer": (
+        "normalizers",
+        (
+            *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt"),
+            *("Precompiled", "Prepend", "Replace", "Strip", "StripAccents"),
+        ),
+    ),
+    "pre_tokenizer": (
+        "pretokenizers",
+        (
+            *("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength"),
+            *("Metaspace", "Punctuation", "Split", "UnicodeScripts", "Whitespace"),
+            "WhitespaceSplit",
+        ),
+    ),
+    "post_processor": (
+        "processors",
+        ("BertProcessing", "ByteLevel", "RobertaProcessing", "TemplateProcessing"),
+    ),
+    "decoder": (
+        "decoders",
+        (
+            *("BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Replace"),
+            *("Strip", "WordPiece"),
+        ),
+    ),
+}
+MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
+# U+FDFA becomes 11 times its bytes; once is enough, because the result stays as it is.
+COMPATIBILITY, COMPATIBILITY_GROWTH = ("NFKC", "NFKD"), 11
+FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
+
+
+def check_model(model: Mapping[str, msgspec.Raw]) -> None:
+    """Raises ValueError for a model of another kind, or with a text that it would repeat."""
+    kind = msgspec.json.decode(model["type"], type=str) if "type" in model else None
+    if kind is not None and kind not in MODELS:
+        raise ValueError(f"model.type is {kind[:80]!r}, expected {' or '.join(MODELS)}")
+    for name, raw in model.items():
+        if name not in ("vocab", "merges") and len(raw) > MAX_PREFIX * 6:  # \uXXXX is a character
+            raise ValueError(
+                f"model.{name[:80]} has {len(raw)} bytes, expected at most {MAX_PREFIX}"
+            )
+
+
+def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
+    """By how many times they can lengthen a text or what a token decodes to, at most.
+
+    parts: of KINDS. Raises ValueError for a step that cannot be.
+    """
+    growths = dict.fromkeys(KINDS, 1)
+    for part, step in parts.items():
+        steps = list(_flat(part, step, part, 0)) if step is not None else []
+        if len(steps) > MAX_STEPS:
+            raise ValueError(f"{part} has {len(steps)} steps, expected at most {MAX_STEPS}")
+        for where, one in steps:
+            _check_texts(where, one)
+            _check_numbers(where, one, vocab_size)
+        growths[part] = _growth(part, [one for _, one in steps])
+    return max(growths["normalizer"] * growths["pre_tokenizer"], growths["decoder"])
+
+
+def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The steps of a part, those in sequences as well, each with its place."""
+    field, names = KINDS[part]
+    kind = step.get("type") if isinstance(step, dict) else None
+    if kind == "Sequence":
+        inner = step.get(field)
+        if depth == MAX_DEPTH:
+            raise ValueError(f"{part} has sequences more than {MAX_DEPTH} deep")
+        if not isinstance(inner, list):
+            raise ValueError(f"{where}.{field} is not a list of steps")
+        for number, one in enumerate(inner):
+            yield from _flat(part, one, f"{where}.{field}[{number}]", depth + 1)
+    elif kind in names:
+        yield where, step
+    else:
+        found = repr(kind)[:80] if isinstance(step, dict) else "no object"
+        raise ValueError(f"{where}.type is {found}, expected Sequence, {', '.join(names)}")
+
+
+def _check_texts(where: str, step: dict[str, Any]) -> None:
+    for name, value in step.items():
+        limit = MAX_CHARSMAP if name == "precompiled_charsmap" else MAX_TEXT
+        if name in ("prepend", "prefix", "suffix", "replacement", "content", "pad_token"):
+            limit = MAX_PREFIX
+        longest = max((len(text) for text in _texts(value)), default=0)
+        if longest > limit:
+            raise ValueError(
+                f"{where}.{name[:80]} has {longest} characters, expected at most {limit}"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of a JSON value; msgspec has bounded its depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+    elif isinstance(value, dict):
+        yield from value
+        for one in value.values():
+            yield from _texts(one)
+
+
+def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
+    """Numbers that the library takes on trust: lengths, and ids that are put around a text."""
+    kind = step["type"]
+    if kind == "FixedLength" and not (type(step.get("length", 5)) is int and step["length"] > 0):
+        raise ValueError(f"{where}.length is {step['length']!r}, expected at least 1")
+    ids: list[Any] = []
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        ids = [pair[-1:] for pair in (step.get("sep"), step.get("cls")) if isinstance(pair, list)]
+    elif kind == "TemplateProcessing":
+        ids = _template_ids(where, step)
+    for number in [one for some in ids for one in some]:
+        if type(number) is not int or not 0 <= number < vocab_size:
+            raise ValueError(f"{where} adds the id {number!r}, expected 0 to {vocab_size - 1}")
+
+
+def _template_ids(where: str, step: dict[str, Any]) -> list[list[Any]]:
+    single, specials = step.get("single"), step.get("special_tokens")
+    single = single if isinstance(single, list) else []
+    named = specials.values() if isinstance(specials, dict) else []
+    ids = [one.get("ids") for one in named if isinstance(one, dict)]
+    lists = [one for one in ids if isinstance(one, list)]
+    texts = sum(isinstance(piece, dict) and "Sequence" in piece for piece in single)
+    if texts != 1 or len(single) > MAX_PIECES or any(len(one) > MAX_PIECES for one in lists):
+        raise ValueError(
+            f"{where}.single has the text {texts} times among {len(single)} pieces, expected it once "
+            f"among at most {MAX_PIECES}, of at most {MAX_PIECES} tokens each"
+        )
+    return lists
+
+
+def _growth(part: str, steps: list[dict[str, Any]]) -> int:
+    """Times by which steps one after the other can lengthen a text. Raises ValueError."""
+    factors = [_factor(step) for step in steps]
+    if any(step["type"] in COMPATIBILITY for step in steps):
+        factors.append(COMPATIBILITY_GROWTH)
+    growth = prod(factors)
+    if growth > MAX_GROWTH:
+        raise ValueError(
+            f"{part} can make a text {min(growth, 10**12):,} times as long, expected at most "
+            f"{MAX_GROWTH:,} times"
+        )
+    return growth
+
+
+def _factor(step: dict[str, Any]) -> int:
+    """How many bytes a step can make of one."""
+    if step["type"] == "Replace":
+        pattern, content = step.get("pattern"), str(step.get("content", ""))
+        plain = pattern.get("String") if isinstance(pattern, dict) else None
+        if isinstance(plain, str) and plain:
+            return -(-max(1, len(content.encode())) // len(plain.encode()))
+        return 1 + len(content.encode())  # a regular expression may match between any two
+    if step["type"] == "Precompiled":
+        return _charsmap_growth(step.get("precompiled_charsmap"))
+    return FIXED_GROWTH.get(step["type"], 1)
+
+
+def _charsmap_growth(charsmap: Any) -> int:
+    """The longest replacement in a map of characters: a trie, then texts that end in a zero."""
+    expected = "normalizer.precompiled_charsmap is {}, expected base64 of a trie and its texts"
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+    except (TypeError, ValueError):
+        raise ValueError(expected.format("null" if charsmap is None else "none")) from None
+    trie_nbytes = int.from_bytes(data[:4], "little")
+    if len(data) < 4 or not trie_nbytes or trie_nbytes % 4 or 4 + trie_nbytes > len(data):
+        raise ValueError(expected.format(f"of {len(data)} bytes with a trie of {trie_nbytes}"))
+    return max(1, *(len(text) for text in data[4 + trie_nbytes :].split(b"\0")))

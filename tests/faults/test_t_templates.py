@@ -1,0 +1,302 @@
+"""Chat templates are programs of whoever made the bundle: they compute, for a while, and no more."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from contract import refused
+
+from stem_edge import chat_worker
+from stem_edge.chat_template import MAX_MESSAGE_CHARS, SECONDS, ChatTemplate
+from stem_edge.errors import BundleError, InputError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TURNS = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LOOPS = "{% for _ in range(99999) %}" * 3 + "{% set y = 1 %}" + "{% endfor %}" * 3
+
+
+def write(folder: Path, template: object) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"bos_token": "<s>", "chat_template": template}))
+    return path
+
+
+def fails(folder: Path, template: str, *naming: str, seconds: float = 2 * SECONDS) -> None:
+    """The template is refused when it is read, for all messages."""
+    path = write(folder, template)
+    refused(lambda: ChatTemplate(path, seconds), BundleError, path, "chat_template", *naming)
+    assert not children()
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "chat_worker" in " ".join(p.cmdline())]
+
+
+def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path) -> None:
+    with ChatTemplate(write(tmp_path, TURNS)) as template:
+        text = "<s><|im_start|>user\nHello<|im_end|>\n"
+        assert template.render(HELLO, False) == text
+        assert template.render(HELLO) == f"{text}<|im_start|>assistant\n"
+        (first,) = children()
+        assert template.render(HELLO, False) == text
+        assert [p.pid for p in children()] == [first.pid]
+    assert not children()
+    with ChatTemplate(write(tmp_path, TURNS)) as template:
+        template.close()
+        assert template.render(HELLO, False) == text  # closed, it can be started again
+
+
+def test_t10_a_forgotten_template_leaves_no_process(tmp_path: Path) -> None:
+    template: ChatTemplate | None = ChatTemplate(write(tmp_path, TURNS))
+    assert len(children()) == 1
+    del template
+    gc.collect()
+    assert not children()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ (strftime_now | attr('__globals__')).sys }}",
+        "{{ namespace.__init__ }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '%s'.__class__ }}",
+        "{{ messages.append(1) }}",
+        "{% set _ = messages[0].update({'role': 'system'}) %}",
+        "{{ messages | map(attribute='__class__') | list }}",
+        "{{ lipsum() }}",
+        "{{ self._TemplateReference__context.environment }}",
+        "{{ open('/etc/passwd') }}",
+    ],
+)
+def test_t10_nothing_is_reached_from_within(tmp_path: Path, template: str) -> None:
+    path = write(tmp_path, template)
+    try:
+        with ChatTemplate(path) as made:
+            text = made.render(HELLO)
+    except BundleError as error:
+        assert "line 1" in str(error)
+    else:
+        assert "class" not in text
+        assert "<" not in text
+
+
+@pytest.mark.parametrize(
+    "template", [LOOPS, "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}" + LOOPS]
+)
+def test_t11_loops_in_loops_end_at_a_deadline(tmp_path: Path, template: str) -> None:
+    fails(tmp_path, template, "longer than 2.0 seconds", seconds=0.5)
+
+
+def test_t11_after_a_deadline_the_template_works_for_others(tmp_path: Path) -> None:
+    source = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}done"
+    with ChatTemplate(write(tmp_path, source), 1.0) as template:
+        slow = [{"role": "user", "content": "slow"}]
+        refused(lambda: template.render(slow), BundleError, "longer than 1.0 seconds")
+        assert template.render(HELLO) == "done"
+
+
+def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    with ChatTemplate(write(tmp_path, TURNS)) as template:
+        children()[0].kill()
+        refused(lambda: template.render(HELLO), BundleError, "its process ended")
+        assert template.render(HELLO).startswith("<s>")
+
+
+def test_t11_threads_take_turns(tmp_path: Path) -> None:
+    found: list[str] = []
+    with ChatTemplate(write(tmp_path, "{{ messages[0].content }}"), 30.0) as template:
+
+        def ask(number: int) -> None:
+            message = {"role": "user", "content": str(number)}
+            found.extend(template.render([message]) for _ in range(5))
+
+        threads = [threading.Thread(target=ask, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == sorted(str(number) for number in range(4) for _ in range(5))
+
+
+@pytest.mark.parametrize(
+    ("template", "named"),
+    [
+        ("{{ 'a' * 10**10 }}", "memory" if os.name == "posix" else ""),
+        ("{{ 'a' * (2**20 + 1) }}", "1,048,576 characters"),
+        ("{% for _ in range(2000) %}{{ 'a' * 1000 }}{% endfor %}", "1,048,576 characters"),
+        ("{% set ns = namespace(x='a') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", ""),
+    ],
+)  # fmt: skip
+def test_t12_output_and_memory_are_bounded(tmp_path: Path, template: str, named: str) -> None:
+    fails(tmp_path, template, named, seconds=4.0)
+
+
+def test_t12_up_to_the_bound_there_is_output(tmp_path: Path) -> None:
+    with ChatTemplate(write(tmp_path, "{{ 'é' * 2**20 }}"), 30.0) as template:
+        assert template.render(HELLO) == "é" * 2**20
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
+        "{% if x %}" * 3000 + "{% endif %}" * 3000,
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "-" * 20_000 + "1 }}",
+    ],
+)
+def test_t13_deep_nesting_is_refused(tmp_path: Path, template: str) -> None:
+    fails(tmp_path, template, seconds=4.0)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "include 'x'",
+        "import 'x' as x",
+        "from 'x' import y",
+        "extends 'x'",
+        "if",
+        "frobnicate",
+        "endif",
+    ],
+)
+def test_t14_other_files_and_bad_syntax_are_refused_with_the_line(tmp_path: Path, tag: str) -> None:
+    fails(tmp_path, f"one\ntwo\n{{% {tag} %}}", "line 3")
+
+
+@pytest.mark.parametrize(
+    "what", ["{{ nobody }}", "{{ messages[0].name }}", "{{ nobody.name }}", "{{ 'a' + nobody }}"]
+)
+def test_t14_what_is_undefined_is_refused_with_the_line(tmp_path: Path, what: str) -> None:
+    fails(tmp_path, f"one\n{what}", "line 2", "undefined" if "nobody" in what else "name")
+
+
+def test_t14_what_may_be_missing_may_be_asked_for(tmp_path: Path) -> None:
+    """As templates of known models do: tools, thinking, the names of speakers."""
+    source = (
+        "{% if tools %}T{% endif %}{% if thinking is defined and thinking %}K{% endif %}"
+        "{% for m in messages %}{% if m.tool_calls %}C{% endif %}{{ m.name | default('N') }}"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}{% break %}{% endfor %}"
+        "{{ strftime_now('%Y') | length }}"
+    )
+    with ChatTemplate(write(tmp_path, source)) as template:
+        assert template.render(HELLO) == 'N{"role": "user", "content": "Hello"}4'
+
+
+def test_t14_size_and_kind_are_bounded(tmp_path: Path) -> None:
+    path = write(tmp_path, "x" * (64 * 1024 + 1))
+    refused(lambda: ChatTemplate(path), BundleError, path, "65,537 bytes", "65,536")
+    with ChatTemplate(write(tmp_path, "x" * 64 * 1024)) as template:
+        assert len(template.render(HELLO)) == 64 * 1024
+    several: list[object] = [None, 3, [{"name": "default", "template": "x"}], {}]
+    for none in several:
+        write(tmp_path, none)
+        refused(lambda: ChatTemplate(path), InputError, path, "no chat template")
+    for data in (b"", b"[]", b"[" * 100_000, b'{"a": "\xff"}', b" " * (5 << 20)):
+        path.write_bytes(data)
+        refused(lambda: ChatTemplate(path), BundleError, path, "not a JSON object")
+    path.unlink()
+    refused(lambda: ChatTemplate(path), BundleError, path, "No such file")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "Hello", "add_generation_prompt": True},
+        {"role": "user", "content": "Hello", "chat_template": "{{ 1 }}"},
+    ],
+)
+def test_t15_messages_bring_neither_templates_nor_variables(
+    tmp_path: Path, message: dict[str, Any]
+) -> None:
+    """There is no way to give a template with a call: it is the bundle's."""
+    with ChatTemplate(write(tmp_path, TURNS)) as template:
+        refused(lambda: template.render([message]), InputError, "messages[0]", '"role"')
+
+
+def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
+    text = "{{ 7 * 7 }}{% for %}"
+    with ChatTemplate(write(tmp_path, "{{ messages[0].content }}")) as template:
+        assert template.render([{"role": "user", "content": text}]) == text
+
+
+def test_t15_what_the_template_refuses_is_an_error_of_the_messages(tmp_path: Path) -> None:
+    source = "{% if messages | length > 1 %}{{ raise_exception('one\nonly\x1b[31m') }}{% endif %}"
+    with ChatTemplate(write(tmp_path, source)) as template:
+        refused(lambda: template.render(HELLO * 2), InputError, "refuses these messages: one only")
+        assert template.render(HELLO) == ""
+
+
+def test_t15_a_template_that_wants_other_messages_than_one_of_a_user(tmp_path: Path) -> None:
+    source = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}ok"
+    )
+    with ChatTemplate(write(tmp_path, source)) as template:
+        refused(lambda: template.render(HELLO), InputError, "system first")
+        assert template.render([{"role": "system", "content": ""}]) == "ok"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        "Hello",
+        {"role": "user", "content": "Hello"},
+        [],
+        HELLO * 100_000,
+        [None],
+        ["Hello"],
+        [{"role": "user"}],
+        [{"role": "root\n", "content": "Hello"}],
+        [{"role": None, "content": "Hello"}],
+        [{"role": ["user"], "content": "Hello"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+        [{"role": "user", "content": "x" * (MAX_MESSAGE_CHARS + 1)}],
+    ],
+)
+def test_p12_messages_of_another_form_are_refused(tmp_path: Path, messages: Any) -> None:
+    with ChatTemplate(write(tmp_path, TURNS)) as template:
+        refused(lambda: template.render(messages), InputError, "message")
+        assert template.render(HELLO)
+
+
+def test_t13_the_worker_answers_everything() -> None:
+    """In this process, where what it answers can be measured; it bounds itself only when it serves."""
+
+    def answer(template: str, **changes: Any) -> dict[str, Any]:
+        request = {
+            "template": template,
+            "messages": HELLO,
+            "tokens": {},
+            "add_generation_prompt": 1,
+        }
+        return chat_worker.answer(request | changes)
+
+    assert answer("{{ messages[0].role }}") == {"text": "user"}
+    assert answer("{{ raise_exception('no') }}") == {"refused": "no"}
+    assert answer("\n{% include 'x' %}") == {"error": "include of another template", "line": 2}
+    assert answer("\n{% if %}")["line"] == 2
+    assert answer("\n\n{{ 1 / 0 }}") == {"error": "division by zero", "line": 3}
+    assert answer("{{ " + "(" * 20_000 + " }}") == {"error": "it is nested too deeply"}
+    assert "1,048,576" in answer("{{ 'a' * 2 ** 21 }}")["error"]
+    assert (
+        answer("{{ {'a': '<é>'} | tojson }}{{ [1] | tojson(indent=1) }}")["text"]
+        == '{"a": "<é>"}[\n 1\n]'
+    )

@@ -1,0 +1,411 @@
+"""Tokenizers that lie about themselves: refused before native code, or for one text only."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import DEMO
+from contract import command_refused, refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import processors as posts
+
+from stem_edge.errors import BundleError, InputError
+from stem_edge.runtime.text import TextCodec, TokenStream, probe_texts
+from stem_edge.tokenizer_gate import MAX_NBYTES, check_tokenizer, read_tokenizer
+from stem_edge.tokenizer_steps import KINDS, MAX_DEPTH, MAX_STEPS
+
+SIZE = 1756
+DEMO_JSON = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
+BEGIN = "<|begin_of_text|>"
+CODEC = TextCodec(DEMO / "tokenizer.json")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokenizer.json"
+
+
+def write(path: Path, **parts: Any) -> Path:
+    """The demo's tokenizer with other parts; `model` changes fields of its model."""
+    document = copy.deepcopy(DEMO_JSON)
+    document["model"] |= parts.pop("model", {})
+    path.write_text(json.dumps(document | parts))
+    return path
+
+
+def replaces(count: int, length: int) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * length}
+    return {"type": "Sequence", "normalizers": [step] * count}
+
+
+def test_t1_a_missing_empty_cut_or_other_file_is_refused(path: Path) -> None:
+    refused(lambda: read_tokenizer(path), BundleError, path, "No such file")
+    whole = (DEMO / "tokenizer.json").read_bytes()
+    for data in (b"", whole[:-1], whole[:1000], b"hello", b"[]", b"null", b"\xef\xbb\xbf" + whole):
+        path.write_bytes(data)
+        refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json", kept=[path])
+
+
+def test_t1_a_gigabyte_is_refused_unread(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    refused(lambda: TextCodec(path), BundleError, path, f"{MAX_NBYTES:,}")
+
+
+def test_t1_bytes_that_are_no_utf_8_and_unpaired_surrogates(path: Path) -> None:
+    for data in (
+        b'{"version": "\xff"}',
+        b'{"version": "\\ud800"}',
+        '{"version": "1.0"}'.encode("utf-16"),
+    ):
+        path.write_bytes(data)
+        refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
+def test_t1_what_is_no_file_is_refused(path: Path) -> None:
+    path.mkdir()
+    refused(lambda: TextCodec(path), BundleError, path)
+    path.rmdir()
+    os.mkfifo(path)
+    refused(lambda: TextCodec(path), BundleError, path, "not a regular file")
+    path.unlink()
+    path.symlink_to(DEMO / "tokenizer.json")
+    refused(lambda: TextCodec(path), BundleError, path, "not a regular file")
+
+
+@pytest.mark.parametrize(
+    ("charsmap", "found"),
+    [(None, "null"), ("", "of 0 bytes"), ("AAAA", "of 3"), ("?", "none"), (3, "none")],
+)
+def test_t2_a_map_of_characters_that_is_none(path: Path, charsmap: object, found: str) -> None:
+    """The library panics with an exception that is no Exception."""
+    write(path, normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap})
+    refused(lambda: TextCodec(path), BundleError, path, "precompiled_charsmap", found)
+
+
+def test_t2_a_panic_at_load_that_no_check_foresees(path: Path) -> None:
+    """The merges name a token that the prefix cuts away."""
+    model = {
+        "vocab": {"a": 0, "b": 1, "aa": 2},
+        "merges": [["a", "a"]],
+        "continuing_subword_prefix": "xyz",
+    }
+    write(path, added_tokens=[], post_processor=None, model=model)
+    refused(lambda: TextCodec(path), BundleError, path, "out of range")
+
+
+@pytest.mark.parametrize("part", KINDS)
+def test_t3_thousands_of_steps_in_steps(path: Path, part: str) -> None:
+    field = KINDS[part][0]
+    for depth, expected in ((5000, "recursion"), (MAX_DEPTH + 1, f"more than {MAX_DEPTH} deep")):
+        step = f'{{"type": "Sequence", "{field}": [' * depth + "]}" * depth
+        document = json.dumps(DEMO_JSON | {part: 0}).replace(f'"{part}": 0', f'"{part}": {step}')
+        path.write_text(document)
+        refused(lambda: TextCodec(path), BundleError, path, expected)
+
+
+def test_t3_more_steps_than_any_tokenizer_has(path: Path) -> None:
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}] * (MAX_STEPS + 1)}
+    refused(lambda: read_tokenizer(write(path, normalizer=steps)), BundleError, path, "65 steps")
+    steps["normalizers"] = steps["normalizers"][1:]
+    assert TextCodec(write(path, normalizer=steps)).encode("a")
+
+
+@pytest.mark.parametrize("part", KINDS)
+def test_t3_steps_of_unknown_kinds(path: Path, part: str) -> None:
+    for step in ({"type": "Shell"}, {"type": None}, {"type": ["NFC"]}, {}, {"type": "Sequence"}):
+        write(path, **{part: step})
+        refused(lambda: TextCodec(path), BundleError, path, part)
+    sequence = {"type": "Sequence", KINDS[part][0]: [{"type": "Shell"}]}
+    write(path, **{part: sequence})
+    refused(lambda: TextCodec(path), BundleError, f"{part}.{KINDS[part][0]}[0].type is 'Shell'")
+
+
+def catastrophic(path: Path) -> TextCodec:
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return TextCodec(write(path, pre_tokenizer=split))
+
+
+def test_t4_a_regular_expression_that_gives_up_refuses_that_text_alone(path: Path) -> None:
+    codec, hostile = catastrophic(path), "a" * 40 + "!"
+    results: list[object] = []
+
+    def in_a_thread() -> None:
+        refused(lambda: codec.encode(hostile), InputError, path, "cannot take this text")
+        results.append(codec.decode(codec.encode("good"), skip_special_tokens=True))
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert results == ["good"]
+
+
+def test_t4_a_trial_finds_it(path: Path) -> None:
+    refused(catastrophic(path).probe, BundleError, path, "found in a trial")
+
+
+def test_t4_interrupts_and_lack_of_memory_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = TextCodec(DEMO / "tokenizer.json")
+    for error in (KeyboardInterrupt, SystemExit, MemoryError):
+
+        class Broken:
+            def decode(self, *_: object, error: type[BaseException] = error, **__: object) -> str:
+                raise error
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(codec, "_tokenizer", Broken())
+            codec.decode([1])
+    assert codec.decode([64]) == "a"
+
+
+def test_t5_steps_that_multiply_a_text_are_refused(path: Path) -> None:
+    """Nine that make ten of one: the library would end the process."""
+    write(path, normalizer=replaces(9, 10))
+    refused(lambda: TextCodec(path), BundleError, path, "1,000,000,000 times", "1,024")
+    inner = {"type": "Sequence", "decoders": replaces(9, 10)["normalizers"]}
+    write(path, decoder={"type": "Sequence", "decoders": [inner]})
+    refused(lambda: TextCodec(path), BundleError, path, "decoder can make")
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "named"),
+    [
+        (
+            "normalizer",
+            {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 300},
+            "content has 300",
+        ),
+        ("normalizer", {"type": "Prepend", "prepend": "x" * 300}, "prepend has 300"),
+        (
+            "normalizer",
+            {"type": "Replace", "pattern": {"String": "x" * 20000}, "content": ""},
+            "20000",
+        ),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "length is 0"),
+        ("pre_tokenizer", {"type": "FixedLength", "length": True}, "length is True"),
+        ("pre_tokenizer", {"type": "Metaspace", "replacement": "x" * 300}, "replacement has 300"),
+        (
+            "post_processor",
+            {"type": "RobertaProcessing", "sep": ["a", 1], "cls": ["b", SIZE]},
+            "1756",
+        ),
+        ("post_processor", {"type": "BertProcessing", "sep": ["a", -1], "cls": ["b", 1]}, "-1"),
+        (
+            "post_processor",
+            {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 5},
+            "the text 5 times",
+        ),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {"x": {"id": "x", "ids": [2**32 - 1], "tokens": ["x"]}},
+            },
+            "adds the id 4294967295",
+        ),
+    ],
+)
+def test_t5_lengths_and_ids_that_the_library_takes_on_trust(
+    path: Path, part: str, step: object, named: str
+) -> None:
+    write(path, **{part: step})
+    refused(lambda: TextCodec(path, SIZE), BundleError, path, part, named)
+
+
+def test_t5_steps_that_multiply_a_little_are_counted_against_long_texts(path: Path) -> None:
+    codec = TextCodec(write(path, normalizer=replaces(2, 10)))
+    assert len(codec.encode("a", add_special_tokens=False)) <= 100
+    assert codec.decode(codec.encode("a")) == "a" * 100
+    refused(lambda: codec.encode("b" * 3_000_000), InputError, path, "3,000,000", "1,342,177")
+
+
+@pytest.mark.parametrize(
+    ("block", "value"),
+    [
+        ("padding", {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None,
+                     "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}),
+        ("truncation", {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+    ],
+)  # fmt: skip
+def test_t6_padding_and_truncation_are_left_out(path: Path, block: str, value: object) -> None:
+    codec = TextCodec(write(path, **{block: value}))
+    assert codec.encode("Hello there") == CODEC.encode("Hello there")
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({"vocab": {"a": 0, "b": 2**32 - 1}}, "4294967295"),
+        ({"vocab": {"a": 0, "b": -1}}, ">= 0"),
+        ({"vocab": {"a": 0, "b": 0}}, "both the id 0"),
+        ({"vocab": {"a": 0, "b": 1.0}}, "got `float`"),
+        ({"vocab": {"a": 0, "b": True}}, "got `bool`"),
+        ({"vocab": {"a": 0, "b" * 5000: 1}}, "5000 characters"),
+        ({"vocab": {}}, "empty"),
+        ({"vocab": None}, "null"),
+        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["a", 1]]}, "2 entries of 1 tokens"),
+        ({"type": "Magic"}, "'Magic'"),
+        ({"unk_token": "x" * 5000}, "unk_token"),
+    ],
+)
+def test_t7_ids_that_are_not_one_for_each_token(path: Path, model: Any, named: str) -> None:
+    write(path, added_tokens=[], post_processor=None, model={"merges": []} | model)
+    refused(lambda: TextCodec(path, SIZE), BundleError, path, named)
+
+
+def test_t7_tokens_that_are_named_twice(path: Path) -> None:
+    text = json.dumps(DEMO_JSON)
+    path.write_text(text.replace('"vocab": {', '"vocab": {"\\u0061": 0, ', 1))
+    refused(lambda: TextCodec(path), BundleError, path, "1501 entries of 1500 tokens")
+    for content, number in ((BEGIN, 7), ("a", 1501), ("new", 1500)):
+        added = copy.deepcopy(DEMO_JSON["added_tokens"])
+        added.append(added[0] | {"content": content, "id": number})
+        write(path, added_tokens=added)
+        refused(lambda: TextCodec(path), BundleError, path)
+
+
+def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
+    """A model may have more rows than its tokenizer has tokens: gaps are fine."""
+    shutil.copy(DEMO / "tokenizer.json", path)
+    refused(lambda: TextCodec(path, SIZE - 1), BundleError, path, "1755", "0 to 1754")
+    codec = TextCodec(write(path, model={"vocab": {"a": 3, "b": 900}, "merges": []}), SIZE)
+    assert codec.encode("ab", add_special_tokens=False) == [3, 900]
+
+
+def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is a good tokenizer, of another model."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(DEMO, bundle)
+    file = bundle / "tokenizer.json"
+    vocab = dict(DEMO_JSON["model"]["vocab"])
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    write(file, model={"vocab": vocab})
+    assert TextCodec(file, SIZE).encode("a") != CODEC.encode("a")
+    command_refused(capsys, ["verify", bundle], "tokenizer.json", kept=[bundle])
+
+
+def test_t9_names_of_special_tokens_in_a_text_are_text_unless_asked() -> None:
+    text = f"a{BEGIN}b"
+    meant = CODEC.encode(text, add_special_tokens=False)
+    spelled = CODEC.encode(text, add_special_tokens=False, special_tokens_in_text=False)
+    assert meant == [64, 1500, 65]
+    assert 1500 not in spelled
+    assert CODEC.decode(spelled) == text
+    assert 1500 not in CODEC.encode_prompt(text, 256, 256)[1:]
+
+
+def byte_alphabet() -> dict[str, int]:
+    return {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
+def sentencepiece() -> Tokenizer:
+    made = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0)], 0, False))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return made
+
+
+def byte_level() -> Tokenizer:
+    made = Tokenizer(models.BPE(byte_alphabet(), []))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<s>", normalized=False), "</s>"])
+    made.post_processor = posts.Sequence(
+        [
+            posts.ByteLevel(),
+            posts.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 256)]),
+        ]
+    )
+    return made
+
+
+def wordpiece() -> Tokenizer:
+    made = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    made.normalizer, made.decoder = normalizers.BertNormalizer(), decoders.WordPiece()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = posts.BertProcessing(("a", 1), ("[UNK]", 0))
+    return made
+
+
+@pytest.mark.parametrize("make", [sentencepiece, byte_level, wordpiece])
+def test_t5_good_tokenizers_pass_as_they_are(path: Path, make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    tokenizer.save(str(path))
+    codec = TextCodec(path, 300)
+    for text in ("ab  a b", "", *probe_texts()):
+        assert codec.encode(text) == tokenizer.encode(text).ids
+    codec.probe()
+    assert json.loads(read_tokenizer(path)) == json.loads(tokenizer.to_str())
+
+
+def test_t5_what_is_known_of_a_tokenizer() -> None:
+    checked = check_tokenizer(DEMO / "tokenizer.json", SIZE)
+    assert checked.growth == 2
+    assert checked.longest_nbytes == max(
+        len(t.encode()) for t in Tokenizer.from_str(checked.json).get_vocab()
+    )
+    assert BEGIN in checked.special_tokens
+
+
+def test_t5_the_trial_of_a_good_tokenizer_is_quick_and_needs_little_memory() -> None:
+    code = (
+        "import sys; from pathlib import Path; from stem_edge.child import limit_this_process\n"
+        "limit_this_process(1 << 30, 60)\n"
+        "from stem_edge.runtime.text import TextCodec; TextCodec(Path(sys.argv[1])).probe()"
+    )
+    command = [sys.executable, "-c", code, str(DEMO / "tokenizer.json")]
+    assert subprocess.run(command, timeout=120, check=False).returncode == 0
+
+
+@given(st.lists(st.integers(0, SIZE - 1), max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_t16_streams_of_any_tokens_are_text(token_ids: list[int]) -> None:
+    stream = TokenStream(CODEC)
+    pieces = [stream.push(token) for token in token_ids] + [stream.finish()]
+    assert "".join(pieces) == CODEC.decode(token_ids)
+    for piece in pieces:
+        piece.encode()  # no half of a pair
+
+
+@given(st.text())
+@settings(max_examples=300, deadline=None)
+def test_t16_any_text_survives_or_is_refused(text: str) -> None:
+    assert CODEC.decode(CODEC.encode_prompt(text, 10**6, 10**6)) == text if text else True
+
+
+@given(st.text(alphabet="a\ud800\udfff", min_size=1).filter(lambda text: text.strip("a")))
+def test_t16_lone_surrogates_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="not valid Unicode"):
+        CODEC.encode(text)
