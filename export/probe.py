@@ -52,6 +52,7 @@ def compare_logits(
         prefill_graph=prefill_graph if engine == "onnxruntime" else None,
         prepare=False,
         warm_start=False,
+        trial=False,  # the exporter wrote it
     ) as model:
         found = model.logits(token_ids)
     if not np.isfinite(found).all():

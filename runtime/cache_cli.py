@@ -14,9 +14,10 @@ from stem_edge.units import format_size
 
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
-of used tokens, which warm the row cache, and verdicts on the ggml that is installed. Everything
-there can be removed: what is needed is made again. Old is what another onnxruntime, ggml or
-processor made, what is damaged, and what belongs to a bundle or library that is gone."""
+of used tokens, which warm the row cache, verdicts on the ggml that is installed, and on bundles that
+were tried before they were loaded. Everything there can be removed: what is needed is made again.
+Old is what another onnxruntime, ggml or processor made, what is damaged, and what belongs to a
+bundle or library that is gone or has changed."""
 
 EPILOG = """\
 examples:

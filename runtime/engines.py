@@ -17,6 +17,7 @@ from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.plan import Loading
 from stem_edge.runtime.slots import Slots
+from stem_edge.runtime.trial import try_first
 
 EngineChoice = Literal["auto", "onnxruntime", "ggml"]
 ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
@@ -101,10 +102,16 @@ def open_loader(
     repack: bool,
     cache_dir: str | Path | None,
     progress: bool | None,
+    trial: bool,
 ) -> EngineLoader:
-    """The loader of an engine; arguments as of stem_edge.load. Raises InputError, BackendError."""
+    """The loader of an engine; arguments as of stem_edge.load.
+
+    Raises InputError, BackendError, BundleError.
+    """
     check_installed(bundle, engine)
     check_options(engine, providers=providers, prefill_graph=prefill_graph, repack=repack)
+    if trial:  # before any native code of this process sees the bundle
+        try_first(bundle, engine, cache_dir, progress)
     if engine == "ggml":
         from stem_edge.runtime.loading_ggml import GgmlLoader
 

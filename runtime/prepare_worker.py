@@ -14,15 +14,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.graph_io import PREFILL, graph_file
 from stem_edge.quantize import F32
-from stem_edge.rows import RecordLayout
+from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
+from stem_edge.runtime.made_up import slot_ids
 from stem_edge.runtime.ort_session import CPU, open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
 from stem_edge.runtime.prepared import graph_files, worth_preparing
@@ -31,7 +31,6 @@ from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest
 
 ROUNDS = 3
 CHECKED_TOKENS = 4
-ROWS_NBYTES = 32 << 20  # of the rows that are made up for it, at most
 
 
 def make(bundle: Bundle, folder: Path, threads: int) -> None:
@@ -79,22 +78,17 @@ def _logits(bundle: Bundle, files: Mapping[str, Path], threads: int, *, prefill:
     count = min(CHECKED_TOKENS, config.max_context, config.vocab_size)
     context = _open(bundle, files, count, threads).open_context(count)
     context.begin(np.arange(count), 0, prefill=prefill)
-    return context.finish(_slots(bundle.manifest.tables, count), 1).copy()
-
-
-def _slots(layout: RecordLayout | None, tokens: int) -> npt.NDArray[np.int32]:
-    """A slot for each of so many tokens: one of its own, while they are few and small."""
-    if layout is None:
-        return np.zeros(tokens, np.int32)
-    slots = max(1, min(layout.records, ROWS_NBYTES // layout.record_nbytes))
-    return np.arange(tokens, dtype=np.int32) % slots
+    try:
+        return context.finish(slot_ids(bundle.manifest.tables, count), 1).copy()
+    except NotFiniteError:  # which made-up rows may give
+        return np.full((1, config.vocab_size), np.nan, np.float32)
 
 
 def _open(bundle: Bundle, files: Mapping[str, Path], tokens: int, threads: int) -> OrtBackend:
     """A backend whose slots hold some rows."""
     layout, storage = bundle.manifest.tables, None
     if layout is not None:
-        numbers = np.unique(_slots(layout, tokens)).astype(np.int64)
+        numbers = np.unique(slot_ids(layout, tokens)).astype(np.int64)
         storage, rng = ArraySlots(layout, len(numbers)), np.random.default_rng(0)
         shape = (len(numbers), layout.row_width)
         rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
@@ -109,7 +103,7 @@ def _measure(bundle: Bundle, files: Mapping[str, Path], threads: int) -> dict[st
     backend = _open(bundle, files, count, threads)
     context = backend.open_context(count)
     ids = np.arange(count)
-    slots = _slots(bundle.manifest.tables, count)
+    slots = slot_ids(bundle.manifest.tables, count)
     taken: dict[str, list[float]] = {"decode": [], "prefill": []}
     for _ in range(ROUNDS):
         for name, times in taken.items():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, Bundle
+from stem_edge.child import Ended, last_line, module_command, signal_name
 from stem_edge.errors import BackendError
 from stem_edge.graph_io import EMBED, PREFILL, graph_file
 from stem_edge.progress import Progress
@@ -30,6 +30,7 @@ from stem_edge.runtime.user_cache import (
     read_prepared,
     temporary_folder,
 )
+from stem_edge.verdicts import Records
 
 # Smaller backbones load in a moment and take little: not worth files in the user's folder.
 LEAST_NBYTES = 64 << 20
@@ -66,8 +67,10 @@ def find_or_make(
 def make(
     bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None = None
 ) -> tuple[Path, Prepared]:
-    """Prepare a backbone. Raises BackendError when the folder cannot take it."""
+    """Prepare a backbone. Raises BackendError when the folder cannot take it, BundleError."""
     root = cache_folder(cache_dir)
+    # It is kept under the checksums of the files, so they must be the right ones.
+    Records(bundle, "onnxruntime", cache_dir).check_place()
     wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle))
     try:
         folder = temporary_folder(root)
@@ -114,13 +117,16 @@ def worth_preparing(bundle: Bundle) -> list[str]:
 
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> None:
-    command = [sys.executable, "-m", "stem_edge.runtime.prepare_worker"]
-    command += [str(bundle.path.resolve()), str(folder), str(threads)]
+    arguments = [str(bundle.path.resolve()), str(folder), str(threads)]
+    command = module_command("stem_edge.runtime.prepare_worker", *arguments)
     with tempfile.TemporaryFile() as output:
         try:
             worker = subprocess.Popen(command, stdout=output, stderr=output)
         except OSError as error:
-            raise BackendError(f"cannot start {sys.executable} ({error.strerror})") from error
+            raise BackendError(
+                f"{bundle.path}: cannot start {command[0]} to prepare it ({error.strerror}); free "
+                "some memory, or load it with prepare=False"
+            ) from error
         try:
             seen = 0
             while _still_runs(worker):
@@ -131,10 +137,16 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> No
             worker.kill()  # does nothing to one that has ended
             worker.wait()
         output.seek(0)
-        said = output.read().decode(errors="replace").strip().splitlines()
+        ended = Ended(worker.returncode, output.read(), b"")
     if worker.returncode:
-        reason = said[-1] if said else f"exit status {worker.returncode}"
+        reason = _reason(worker.returncode, ended)
         raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
+
+
+def _reason(status: int, ended: Ended) -> str:
+    if ended.crashed:
+        return f"the process that did it ended by {signal_name(status)}; load it with prepare=False"
+    return last_line(ended.stdout) if ended.stdout.strip() else f"exit status {status}"
 
 
 def _still_runs(worker: subprocess.Popen[bytes]) -> bool:

@@ -1,8 +1,10 @@
 """What stem-edge keeps in the user's cache folder: prepared backbones, token counts, verdicts.
 
-    prepared/<key>/   prepared.json and the graphs, rearranged for one processor and onnxruntime
-    counts/<key>.npy  how often each token was used with one bundle
-    ggml/<key>.json   that a library of ggml computes what it should (stem_edge.ggml_check)
+    prepared/<key>/    prepared.json and the graphs, rearranged for one processor and onnxruntime
+    counts/<key>.npy   how often each token was used with one bundle
+    ggml/<key>.json    that a library of ggml computes what it should (stem_edge.ggml_check)
+    trials/<key>.json  whether a bundle loads (stem_edge.verdicts)
+    places/<key>.json  that the files at a path are those of a bundle's manifest
 
 Everything here can be deleted at any time: it is made again, or done without.
 """
@@ -18,10 +20,11 @@ from typing import Annotated
 
 import msgspec
 
-from stem_edge.bundle import MANIFEST, Bundle
-from stem_edge.ggml_check import FOLDER as VERDICTS
-from stem_edge.ggml_check import read_verdict, verdict_file
+from stem_edge import ggml_check
+from stem_edge.bundle import MANIFEST, Bundle, open_bundle
+from stem_edge.errors import BundleError
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.verdicts import PLACES, TRIALS, Records, read_place, read_verdict, versions
 
 __all__ = [  # with what the rest of the runtime expects here
     "FORMAT",
@@ -108,9 +111,11 @@ def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:
         yield Entry(path=folder, kind=PREPARED, nbytes=nbytes, of=of, stale=stale)
     for path in sorted((root / COUNTS).glob("*.npy")):
         yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
-    for path in sorted((root / VERDICTS).glob("*")):
-        of, stale = _verdict(root, path)
-        yield Entry(path=path, kind=VERDICTS, nbytes=path.stat().st_size, of=of, stale=stale)
+    judged = {ggml_check.FOLDER: _library, TRIALS: _trial, PLACES: _place}
+    for kind, judge in judged.items():
+        for path in sorted((root / kind).glob("*")):
+            of, stale = judge(root, path)
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
 def temporary_folder(root: Path) -> Path:
@@ -137,16 +142,39 @@ def _stale(record: Prepared, onnxruntime: str) -> str:
     return "" if Path(record.bundle).is_dir() else "its bundle is gone"
 
 
-def _verdict(root: Path, path: Path) -> tuple[str, str]:
+def _library(root: Path, path: Path) -> tuple[str, str]:
     """The library that a verdict is about, and why it does not count, if so."""
-    verdict = read_verdict(path)
+    verdict = ggml_check.read_verdict(path)
     if verdict is None:
         return "", "damaged"
     try:
-        current = verdict_file(root, Path(verdict.library)) == path
+        current = ggml_check.verdict_file(root, Path(verdict.library)) == path
     except OSError:
         return verdict.library, "its library is gone"
     return verdict.library, "" if current else "of another library, processor or stem-edge"
+
+
+def _trial(_: Path, path: Path) -> tuple[str, str]:
+    """The same for a bundle."""
+    verdict = read_verdict(path)
+    if verdict is None:
+        return "", "damaged"
+    found = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
+    if verdict.cpu != cpu_digest() or verdict.versions != versions(verdict.engine):
+        return found, f"of another {verdict.engine}, tokenizers, stem-edge or processor"
+    return found, "" if Path(verdict.bundle).is_dir() else "its bundle is gone"
+
+
+def _place(root: Path, path: Path) -> tuple[str, str]:
+    """The same for files that were hashed."""
+    place = read_place(path)
+    if place is None:
+        return "", "damaged"
+    try:
+        current = Records(open_bundle(place.bundle), place.engine, root).place_file == path
+    except BundleError:
+        return place.bundle, "its bundle is gone or damaged"
+    return place.bundle, "" if current else "its bundle has changed"
 
 
 def _is_alive(folder: Path) -> bool:

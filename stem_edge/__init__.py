@@ -21,6 +21,7 @@ from stem_edge.errors import (
     ExportError,
     InputError,
     MemoryPlanError,
+    OutOfMemoryError,
     RowReadError,
     StemEdgeError,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from stem_edge.mmap_store import MmapStore
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.runs import verify_runs
+    from stem_edge.runtime.safety import Safety, check_safety
     from stem_edge.tables import open_tables
 
 __version__ = "0.1.0"
@@ -60,11 +62,14 @@ __all__ = [
     "MemoryPlanError",
     "MmapStore",
     "Model",
+    "OutOfMemoryError",
     "Quality",
     "RowReadError",
+    "Safety",
     "SamplingParams",
     "StemEdgeError",
     "bench",
+    "check_safety",
     "compare_edits",
     "evaluate",
     "export_bundle",
@@ -93,8 +98,10 @@ _HOMES = {
     "MmapStore": "stem_edge.mmap_store",
     "Model": "stem_edge.runtime",
     "Quality": "stem_edge.measuring.quality",
+    "Safety": "stem_edge.runtime.safety",
     "SamplingParams": "stem_edge.runtime",
     "bench": "stem_edge.measuring.bench",
+    "check_safety": "stem_edge.runtime.safety",
     "compare_edits": "stem_edge.editing.compare",
     "evaluate": "stem_edge.measuring.quality",
     "export_bundle": "stem_edge.export",

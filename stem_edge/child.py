@@ -12,11 +12,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-PYTHON = sys.executable or "python3"
 WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are exceptions
 SIGKILL = 9  # which Windows does not name
+# No child of ours needs more than a thread of numpy or of tokenizers; and ggml is not to start a
+# debugger when it gives up.
+VARIABLES = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "GGML_NO_BACKTRACE": "1",
+}
+# The package may be where only our own interpreter looks. It comes last, so that it hides nothing.
+_RUN_MODULE = """\
+import runpy, sys
+sys.path.append({folder!r})
+runpy.run_module({name!r}, run_name="__main__", alter_sys=True)"""
 
 
 class Ended(NamedTuple):
@@ -32,19 +44,28 @@ class Ended(NamedTuple):
         return self.status is not None and not 0 <= self.status < WINDOWS_CRASH
 
 
+def module_command(name: str, *arguments: str) -> list[str]:
+    """What runs a module of ours in another interpreter.
+
+    -P: modules never come from the folder that we happen to be in, which may be a bundle.
+    """
+    code = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parent.parent), name=name)
+    return [sys.executable or "python3", "-P", "-c", code, *arguments]
+
+
 def run_child(
     command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> Ended:
     """Run a command without input, to its end or for so long. Raises OSError if it cannot start.
 
-    variables: of its environment, beside our own.
+    variables: of its environment, beside ours and VARIABLES.
     """
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            env=os.environ | (variables or {}),
+            env={**os.environ, **VARIABLES, **(variables or {})},
             timeout=seconds,
             check=False,
         )

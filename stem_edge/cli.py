@@ -57,7 +57,7 @@ COMMANDS = {
     "inspect": ("stem_edge.inspect_cli", "show what a bundle is made of", ""),
     "verify": (
         "stem_edge.verify_cli",
-        "check a bundle's files, or that every way of running it gives the same tokens",
+        "say whether a bundle is safe to load, or every way of running it gives the same tokens",
         "",
     ),
 }

@@ -13,30 +13,34 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from stem_edge import __version__
+from stem_edge.child import (
+    SIGKILL,
+    WINDOWS_CRASH,
+    Ended,
+    last_line,
+    module_command,
+    run_child,
+    signal_name,
+)
 from stem_edge.errors import BackendError
 from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
 from stem_edge.ggml_trial import DIFFERS, REFUSED
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
+from stem_edge.whole_file import write_whole
 
 FORMAT = 1
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
-TRIAL = (sys.executable or "python3", "-m", "stem_edge.ggml_trial")
+TRIAL = "stem_edge.ggml_trial"
 TRIAL_SECONDS = 60.0  # it takes less than half a second where nothing else runs
-# The child needs one thread of numpy, and ggml is not to start a debugger when it gives up.
-CHILD_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1"}
-WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are exceptions
 
 # For any x86-64 of the last ten years and for ARM, where the AVX options mean nothing; and for
 # processors that announce AMX, which have AVX512 in any case.
@@ -71,12 +75,13 @@ def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
 def check_library(
     path: Path,
     cache_dir: str | Path | None = None,
-    command: Sequence[str] = TRIAL,
+    command: Sequence[str] | None = None,
     seconds: float = TRIAL_SECONDS,
 ) -> Verdict:
     """The verdict on a library: the one kept, else of a trial now. Raises BackendError.
 
-    `command` gets the library's path as a last argument, and so many seconds to end.
+    `command`, by default TRIAL in a process of its own, gets the library's path as a last argument,
+    and so many seconds to end.
     """
     try:
         kept_in = verdict_file(cache_folder(cache_dir), path)
@@ -84,22 +89,27 @@ def check_library(
         raise BackendError(f"{path}: cannot be read ({error.strerror}); {AGAIN}") from error
     verdict = read_verdict(kept_in)
     if verdict is None:
-        verdict = _try(path, command, seconds)
+        verdict = _try(path, command or module_command(TRIAL), seconds)
         # A folder that cannot be written only means another trial next time.
         with contextlib.suppress(OSError):
-            _keep(kept_in, verdict)
+            kept_in.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept_in, msgspec.json.encode(verdict))
     return verdict
 
 
 def verdict_file(root: Path, library: Path) -> Path:
     """Where the verdict on this library, processor and stem-edge is kept. Raises OSError."""
+    system = (cpu_digest(), platform.release(), __version__)
+    digest = hashlib.sha256(repr((FORMAT, *library_files(library), system)).encode()).hexdigest()
+    return root / FOLDER / f"{digest[:KEY_CHARS]}.json"
+
+
+def library_files(library: Path) -> tuple[str, list[tuple[str, int, int]]]:
+    """Where a library is, and name, size and time of its files. Raises OSError."""
     found = [library, *library.parent.glob("*ggml*")]
     stats = {path.name: path.stat() for path in found}
     files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
-    place = str(library.resolve())
-    system = (cpu_digest(), platform.release(), __version__)
-    digest = hashlib.sha256(repr((FORMAT, place, files, system)).encode()).hexdigest()
-    return root / FOLDER / f"{digest[:KEY_CHARS]}.json"
+    return str(library.resolve()), files
 
 
 def read_verdict(path: Path) -> Verdict | None:
@@ -112,57 +122,39 @@ def read_verdict(path: Path) -> Verdict | None:
     return verdict if verdict.format == FORMAT else None
 
 
-def _keep(path: Path, verdict: Verdict) -> None:
-    """Write it whole or not at all: others may be doing the same. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        part.write_bytes(msgspec.json.encode(verdict))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _try(path: Path, command: Sequence[str], seconds: float) -> Verdict:
     """Run the child. Raises BackendError."""
     try:
-        done = subprocess.run(
-            [*command, str(path)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=os.environ | CHILD_VARIABLES,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BackendError(
-            f"ggml in {path} did not end a test of its kernels within {seconds:g} s "
-            f"({_last(error.stdout)}); try again when less runs here, or {rebuild()}"
-        ) from error
+        ended = run_child([*command, str(path)], seconds)
     except OSError as error:
         raise BackendError(
             f"cannot start {command[0]} to test ggml in {path} ({error.strerror}); stem-edge needs "
             "to start a Python interpreter for that once"
         ) from error
-    if done.returncode:
-        raise BackendError(_failure(path, done))
-    return _verdict(path, done.stdout)
+    if ended.status is None:
+        raise BackendError(
+            f"ggml in {path} did not end a test of its kernels within {seconds:g} s "
+            f"({last_line(ended.stdout)}); try again when less runs here, or {rebuild()}"
+        )
+    if ended.status:
+        raise BackendError(_failure(path, ended.status, ended))
+    return _verdict(path, ended.stdout)
 
 
 def _verdict(path: Path, stdout: bytes) -> Verdict:
     """From the child's last line. Raises BackendError."""
     try:
-        told = json.loads(_last(stdout))
+        told = json.loads(last_line(stdout))
         if told.pop("ok") is True:
             return msgspec.convert(told | {"format": FORMAT, "library": str(path)}, Verdict)
     except (ValueError, LookupError, AttributeError, TypeError):
         pass
-    raise BackendError(f"{path}: the test of ggml ended with {_last(stdout)!r}; {AGAIN}")
+    raise BackendError(f"{path}: the test of ggml ended with {last_line(stdout)!r}; {AGAIN}")
 
 
-def _failure(path: Path, done: subprocess.CompletedProcess[bytes]) -> str:
+def _failure(path: Path, status: int, ended: Ended) -> str:
     """The message for a child that did not end well."""
-    status, said, step = done.returncode, _last(done.stderr), _last(done.stdout)
+    said, step = last_line(ended.stderr), last_line(ended.stdout)
     if status == REFUSED:
         return said
     if status == DIFFERS:
@@ -171,10 +163,10 @@ def _failure(path: Path, done: subprocess.CompletedProcess[bytes]) -> str:
         return f"ggml in {path} gave up in a test of its kernels ({step}): {said}; {AGAIN}"
     if 0 < status < WINDOWS_CRASH:
         return f"ggml in {path} could not be tested, exit status {status}: {said}; {AGAIN}"
-    if status == -9:  # SIGKILL, which Windows does not have
+    if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
     return (
-        f"ggml in {path} crashed ({_signal_name(status)}) in a test of its kernels ({step}): this "
+        f"ggml in {path} crashed ({signal_name(status)}) in a test of its kernels ({step}): this "
         "build uses instructions that this processor announces but does not grant, AMX for "
         f"example; {rebuild()}"
     )
@@ -189,17 +181,3 @@ def rebuild() -> str:
         "build it again for instructions that work: "
         f'CMAKE_ARGS="{AVX512_FLAGS}" {REINSTALL} (without those of AVX512, if it still fails)'
     )
-
-
-def _signal_name(status: int) -> str:
-    if status > 0:
-        return f"exception {status:#x}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-status).name
-    return f"signal {-status}"
-
-
-def _last(output: bytes | None) -> str:
-    """The last line of what a child wrote."""
-    lines = (output or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "it said nothing"

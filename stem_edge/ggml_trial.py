@@ -8,7 +8,6 @@ one of the two below.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stem_edge.child import limit_this_process
 from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_trial_steps import Result, Trial, WrongResultError, steps
@@ -63,24 +63,9 @@ def check(step: str, results: Iterator[Result]) -> int:
     return count
 
 
-def _limit() -> None:
-    """Bounds of this process, should the library run wild, and no dump if it crashes."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    wanted = {"RLIMIT_DATA": MEMORY_NBYTES, "RLIMIT_CPU": CPU_SECONDS, "RLIMIT_CORE": 0}
-    for name, value in wanted.items():
-        number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        if hard == resource.RLIM_INFINITY or value <= hard:
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(number, (value, hard))
-
-
 def main() -> int:
     """See above."""
-    _limit()
+    limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
     try:
         print(json.dumps(run(Path(sys.argv[1]))), flush=True)
     except (BackendError, WrongResultError) as error:

@@ -17,31 +17,49 @@ import stem_edge
 from stem_edge.bundle import EngineName
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import checked_ggml
+from stem_edge.verdicts import PLACES, TRIALS
 
 DATA = Path(__file__).parent / "data"
 DEMO = Path(stem_edge.__file__).parent / "demo_model"
 FDS = Path("/proc/self/fd")
 
 
-@pytest.fixture(scope="session")
-def tried_ggml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder in which ggml has been tried, if it is installed: once, not in each test."""
+@pytest.fixture(scope="session", autouse=True)
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder in which ggml has been tried, if it is installed: once, not in each test.
+
+    Trials of bundles are kept there for all tests; a bundle that a test exports has none.
+    """
     folder = tmp_path_factory.mktemp("tried")
-    if library_path() is not None:
-        checked_ggml(folder)  # where it is, a bad trial fails every test
-    return folder
+    root = folder / "stem-edge" if sys.platform == "linux" else folder
+    with pytest.MonkeyPatch.context() as patch:
+        _use_cache(patch, folder)
+        for name in (TRIALS, PLACES):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        if library_path() is not None:
+            checked_ggml(root)  # where it is, a bad trial fails every test
+        yield root
 
 
 @pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, tried_ggml: Path) -> Iterator[Path]:
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, tried: Path) -> Iterator[Path]:
     """Tests and the commands they start keep nothing in the user's cache folder."""
     folder = tmp_path_factory.mktemp("cache")
     if sys.platform == "linux":
-        shutil.copytree(tried_ggml, folder / "stem-edge")
+        own = folder / "stem-edge"
+        own.mkdir()
+        for name in (TRIALS, PLACES):
+            (own / name).symlink_to(tried / name)
+        if (tried / "ggml").is_dir():
+            shutil.copytree(tried / "ggml", own / "ggml")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-            patch.setenv(name, str(folder))
+        _use_cache(patch, folder)
         yield folder
+
+
+def _use_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        patch.setenv(name, str(folder))
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,14 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 import pytest
+from conftest import DEMO
 
+from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.ggml_check import check_library
 from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries
 from stem_edge.token_counts import write_counts
+from stem_edge.verdicts import Records
 
 Capture = pytest.CaptureFixture[str]
 
@@ -54,6 +57,20 @@ def put_verdict(root: Path, name: str, into: str = "") -> None:
         made.rename(made.with_name(into))
 
 
+def put_trial(root: Path, name: str, change: tuple[bytes, bytes] = (b"", b"")) -> None:
+    """A place and a good verdict of a bundle, under its name."""
+    bundle = Path(shutil.copytree(DEMO, root / "bundles" / name))
+    records = Records(open_bundle(bundle), "onnxruntime", root)
+    records.keep_verdict()
+    records.check_place()
+    trial = records.verdict_file.rename(records.verdict_file.with_name(f"{name}.json"))
+    if any(change):
+        trial.write_bytes(trial.read_bytes().replace(*change))
+        records.place_file.rename(records.place_file.with_name("moved.json"))
+    elif name == "lost":
+        records.place_file.rename(records.place_file.with_name("lost-place.json"))
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     put(tmp_path, "good")
@@ -69,6 +86,12 @@ def root(tmp_path: Path) -> Path:
     put_verdict(tmp_path, "gone", into="gone.json")
     shutil.rmtree(tmp_path / "libraries" / "gone")
     (tmp_path / "ggml" / "cut.json").write_text('{"format":')
+    put_trial(tmp_path, "tried")
+    put_trial(tmp_path, "other-tokenizers", change=(b'"tokenizers":"', b'"tokenizers":"0'))
+    put_trial(tmp_path, "lost")
+    shutil.rmtree(tmp_path / "bundles" / "lost")
+    for kind in ("trials", "places"):
+        (tmp_path / kind / f"cut-{kind}.json").write_text('{"format":')
     return tmp_path
 
 
@@ -84,13 +107,21 @@ STALE = {
     "changed.json": "of another library, processor or stem-edge",
     "gone.json": "its library is gone",
     "cut.json": "damaged",
+    "tried.json": "",
+    "other-tokenizers.json": "of another onnxruntime, tokenizers, stem-edge or processor",
+    "lost.json": "its bundle is gone",
+    "moved.json": "its bundle has changed",
+    "lost-place.json": "its bundle is gone or damaged",
+    "cut-trials.json": "damaged",
+    "cut-places.json": "damaged",
 }
 
 
 def stale(root: Path) -> dict[str, str]:
-    """STALE, with the name of the verdict that counts."""
-    names = {path.name for path in root.glob("ggml/*")} - STALE.keys()
-    assert len(names) == 1
+    """STALE, with the names of the verdict and the place that count."""
+    names = {path.name for kind in ("ggml", "places") for path in root.glob(f"{kind}/*")}
+    names -= STALE.keys()
+    assert len(names) == 2
     return STALE | dict.fromkeys(names, "")
 
 

@@ -1,19 +1,36 @@
+"""The command `stem-edge verify`: one line that says whether a bundle is safe to load, and why."""
+
+import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
-from test_bundle import BACKBONE, NAMES, SHARDS, make_bundle
+from conftest import DEMO
 
-from stem_edge.bundle import MANIFEST
+from stem_edge.bundle import (
+    MANIFEST,
+    TOKENIZER_CONFIG,
+    FileEntry,
+    encode_manifest,
+    open_manifest,
+)
 from stem_edge.cli import main
+from stem_edge.errors import BackendError, BundleError
+from stem_edge.runtime import safety
+from stem_edge.runtime.safety import check_safety
+from stem_edge.verdicts import read_verdict
 
 Capture = pytest.CaptureFixture[str]
+NAMES = open_manifest(DEMO).files
+BACKBONE, SHARD = "backbone.late.onnx", "tables.zarr/records/c/0/0"
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    return make_bundle(tmp_path / "model")
+    return Path(shutil.copytree(DEMO, tmp_path / "model"))
 
 
 def one_line(err: str) -> str:
@@ -26,20 +43,101 @@ def test_a_whole_bundle(bundle: Path, capsys: Capture) -> None:
     assert main(["verify", str(bundle)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith(f"{bundle}: {len(NAMES)} files, ")
-    assert out.endswith(", all as exported\n")
+    assert out.count("\n") == 1
+    assert out.startswith(f"{bundle}: safe to load: {len(NAMES)} files, ")
+    for words in ("as exported", "5 graphs of known operators", "tried on onnxruntime in a proc"):
+        assert words in out
 
 
 def test_a_whole_bundle_as_json(bundle: Path, capsys: Capture) -> None:
     assert main(["verify", str(bundle), "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert json.loads(out) == {"ok": True, "files": dict.fromkeys(NAMES, "ok")}
+    report = json.loads(out)
+    assert report.pop("checked")
+    assert report == {
+        "ok": True,
+        "safe": True,
+        "reasons": [],
+        "files": dict.fromkeys(NAMES, "ok"),
+    }
+
+
+def test_the_trial_is_made_anew_and_kept(bundle: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert check_safety(bundle, tmp_path / "cache").safe
+        (kept,) = (tmp_path / "cache" / "trials").iterdir()
+        verdict = read_verdict(kept)
+        assert verdict is not None
+        assert verdict.reason == ""
+        kept.write_bytes(kept.read_bytes().replace(b'"reason":""', b'"reason":"it was bad"'))
+
+
+def test_a_trial_that_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise BackendError(f"{bundle}: it crashed a process that tried it first (SIGSEGV)")
+
+    monkeypatch.setattr(safety, "try_first", crash)
+    found = check_safety(bundle)
+    assert not found.safe
+    assert found.reasons == ["it crashed a process that tried it first (SIGSEGV)"]
+    assert set(found.files.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("part", ["check_tables", "check_graphs", "read_tokenizer"])
+def test_a_part_that_is_not_as_it_should_be(
+    part: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Every file has its checksum, and what is in it is refused."""
+
+    def refuse(*_: object) -> None:
+        raise BundleError(f"{bundle / BACKBONE}: holds something else; export it again")
+
+    monkeypatch.setattr(safety, part, refuse)
+    monkeypatch.setattr(safety, "try_first", None)  # such a bundle is not tried
+    assert main(["verify", str(bundle)]) == 1
+    out, err = capsys.readouterr()
+    assert out == f"{BACKBONE}: holds something else; export it again\n"
+    message = one_line(err)
+    assert f"{bundle}: not safe to load: {BACKBONE}: holds something else; copy" in message
+
+
+@pytest.mark.parametrize(("template", "works"), [("{{ messages }}", True), ("{% if %}", False)])
+def test_the_chat_template(template: str, works: bool, bundle: Path) -> None:
+    config = json.loads((bundle / TOKENIZER_CONFIG).read_text("utf-8"))
+    data = json.dumps(config | {"chat_template": template}).encode()
+    (bundle / TOKENIZER_CONFIG).write_bytes(data)
+    manifest = open_manifest(bundle)
+    entry = FileEntry(len(data), hashlib.sha256(data).hexdigest())
+    manifest = msgspec.structs.replace(manifest, files=manifest.files | {TOKENIZER_CONFIG: entry})
+    (bundle / MANIFEST).write_bytes(encode_manifest(manifest))
+    found = check_safety(bundle)
+    assert found.safe == works
+    assert works or "chat_template, line 1" in found.reasons[0]
+
+
+def test_an_engine_that_is_not_installed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "is_installed", lambda engine: False)
+    found = check_safety(bundle)
+    assert found.safe
+    assert found.checked[-1] == "not tried on onnxruntime, which is not installed"
+
+
+@pytest.mark.parametrize("name", ["a.so", "a.so.1", "sub/numpy.py", "RUN.EXE", "script"])
+def test_a_stray_program(name: str, bundle: Path) -> None:
+    (bundle / "sub").mkdir()
+    (bundle / name).touch()
+    if name == "script":
+        (bundle / name).chmod(0o700)
+    found = check_safety(bundle)
+    assert [found.files[name]] == [reason.removeprefix(f"{name}: ") for reason in found.reasons]
+    assert "something that can be run" in found.files[name]
+    assert found.advice == "remove what is not part of the bundle"
 
 
 def damage(bundle: Path) -> None:
-    (bundle / BACKBONE).write_bytes(b"BACKBONE")
-    (bundle / SHARDS[1]).unlink()
+    (bundle / BACKBONE).write_bytes(bytes(NAMES[BACKBONE].nbytes))
+    (bundle / SHARD).unlink()
     (bundle / "notes.txt").touch()
 
 
@@ -49,20 +147,21 @@ def test_each_wrong_file_has_a_line(bundle: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     backbone, shard, notes = out.splitlines()
     assert backbone.startswith(f"{BACKBONE}: sha256 is ")
-    assert shard.startswith(f"{SHARDS[1]}: missing")
+    assert shard.startswith(f"{SHARD}: missing")
     assert notes == "notes.txt: not part of the bundle"
     message = one_line(err)
-    assert f"{bundle}: 3 of {len(NAMES) + 1} files differ" in message
-    assert "copy the bundle again" in message
+    assert f"{bundle}: not safe to load: {BACKBONE}: sha256 is " in message
+    assert "(and 2 more); copy the bundle again" in message
 
 
 def test_wrong_files_as_json(bundle: Path, capsys: Capture) -> None:
     damage(bundle)
     assert main(["verify", str(bundle), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert report["ok"] is False
+    assert report["ok"] is report["safe"] is False
     wrong = {name for name, result in report["files"].items() if result != "ok"}
-    assert wrong == {BACKBONE, SHARDS[1], "notes.txt"}
+    assert wrong == {BACKBONE, SHARD, "notes.txt"}
+    assert len(report["reasons"]) == 3
     assert report["files"].keys() == {*NAMES, "notes.txt"}
 
 

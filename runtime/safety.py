@@ -1,0 +1,166 @@
+"""Is a bundle safe to load? All that can be found out without loading it here, and a trial.
+
+Safe means: every file is the one that was exported, nothing in them is of a kind that the libraries
+below could be led astray with, and a process of its own loaded and ran it within its limits. It is
+no proof; and it says nothing about what the model will write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from stem_edge.bundle import (
+    GGUF,
+    TABLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Bundle,
+    Manifest,
+    open_bundle,
+    open_manifest,
+)
+from stem_edge.chat_template import ChatTemplate
+from stem_edge.checksums import verify
+from stem_edge.errors import BundleError, InputError, StemEdgeError
+from stem_edge.gguf_check import check_backbone
+from stem_edge.gguf_file import read_gguf
+from stem_edge.onnx_check import check_graphs
+from stem_edge.progress import Progress
+from stem_edge.runtime.engines import is_installed
+from stem_edge.runtime.trial import try_first
+from stem_edge.table_check import check_tables
+from stem_edge.tokenizer_gate import read_tokenizer
+from stem_edge.units import format_size
+
+# Names of what a system or an interpreter would run.
+CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}
+OK = "ok"
+COPY_AGAIN = "copy the bundle again from its source or export it again"
+
+
+class Safety(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about a bundle."""
+
+    files: dict[str, str]  # name -> "ok" or what is wrong
+    reasons: list[str]  # why it is not safe, a sentence each; empty if it is
+    checked: list[str]  # what was found to be right
+    advice: str = ""  # what to do about the reasons
+
+    @property
+    def safe(self) -> bool:
+        """Whether it is."""
+        return not self.reasons
+
+
+def check_safety(
+    path: str | Path, cache_dir: str | Path | None = None, progress: bool | None = None
+) -> Safety:
+    """Check everything about a bundle, and try it anew whatever is known about it.
+
+    cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. Raises
+    BundleError when there is no bundle whose files could be looked at.
+    """
+    root = Path(path)
+    manifest = open_manifest(root)
+    tables = sum(e.nbytes for n, e in manifest.files.items() if n.startswith(f"{TABLES}/"))
+    with Progress(manifest.nbytes + tables, "verifying", progress) as bar:
+        files = verify(root, bar.advance)
+        strays = files.keys() - manifest.files.keys()
+        files |= {name: _stray(root / name, files[name]) for name in strays}
+        wrong = {name: found for name, found in files.items() if found != OK}
+        reasons = [f"{name}: {found}" for name, found in wrong.items()]
+        if wrong.keys() - strays:  # what is damaged in any case needs no further look
+            return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
+        checked = [f"{len(manifest.files)} files, {format_size(manifest.nbytes)}, as exported"]
+        bad = _check_parts(root, manifest, bar.advance, checked)
+    if not bad:
+        bad = _try(open_bundle(root), cache_dir, checked)
+    advice = COPY_AGAIN if bad else "remove what is not part of the bundle" if strays else ""
+    return Safety(files=files, reasons=bad + reasons, checked=checked, advice=advice)
+
+
+def _check_parts(
+    root: Path, manifest: Manifest, advance: Callable[[int], object], checked: list[str]
+) -> list[str]:
+    """Look into the files without any library; adds what is right, returns what is wrong."""
+    try:
+        bundle = open_bundle(root)
+    except BundleError as error:
+        return [_within(root, error)]
+    bad = []
+    for right, check in _parts(bundle, manifest, advance):
+        try:
+            check()
+            checked.append(right)
+        except StemEdgeError as error:
+            bad.append(_within(root, error))
+    return bad
+
+
+def _parts(
+    bundle: Bundle, manifest: Manifest, advance: Callable[[int], object]
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What will be right, and what raises if it is not."""
+    if manifest.table_format is not None:
+        yield f"{manifest.model.records:,} records", lambda: check_tables(bundle, advance)
+    if graphs := manifest.graphs():
+        yield f"{len(graphs)} graphs of known operators", lambda: check_graphs(bundle)
+    if manifest.gguf is not None:
+        path = bundle.file(GGUF)
+        yield f"the tensors of {GGUF}", lambda: check_backbone(read_gguf(path), manifest)
+    vocab_size = manifest.model.vocab_size
+    yield (
+        "a tokenizer of known steps",
+        lambda: read_tokenizer(bundle.file(TOKENIZER), vocab_size),
+    )
+    config = bundle.file(TOKENIZER_CONFIG)
+    yield "a chat template that works or none", lambda: _check_chat_template(config)
+
+
+def _check_chat_template(path: Path) -> None:
+    with contextlib.suppress(InputError):  # there is none
+        ChatTemplate(path).close()
+
+
+def _try(bundle: Bundle, cache_dir: str | Path | None, checked: list[str]) -> list[str]:
+    """Run each backbone in a process of its own; adds what is right, returns what is wrong."""
+    bad = []
+    for engine in bundle.manifest.engines:
+        if not is_installed(engine):
+            checked.append(f"not tried on {engine}, which is not installed")
+            continue
+        try:
+            try_first(bundle, engine, cache_dir, anew=True)
+            checked.append(f"tried on {engine} in a process of its own")
+        except StemEdgeError as error:
+            bad.append(_within(bundle.path, error))
+    return bad
+
+
+def _stray(path: Path, found: str) -> str:
+    """What to say of a file that is not part of the bundle."""
+    suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
+    if suffixes & CODE or _is_executable(path):
+        return f"{found}, and something that can be run; stem-edge does not, remove it"
+    return found
+
+
+def _is_executable(path: Path) -> bool:
+    if os.name != "posix":
+        return False
+    with contextlib.suppress(OSError):  # it is gone by now
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+    return False
+
+
+def _within(root: Path, error: StemEdgeError) -> str:
+    """A message with paths as they are in the bundle."""
+    text = " ".join(str(error).split())
+    return text.removeprefix(f"{root}: ").removeprefix(f"{root}{os.sep}")

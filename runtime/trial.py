@@ -1,0 +1,184 @@
+"""A bundle that is new on this machine is tried in a process of its own before this one loads it.
+
+The libraries that read a tokenizer or run a backbone are native code. A file that drives one of them
+into a crash, an endless loop or all of the memory ends the process, and no exception says why. So
+the first load lets another process do it, within limits; stem_edge.verdicts keeps what came out.
+What is not the bundle's fault is not kept: a machine too busy to end in time, a process that the
+system ended for want of memory. A file that is refused with an error of ours is refused by it again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stem_edge import errors
+from stem_edge.bundle import Bundle, EngineName
+from stem_edge.child import (
+    SIGKILL,
+    Ended,
+    last_line,
+    module_command,
+    run_child,
+    signal_name,
+)
+from stem_edge.errors import BackendError, StemEdgeError
+from stem_edge.ggml_check import checked_ggml
+from stem_edge.progress import Progress
+from stem_edge.runtime.made_up import ROWS_NBYTES
+from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
+from stem_edge.units import format_size
+from stem_edge.user_folder import cache_folder
+from stem_edge.verdicts import Records
+
+WORKER = "stem_edge.runtime.trial_worker"
+# Weights are copied once, and once more while they are packed; rows lie in slots, and one may be
+# widened to float32.
+BASE_NBYTES, COPIES_OF_WEIGHTS, COPIES_OF_ROWS = 1 << 30, 3, 8
+# A second loads several hundred megabytes, where nothing else runs.
+CPU_SECONDS, CPU_SECONDS_PER_GB = 8, 30
+WALL_PER_CPU_SECOND = 6  # machines are busy
+# What a file can do to native code; other signals come from elsewhere.
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
+NOT_TRIED = "report this, or load it with trial=False if you trust its source"
+MAX_MESSAGE_CHARS = 2000
+UNSEEN_NBYTES = 256 << 20  # what is hashed before anybody wants a bar
+
+
+class Limits(NamedTuple):
+    """What a trial may take."""
+
+    memory_nbytes: int
+    cpu_seconds: int
+    seconds: float
+
+    @classmethod
+    def of(cls, records: Records) -> Limits:
+        """For a bundle."""
+        tables = records.bundle.manifest.tables
+        rows = max(ROWS_NBYTES, tables.record_nbytes) if tables is not None else 0
+        memory = BASE_NBYTES + COPIES_OF_WEIGHTS * records.nbytes + COPIES_OF_ROWS * rows
+        cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * records.nbytes // 10**9
+        return cls(memory, cpu, float(WALL_PER_CPU_SECOND * cpu))
+
+
+class _Failed(NamedTuple):
+    """How a trial ended that did not end well."""
+
+    reason: str
+    kept: bool  # or it says more about this machine, now, than about the bundle
+    advice: str = ""
+
+
+def try_first(
+    bundle: Bundle,
+    engine: EngineName,
+    cache_dir: str | Path | None = None,
+    progress: bool | None = None,
+    *,
+    anew: bool = False,
+    command: Sequence[str] | None = None,
+    limits: Limits | None = None,
+) -> None:
+    """Return once the bundle's files are known to be those of its manifest, and to load.
+
+    anew: whatever is known. command: instead of the worker; it gets the worker's arguments.
+    Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
+    """
+    records = Records(bundle, engine, cache_dir)
+    show = progress if records.nbytes > UNSEEN_NBYTES else False
+    with Progress(records.nbytes, "checking files", show) as bar:
+        records.check_place(bar.advance, anew=anew)
+    known = None if anew else records.verdict()
+    if known is not None:
+        failed = _Failed(known.reason, kept=True) if known.reason else None
+    else:
+        limits = limits or Limits.of(records)
+        failed = _run(records, cache_dir, command or module_command(WORKER), limits)
+        if failed is None or failed.kept:
+            records.keep_verdict("" if failed is None else failed.reason)
+    if failed is not None:
+        raise BackendError(f"{bundle.path}: {failed.reason}; {failed.advice or _advice(bundle)}")
+
+
+def _advice(bundle: Bundle) -> str:
+    return (
+        "do not load it unless you trust its source: copy or export it again, or upgrade what runs "
+        f"it, and try again with: stem-edge verify {bundle.path}"
+    )
+
+
+def _run(
+    records: Records, cache_dir: str | Path | None, command: Sequence[str], limits: Limits
+) -> _Failed | None:
+    """Try it in a process of its own. Raises BackendError, and what the worker raised of ours."""
+    bundle, engine = records.bundle, records.engine
+    if engine == "ggml":
+        checked_ggml(cache_dir)  # a library that crashes is not the fault of a bundle
+    arguments = [str(bundle.path.resolve()), engine]
+    arguments += [str(limits.memory_nbytes), str(limits.cpu_seconds)]
+    arguments += [str(cache_folder(cache_dir))]
+    try:
+        ended = run_child([*command, *arguments], limits.seconds)
+    except OSError as error:
+        raise BackendError(
+            f"{bundle.path}: cannot start {command[0]} to try it first ({error.strerror}); free some "
+            "memory, or load it with trial=False if you trust its source"
+        ) from error
+    if ended.status == 0 and last_line(ended.stdout) == DONE:
+        return None
+    if ended.status == REFUSED:
+        raise _refusal(ended)
+    return _failure(ended, limits)
+
+
+def _failure(ended: Ended, limits: Limits) -> _Failed:
+    """What the end of a worker says."""
+    step, said, kept = _plain(ended.stdout), _plain(ended.stderr), not _is_limited(limits)
+    if ended.status is None:
+        reason = f"a trial of it did not end within {limits.seconds:g} s (at {step})"
+        return _Failed(reason, kept=False, advice="try again when less runs here")
+    if ended.status == NO_MEMORY:
+        most = format_size(limits.memory_nbytes)
+        return _Failed(f"a trial of it needed more than {most} of memory (at {step})", kept)
+    name = signal_name(ended.status) if ended.crashed else f"exit status {ended.status}"
+    if name == "SIGXCPU":
+        seconds = f"{limits.cpu_seconds} s of processor time"
+        return _Failed(f"a trial of it took more than {seconds} (at {step})", kept=True)
+    if name in CRASHES or (ended.crashed and sys.platform == "win32"):
+        return _Failed(f"it crashed a process that tried it first ({name} at {step}: {said})", kept)
+    if ended.status == -SIGKILL:
+        reason = f"a trial of it was killed (at {step})"
+        return _Failed(reason, kept=False, advice="free some memory and try again")
+    reason = f"it could not be tried in a process of its own ({name} at {step}: {said})"
+    return _Failed(reason, kept=False, advice=NOT_TRIED)
+
+
+def _refusal(ended: Ended) -> StemEdgeError:
+    """The error of ours that the worker ended with."""
+    name, _, message = _plain(ended.stderr, MAX_MESSAGE_CHARS).partition(": ")
+    kind = getattr(errors, name, BackendError)
+    if isinstance(kind, type) and issubclass(kind, StemEdgeError):
+        return kind(message)
+    return BackendError(message)
+
+
+def _plain(output: bytes, most: int = 200) -> str:
+    """The last line, with nothing in it that moves a terminal."""
+    line = last_line(output)[:most]
+    return line if line.isprintable() else ascii(line)
+
+
+def _is_limited(limits: Limits) -> bool:
+    """Whether this process has bounds of its own that a trial may have met instead of ours."""
+    if sys.platform == "win32":
+        return False
+    import resource
+
+    names = [getattr(resource, name, None) for name in ("RLIMIT_AS", "RLIMIT_DATA")]
+    found = [resource.getrlimit(number)[0] for number in names if number is not None]
+    return any(
+        value != resource.RLIM_INFINITY and value < 2 * limits.memory_nbytes for value in found
+    )

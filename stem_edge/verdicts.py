@@ -1,0 +1,218 @@
+"""What trials of bundles found, kept in the user's cache folder so that each is tried once.
+
+A verdict is about contents: the manifest, which names every file's sha256, and all that reads them
+here: engine, tokenizers, stem-edge, processor. It is good, or bad with its reason. A place says
+that the files at one path had the checksums of that manifest, and counts until one of them is
+another file or was written since. So a bundle whose place and verdict are known is loaded at once;
+a copy of it is hashed once; other contents are tried (stem_edge.runtime.trial).
+
+Losing any of this costs another trial, no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stem_edge import __version__, disk
+from stem_edge.bundle import (
+    BACKBONE_DATA,
+    GGUF,
+    MANIFEST,
+    MAX_MANIFEST_NBYTES,
+    PREFILL_DATA,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Bundle,
+    EngineName,
+)
+from stem_edge.errors import BundleError
+from stem_edge.ggml import library_path
+from stem_edge.ggml_check import library_files
+from stem_edge.graph_io import graph_file
+from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.whole_file import write_whole
+
+FORMAT = 1
+TRIALS, PLACES = "trials", "places"  # folders
+MAX_NBYTES = 1 << 16
+HASH_PIECE_NBYTES = 1 << 20
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a trial found, as it is kept."""
+
+    format: int
+    bundle: str  # where it was then
+    engine: EngineName
+    versions: dict[str, str]
+    cpu: str  # digest of the processor's features
+    reason: str  # why it is bad; empty if it is good
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """That files at a path are those of a manifest, as it is kept; its name says which."""
+
+    format: int
+    bundle: str
+    engine: EngineName
+
+
+Kept = TypeVar("Kept", Verdict, Place)
+
+
+class Records:
+    """What is kept about one bundle on one engine. Raises BundleError if it cannot be read."""
+
+    def __init__(self, bundle: Bundle, engine: EngineName, cache_dir: str | Path | None) -> None:
+        self.bundle, self.engine = bundle, engine
+        root = cache_folder(cache_dir)
+        try:
+            data = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
+            stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.native_files())]
+        except OSError as error:
+            raise BundleError(
+                f"{bundle.path}: cannot read ({error.strerror}); copy or export the bundle again"
+            ) from error
+        sha256 = hashlib.sha256(data).hexdigest()
+        self.versions, self._cpu = versions(engine), cpu_digest()
+        files = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
+        self._path = str(bundle.path.resolve())
+        self.verdict_file = root / TRIALS / _name(sha256, engine, self.versions, self._cpu)
+        self.place_file = root / PLACES / _name(sha256, engine, self._path, files)
+
+    def native_files(self) -> list[str]:
+        """Files that go to native code as they are; records of tables carry checksums."""
+        manifest = self.bundle.manifest
+        names = [TOKENIZER, TOKENIZER_CONFIG]
+        if self.engine == "ggml":
+            return [*names, GGUF]
+        data = (BACKBONE_DATA, PREFILL_DATA)
+        names += [graph_file(graph) for graph in manifest.graphs()]
+        return names + [name for name in data if name in manifest.files]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the native files."""
+        return sum(self.bundle.manifest.files[name].nbytes for name in self.native_files())
+
+    def verdict(self) -> Verdict | None:
+        """The verdict that counts, if there is one."""
+        return read_verdict(self.verdict_file)
+
+    def place_is_known(self) -> bool:
+        """Whether these files were hashed before."""
+        return read_place(self.place_file) is not None
+
+    def keep_verdict(self, reason: str = "") -> None:
+        """Good, or bad for a reason. A folder that cannot be written keeps nothing."""
+        verdict = Verdict(
+            format=FORMAT,
+            bundle=self._path,
+            engine=self.engine,
+            versions=self.versions,
+            cpu=self._cpu,
+            reason=reason,
+        )
+        _keep(self.verdict_file, verdict)
+
+    def check_place(
+        self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
+    ) -> None:
+        """Hash the native files, if that was not done before. Raises BundleError."""
+        if anew or not self.place_is_known():
+            self.check_files(progress)
+            _keep(self.place_file, Place(format=FORMAT, bundle=self._path, engine=self.engine))
+
+    def check_files(self, progress: Callable[[int], object] = lambda nbytes: None) -> None:
+        """Hash the native files. Raises BundleError, which names the one that differs.
+
+        progress: is called with the number of bytes just hashed.
+        """
+        for name in self.native_files():
+            path, entry = self.bundle.file(name), self.bundle.manifest.files[name]
+            try:
+                found = _sha256(path, progress)
+            except OSError as error:
+                raise BundleError(
+                    f"{path}: cannot read ({error.strerror}); copy or export the bundle again"
+                ) from error
+            if found != entry.sha256:
+                raise BundleError(
+                    f"{path}: sha256 is {found}, expected {entry.sha256}; the file is damaged: copy "
+                    "or export the bundle again"
+                )
+
+
+def keep_good(bundle: Bundle, engine: EngineName, cache_dir: str | Path | None = None) -> None:
+    """Keep a good verdict on a bundle that has just been run in this process."""
+    with contextlib.suppress(BundleError):
+        Records(bundle, engine, cache_dir).keep_verdict()
+
+
+def versions(engine: EngineName) -> dict[str, str]:
+    """What native code would read a bundle now; what is not installed has no version."""
+    found = {"stem-edge": __version__, "tokenizers": _version("tokenizers")}
+    if engine == "onnxruntime":
+        return found | {"onnxruntime": _version("onnxruntime")}
+    library = library_path()
+    with contextlib.suppress(OSError):
+        if library is not None:
+            return found | {"ggml": _digest(*library_files(library))}
+    return found | {"ggml": ""}
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """A verdict that was kept; None if there is none, or it is damaged or of another format."""
+    return _read(path, Verdict)
+
+
+def read_place(path: Path) -> Place | None:
+    """The same for a place."""
+    return _read(path, Place)
+
+
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=kind)
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        return None
+    return kept if kept.format == FORMAT else None
+
+
+def _keep(path: Path, kept: Verdict | Place) -> None:
+    """Whole or not at all; without it there is another trial next time."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(kept))
+
+
+def _version(module: str) -> str:
+    # Imported by name: whoever asks is about to use it, and importing this file shall cost nothing.
+    try:
+        return str(import_module(module).__version__)
+    except ImportError:
+        return ""
+
+
+def _name(*parts: object) -> str:
+    return f"{_digest(FORMAT, *parts)}.json"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
+
+
+def _sha256(path: Path, progress: Callable[[int], object]) -> str:
+    digest, piece = hashlib.sha256(), memoryview(bytearray(HASH_PIECE_NBYTES))
+    with disk.Reader(path) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+            progress(count)
+    return digest.hexdigest()

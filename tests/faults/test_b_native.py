@@ -1,0 +1,227 @@
+"""Files that crash, hang or bloat the native code that loads them: B9, B10, B15, R7.
+
+What loads them first is a process of its own. Here it is either a small one that does what a library
+would do, always in the same way; or the real one without the checks that refuse such files before.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from contract import command_refused, refused
+from hostile_graphs import changed, resealed
+from onnx import TensorProto, helper
+
+import stem_edge
+from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
+from stem_edge.errors import BackendError
+from stem_edge.graph_io import HEAD, graph_file
+from stem_edge.runtime import trial
+from stem_edge.runtime.trial import Limits, try_first
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
+
+STEP = "backbone.late.onnx"
+SAY = f"print({STEP!r}, flush=True)"
+GOOD = "print('done')"
+QUICK = Limits(1 << 30, 60, 60.0)
+# The worker without what refuses hostile files before native code sees them.
+UNCHECKED = """
+import sys
+from stem_edge.runtime import text, trial_worker
+from stem_edge.tokenizer_gate import CheckedTokenizer
+read = lambda path, *_: CheckedTokenizer(path.read_text("utf-8"), 1, 1, ())
+text.check_tokenizer, trial_worker.check_graphs = read, lambda bundle: None
+sys.exit(trial_worker.main())"""
+
+
+def child(code: str) -> list[str]:
+    """A command that runs Python code instead of the worker."""
+    return [sys.executable, "-c", code]
+
+
+def dies(number: int) -> list[str]:
+    """A worker that a signal ends where it loads a graph."""
+    return child(f"import os; {SAY}; os.kill(os.getpid(), {number})")
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)
+
+
+def kept(cache: Path) -> list[Path]:
+    return list(cache.glob("trials/*"))
+
+
+@needs_signals
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
+def test_b9_a_crash_at_load_is_an_error_and_is_remembered(
+    name: str, bundle: Bundle, tmp_path: Path
+) -> None:
+    number = getattr(signal, name)
+
+    def load(code: list[str]) -> None:
+        try_first(bundle, "onnxruntime", tmp_path, command=code)
+
+    said = (bundle.path, name, STEP, f"stem-edge verify {bundle.path}")
+    first = refused(lambda: load(dies(number)), BackendError, *said, kept=[bundle.path])
+    # From now on it is refused without another try, whatever would come of it.
+    assert refused(lambda: load(child(GOOD)), BackendError, *said) == first
+    try_first(bundle, "onnxruntime", tmp_path, anew=True, command=child(GOOD))
+    load(dies(number))  # the good verdict counts: nothing is started
+
+
+@needs_signals
+def test_b9_load_and_generate_refuse_it_and_others_load(
+    tiny_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hostile = resealed(tiny_bundle, tmp_path / "hostile", {"tokenizer_config.json": b"{ }"})
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "module_command", lambda name: dies(signal.SIGSEGV))
+        refused(lambda: stem_edge.load(hostile), BackendError, hostile, "SIGSEGV", STEP)
+    command_refused(capsys, ["generate", hostile, "-p", "a"], hostile, "SIGSEGV", STEP)
+    with stem_edge.load(tiny_bundle, warm_start=False) as model:
+        assert model.generate_text("a", max_new_tokens=2) is not None
+    with stem_edge.load(hostile, warm_start=False, trial=False):
+        pass  # whoever knows better
+
+
+@needs_signals
+def test_b9_verify_says_so_too(
+    tiny_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(trial, "module_command", lambda name: dies(signal.SIGSEGV))
+    message = command_refused(
+        capsys, ["verify", tiny_bundle, "--cache-dir", tmp_path], tiny_bundle, "SIGSEGV", STEP
+    )
+    assert "not safe to load" in message
+
+
+def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be a bundle with modules in it."""
+    for name in ("numpy", "json", "onnxruntime", "stem_edge", "runpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    try_first(bundle, "onnxruntime", tmp_path / "cache")
+    assert not (tmp_path / "mark").exists()
+
+
+def test_b10_a_hang_at_load_ends_and_is_not_remembered(bundle: Bundle, tmp_path: Path) -> None:
+    """It may be this machine that was too busy."""
+    hangs = child(f"import time; {SAY}; time.sleep(600)")
+
+    def load() -> None:
+        limits = QUICK._replace(seconds=1.0)
+        try_first(bundle, "onnxruntime", tmp_path, command=hangs, limits=limits)
+
+    refused(load, BackendError, bundle.path, "did not end within 1 s", STEP, "try again")
+    assert not kept(tmp_path)
+    try_first(bundle, "onnxruntime", tmp_path, command=child(GOOD))
+
+
+@needs_limits
+def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> None:
+    loops = child(
+        "from stem_edge.child import limit_this_process; import sys; "
+        f"limit_this_process(int(sys.argv[3]), int(sys.argv[4])); {SAY}\nwhile True: pass"
+    )
+
+    def load(command: list[str]) -> None:
+        limits = QUICK._replace(cpu_seconds=0)
+        try_first(bundle, "onnxruntime", tmp_path, command=command, limits=limits)
+
+    refused(lambda: load(loops), BackendError, "took more than 0 s of processor time", STEP)
+    refused(lambda: load(child(GOOD)), BackendError, "processor time", STEP)
+
+
+def huge(model: onnx.ModelProto) -> None:
+    """Let it compute a sum of a million million ones on the way."""
+    last = model.graph.node[-1]
+    name = last.output[0]
+    last.output[0] = "before"
+    model.graph.initializer.append(helper.make_tensor("huge", TensorProto.INT64, [1], [10**12]))
+    model.graph.node.extend(
+        [
+            helper.make_node("ConstantOfShape", ["huge"], ["ones"]),
+            helper.make_node("ReduceSum", ["ones"], ["sum"], keepdims=0),
+            helper.make_node("Add", ["before", "sum"], [name]),
+        ]
+    )
+
+
+@needs_limits
+def test_b15_a_graph_that_takes_all_memory(tiny_bundle: Path, tmp_path: Path) -> None:
+    files = {graph_file(HEAD): changed(tiny_bundle, HEAD, huge)}
+    hostile = open_bundle(resealed(tiny_bundle, tmp_path / "hostile", files))
+
+    def load(code: str) -> None:
+        try_first(hostile, "onnxruntime", tmp_path, command=child(code))
+
+    refused(lambda: load(UNCHECKED), BackendError, hostile.path, "GB of memory", "computing")
+    assert len(kept(tmp_path)) == 1
+    refused(lambda: load(GOOD), BackendError, hostile.path, "GB of memory", "computing")
+    # And with the checks, in the real worker, it does not come so far.
+    refused(lambda: try_first(hostile, "onnxruntime", tmp_path, anew=True), stem_edge.BundleError)
+
+
+def grows(told: dict[str, object]) -> None:
+    """T5: a text becomes a thousand million times as long."""
+    pattern, content = {"String": "a"}, "a" * 10
+    step = {"type": "Replace", "pattern": pattern, "content": content}
+    told["normalizer"] = {"type": "Sequence", "normalizers": [step] * 10}
+
+
+def pads(told: dict[str, object]) -> None:
+    """T6: every text is as long as a disk."""
+    told["padding"] = {
+        "strategy": {"Fixed": 10**11},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "a",
+    }
+
+
+@needs_limits
+@pytest.mark.parametrize("change", [grows, pads])
+def test_r7_an_abort_for_want_of_memory_in_native_code(
+    change: object, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    told = json.loads((tiny_bundle / TOKENIZER).read_text("utf-8"))
+    assert callable(change)
+    change(told)
+    files = {TOKENIZER: json.dumps(told).encode()}
+    hostile = open_bundle(resealed(tiny_bundle, tmp_path / "hostile", files))
+
+    def load(code: str) -> None:
+        try_first(hostile, "onnxruntime", tmp_path, command=child(code))
+
+    refused(lambda: load(UNCHECKED), BackendError, hostile.path, "SIGABRT", TOKENIZER)
+    refused(lambda: load(GOOD), BackendError, hostile.path, "SIGABRT", TOKENIZER)
+
+
+@needs_signals
+def test_r7_a_process_that_the_system_killed_says_nothing_about_the_bundle(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    def load() -> None:
+        try_first(bundle, "onnxruntime", tmp_path, command=dies(signal.SIGKILL))
+
+    refused(load, BackendError, bundle.path, "was killed", STEP, "free some memory")
+    assert not kept(tmp_path)
