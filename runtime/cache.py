@@ -23,6 +23,8 @@ I64 = npt.NDArray[np.int64]
 # Counts are halved after this many uses per slot: short enough to follow a change of topic, long
 # enough to know the frequent words. Chosen on real text with 512 to 8192 slots (tools/simulate_cache.py).
 AGEING_USES_PER_SLOT = 8
+# Counts stay far below this, unless something is wrong; beyond, they would wrap around.
+MOST_USES = 1 << 30
 EMPTY = -1
 
 
@@ -100,6 +102,8 @@ class RowCache:
         hits = int((resident != EMPTY).sum())
         self.hits += hits
         self.misses += len(wanted) - hits
+        if len(wanted) and self._count[wanted].max() > MOST_USES:
+            self._count >>= 1
         np.add.at(self._count, wanted, 1)
         self._clock += 1
         self._last_use[resident[resident != EMPTY]] = self._clock
@@ -126,7 +130,7 @@ class RowCache:
             return np.arange(self._filled - count, self._filled, dtype=np.intp)
         self._filled = self.slots
         held = self._record_of
-        order = self._count[held].astype(np.int64) << 32
+        order = np.minimum(self._count[held], MOST_USES).astype(np.int64) << 32
         order += self._last_use
         order[held == EMPTY] = -1
         kept = self._slot_of[keep]

@@ -75,7 +75,13 @@ class EditedStore:
 
     def make(self, recipes: Iterable[Recipe]) -> I64:
         """Stem ids of recipes: a token's own, or a made record's, in use until it is released."""
-        return np.fromiter(map(self._make, recipes), np.int64)
+        made: list[int] = []
+        try:
+            made.extend(map(self._make, recipes))
+            return np.array(made, np.int64)
+        except BaseException:
+            self.release(made)
+            raise
 
     def _make(self, recipe: Recipe) -> int:
         token = token_of(recipe)

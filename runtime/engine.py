@@ -6,14 +6,20 @@ ids go to the backbone, stem ids to the prefetcher.
 Data flows one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits.
 A step begins with the layers that need no rows, so that on slow flash these run while a record is
 still on its way.
+
+Backbone, cache and prefetcher know nothing of threads: whoever calls them has the engine's turn, from
+the choice of slots to the end of the step that reads them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,14 +28,20 @@ from stem_edge.quantize import F32
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import Backend, BackendContext
 from stem_edge.runtime.cache import I64
+from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.prefetch import Rows
 
 # From so many tokens on, the graph for prompts is the faster one wherever it was measured. It is
 # chosen by the whole prompt and not by the chunk, so that the size of chunks changes no token.
 PREFILL_FROM = 8
+T = TypeVar("T")
 Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
 # Shorter chunks could not keep the rule of `cut`.
 LEAST_CHUNK = 4
+CLOSED = "this model is closed; load it again"
+ADVICE = (
+    "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
+)
 
 
 def cut(token_ids: I64, size: int) -> list[I64]:
@@ -60,21 +72,66 @@ class Context:
 
 
 class Engine:
-    """Runs steps. Several contexts may take turns; threads wait for each other."""
+    """Runs steps. Several contexts may take turns; threads wait for each other.
+
+    What is called raises InputError once this is closed, and in a process that was forked from the
+    one that loaded it, where its threads and locks are dead; OutOfMemoryError when an allocation
+    fails.
+    """
 
     def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, *, overlap: bool) -> None:
+        self._process = os.getpid()
         self.backend, self.rows, self.overlap = backend, rows, overlap
         self.planned_chunk = chunk_tokens
-        self._lock = threading.Lock()
+        # A signal handler runs in the midst of a step, in the same thread: it must not wait for it.
+        self._lock = threading.RLock()
+        self._busy = self._closing = False
+        # A thread that is in the midst of native code when the interpreter ends would crash it.
+        self._at_exit = weakref.finalize(self, _close, weakref.ref(self))
 
     @property
     def chunk_tokens(self) -> int:
         """Tokens of one step at most: a chunk's distinct rows must all be in slots at once."""
         return min(self.planned_chunk, self.rows.step_tokens)
 
+    @property
+    def forked(self) -> bool:
+        """Whether another process loaded this."""
+        return os.getpid() != self._process
+
+    def check_usable(self) -> None:
+        """Raises InputError if this is closed or was loaded by another process."""
+        if self.forked:
+            raise InputError(
+                f"this model was loaded in process {self._process} and cannot be used in process "
+                f"{os.getpid()}, a fork of it; load it again in this one"
+            )
+        if self._closing:
+            raise InputError(CLOSED)
+
+    def _in_turn(self, call: Callable[[], T]) -> T:
+        """What a call returns that has backbone and rows to itself.
+
+        No context manager of ours: an interrupt at the beginning of its end would keep the lock.
+        """
+        self.check_usable()
+        with self._lock:
+            self.check_usable()
+            if self._busy:
+                raise InputError("a signal handler cannot generate while a step is under way; wait")
+            try:
+                self._busy = True
+                return call()
+            except MemoryError as error:
+                raise_out_of_memory(error, "for this step", ADVICE)
+            finally:
+                self._busy = False
+                if self._closing:
+                    self._release()
+
     def open_context(self, length: int) -> Context:
         """An empty context for up to `length` tokens."""
-        return Context(self.backend.open_context(length))
+        return self._in_turn(lambda: Context(self.backend.open_context(length)))
 
     def step(
         self,
@@ -93,25 +150,27 @@ class Engine:
         tokens are part of a prompt. When it raises, the context stands where it
         stood and the step can be tried again.
         """
-        with self._lock:
+        looked_up = token_ids if stem_ids is None else stem_ids
+
+        def run() -> F32:
             context.backend.begin(token_ids, context.position, prefill=prefill)
-            slots = self.rows.fetch(token_ids if stem_ids is None else stem_ids)
+            slots = self.rows.fetch(looked_up)
             if following is not None:
                 self.rows.submit(following)
             result = context.backend.finish(slots, logits)
             context.position += len(token_ids)
             return result
 
+        return self._in_turn(run)
+
     def expect(self, stem_ids: I64) -> None:
         """Start reading the rows that are looked up next, if this engine overlaps."""
         if self.overlap:
-            with self._lock:
-                self.rows.submit(stem_ids)
+            self._in_turn(lambda: self.rows.submit(stem_ids))
 
     def make(self, recipes: Sequence[Recipe]) -> I64:
         """Stem ids int64 [n] of recipes [n], good until they are released."""
-        with self._lock:
-            return self.rows.make(recipes)
+        return self._in_turn(lambda: self.rows.make(recipes))
 
     def release(self, stem_ids: Sequence[int]) -> None:
         """Say that ids that `make` gave are not needed any more; takes no lock."""
@@ -157,6 +216,33 @@ class Engine:
                 yield logits
 
     def close(self) -> None:
-        """End the prefetcher's thread, close the table store, release the backbone."""
-        self.rows.close()
-        self.backend.close()
+        """End the prefetcher's thread, close the table store, release the backbone.
+
+        Waits for a step under way; when called in the midst of one, by a signal handler, it leaves
+        this to its end. A forked process leaves everything to the one that loaded it.
+        """
+        if self.forked:
+            return
+        self._closing = True
+        with self._lock:
+            if not self._busy:
+                self._release()
+
+    def __del__(self) -> None:
+        # To free a backbone is to wait for its threads, which a forked process has not.
+        if self.forked:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.backend))
+
+    def _release(self) -> None:
+        """May be interrupted and called again."""
+        try:
+            self.rows.close()
+        finally:
+            self.backend.close()
+        self._at_exit.detach()
+
+
+def _close(engine: weakref.ref[Engine]) -> None:
+    alive = engine()
+    if alive is not None:
+        alive.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import wraps
 from pathlib import Path
-from typing import TypedDict
+from typing import ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 
@@ -16,7 +18,12 @@ from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.engines import EngineChoice, check_options, choose_engine, open_loader
 from stem_edge.runtime.flash import FlashName, open_flash
-from stem_edge.runtime.machine import available_memory, own_memory, usable_cpus
+from stem_edge.runtime.machine import (
+    available_memory,
+    own_memory,
+    raise_out_of_memory,
+    usable_cpus,
+)
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
 from stem_edge.runtime.prefetch import NoRows, Prefetcher
@@ -26,6 +33,8 @@ from stem_edge.runtime.warm import expected_records, fill, keep_counts
 
 # The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
 DEFAULT_CONTEXT = 4096
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LoadOptions(TypedDict, total=False):
@@ -45,9 +54,23 @@ class LoadOptions(TypedDict, total=False):
     repack: bool
     warm_start: bool
     cache_dir: str | None
+    trial: bool
     emulate_flash: FlashName | None
 
 
+def _reporting_memory(load: Callable[P, T]) -> Callable[P, T]:
+    @wraps(load)
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return load(*args, **kwargs)
+        except MemoryError as error:
+            advice = "load with a lower memory or a smaller context_length, or free some"
+            raise_out_of_memory(error, "to load the model", advice)
+
+    return reporting
+
+
+@_reporting_memory
 def load(
     path: str | Path,
     memory: int | str | None = None,
@@ -65,6 +88,7 @@ def load(
     repack: bool = False,
     warm_start: bool = True,
     cache_dir: str | Path | None = None,
+    trial: bool = True,
     emulate_flash: FlashName | None = None,
     progress: bool | None = None,
 ) -> Model:
@@ -90,10 +114,12 @@ def load(
         them, which the memory plan counts ("weights"), beside pages of the file that are not read.
     warm_start: fill the row cache with the tokens that are used most, and keep count of them.
     cache_dir: where both are kept. Default: the user's cache folder.
+    trial: load a bundle that is new on this machine in a process of its own first, within limits,
+        and keep there what came of it: a file that crashes native code then is an error.
     emulate_flash: delay reads as slower flash would: "nvme", "ufs4", "ufs2", "emmc", "sdcard".
     progress: show a progress bar on stderr while preparing. Default: if that is a terminal.
 
-    Raises BundleError, MemoryPlanError, BackendError, InputError.
+    Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
     bundle = open_bundle(path)
     threads = _threads(threads)
@@ -110,8 +136,9 @@ def load(
         repack=repack,
         cache_dir=cache_dir,
         progress=progress,
+        trial=trial,
     )
-    text = TextCodec(bundle.file(TOKENIZER))
+    text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     loading = Loading(
         context_length=context,
         process=own_memory(),
@@ -124,11 +151,12 @@ def load(
     if format is None:
         made = Engine(loader.open(None), NoRows(), plan.chunk_tokens, overlap=overlap)
         return Model(bundle, made, plan, text)
-    store = open_store(bundle.file(TABLES), format, reads, flash)
-    storage = loader.make_slots(format.tables, plan.slots)
-    cache = RowCache(storage)
-    rows = Prefetcher(store, cache, overlap=overlap)
-    try:
+    with ExitStack() as opened:
+        store = opened.enter_context(open_store(bundle.file(TABLES), format, reads, flash))
+        storage = loader.make_slots(format.tables, plan.slots)
+        cache = RowCache(storage)
+        rows = Prefetcher(store, cache, overlap=overlap)
+        opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if resident:
             rows.fill(np.arange(plan.slots), plan.chunk_tokens)
@@ -139,10 +167,9 @@ def load(
         )
         made = Engine(backend, rows, plan.chunk_tokens, overlap=overlap)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if warm_start else None
-        return Model(bundle, made, plan, text, keep)
-    except BaseException:
-        rows.close()
-        raise
+        model = Model(bundle, made, plan, text, keep)
+        opened.pop_all()
+    return model
 
 
 def memory_plan(
@@ -165,7 +192,7 @@ def memory_plan(
     """
     bundle = open_bundle(path)
     chosen = choose_engine(bundle, engine)
-    TextCodec(bundle.file(TOKENIZER))
+    TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     loading = Loading(
         context_length=_context(bundle, context_length),
         process=own_memory(),
@@ -189,9 +216,15 @@ def _open_while_filling(
 ) -> Backend:
     """Rows are read while graphs are loaded: nothing looks at the slots before both are done."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
-        filling = thread.submit(fill_slots)
+        filling: Callable[[], None] = fill_slots
+        with suppress(RuntimeError):  # no thread can start: then one after the other
+            filling = thread.submit(fill_slots).result
         backend = open_backend()
-        filling.result()
+        try:
+            filling()
+        except BaseException:
+            backend.close()
+            raise
     return backend
 
 

@@ -11,10 +11,12 @@ import mmap
 import os
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from stem_edge.errors import OutOfMemoryError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 PROC = Path("/proc")
@@ -91,10 +93,22 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Memory of this process alone: shared, it would count as no one's."""
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return mmap.mmap(-1, nbytes)
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Memory of this process alone: shared, it would count as no one's. Raises MemoryError."""
+    try:
+        if not hasattr(mmap, "MAP_ANONYMOUS"):
+            return mmap.mmap(-1, nbytes)
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{nbytes:,} bytes: {error.strerror}") from error
+
+
+def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn:
+    """Say of an allocation that failed what it was for and what to do."""
+    if isinstance(error, OutOfMemoryError):
+        raise error
+    found = " ".join(str(error).split())
+    details = f" ({found})" if found else ""
+    raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:

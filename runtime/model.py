@@ -11,14 +11,16 @@ from typing import Literal, Self, Unpack
 
 import numpy as np
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit
 from stem_edge.edit_folder import as_edit
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
 from stem_edge.runtime.cache import I64
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.chat import Chat, Messages
+from stem_edge.runtime.engine import ADVICE, Context, Engine
+from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.overlay import Lookups, Overlay
 from stem_edge.runtime.plan import MemoryPlan
 from stem_edge.runtime.sampling import (
@@ -52,7 +54,8 @@ class Chunk:
 class Model:
     """A loaded bundle. Use it as a context manager, or call close().
 
-    One generation at a time is what the memory plan counts; several may take turns.
+    One generation at a time is what the memory plan counts; several may take turns, in one thread
+    or in many. A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class Model:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.bundle, self.plan = bundle, plan
-        self.stats = GenerationStats(engine=plan.engine)  # of the latest call of generate or logits
+        # Of the latest call of generate or logits; of several at once, rows of all are in it.
+        self.stats = GenerationStats(engine=plan.engine)
         self.engine = engine  # for those who measure, or feed tokens of their own
         self._text, self._on_close = text, on_close
+        self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
         # Of each `edited` that is open, in their order; threads add and remove their own.
         self._edits: dict[object, tuple[Edit, ...]] = {}
         self._overlay = Overlay(text, bundle.manifest.model)
@@ -77,9 +82,38 @@ class Model:
         """The model description."""
         return self.bundle.manifest.model
 
-    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, begin-of-text included if the model was trained with it."""
-        return self._text.encode(text, add_special_tokens=add_special_tokens)
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        special_tokens_in_text: bool = False,
+    ) -> list[int]:
+        """Token ids of a text, begin-of-text included if the model was trained with it.
+
+        special_tokens_in_text: whether names of special tokens in the text mean these tokens, as
+        in what chat_prompt makes; by default they are text like any other.
+        """
+        return self._text.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            special_tokens_in_text=special_tokens_in_text,
+        )
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        *,
+        special_tokens_in_text: bool = False,
+    ) -> str:
+        """The text of a conversation, by the bundle's chat template; see stem_edge.runtime.chat.
+
+        Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
+        """
+        return self._chat.prompt(
+            messages, add_generation_prompt, special_tokens_in_text=special_tokens_in_text
+        )
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
@@ -99,8 +133,7 @@ class Model:
         Raises EditError for a file that is none or was made for another bundle, InputError for an
         edit that cannot be applied.
         """
-        if self._closed:
-            raise InputError("this model is closed; load it again")
+        self.engine.check_usable()
         entry = tuple(as_edit(self.bundle, edit) for edit in edits)
         Overlay(self._text, self.config, entry)
         key = object()
@@ -132,7 +165,11 @@ class Model:
         context holds.
         """
         ids = self._checked_prompt(token_ids)
-        logits, filled = np.empty((len(ids), self.config.vocab_size), np.float32), 0
+        try:
+            logits = np.empty((len(ids), self.config.vocab_size), np.float32)
+        except MemoryError as error:
+            raise_out_of_memory(error, "for logits", "take logits_chunks, or a shorter text")
+        filled = 0
         for piece in self._logits_chunks(ids, self._lookups(ids, stem_ids)):
             logits[filled : filled + len(piece)] = piece
             filled += len(piece)
@@ -149,10 +186,13 @@ class Model:
         return self._logits_chunks(ids, self._lookups(ids, stem_ids))
 
     def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
-        context = self.engine.open_context(len(ids))
-        with self._recorder() as record, lookups:
-            yield from self.engine.process(context, ids, lookups.prompt, every=True)
-            record.prefilled(len(ids))
+        try:
+            context = self.engine.open_context(len(ids))
+            with self._recorder() as record, lookups:
+                yield from self.engine.process(context, ids, lookups.prompt, every=True)
+                record.prefilled(len(ids))
+        except MemoryError as error:
+            raise_out_of_memory(error, "for logits", ADVICE)
 
     def generate(
         self,
@@ -177,10 +217,11 @@ class Model:
         if params is not None and options:
             raise InputError("give either params or single options, not both")
         params = params or SamplingParams(**options)
-        # An empty text is the begin token alone, which nobody meant to continue.
-        if isinstance(prompt, str) and not prompt:
-            raise InputError("the prompt is empty; give some text, or token ids")
-        ids = self._checked_prompt(self.tokenize(prompt) if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, str):
+            prompt = self._text.encode_prompt(
+                prompt, self.plan.context_length, self.config.max_context
+            )
+        ids = self._checked_prompt(prompt)
         return self._generate(ids, params, self._lookups(ids, stem_ids))
 
     def generate_text(
@@ -196,6 +237,15 @@ class Model:
         return "".join(chunk.text for chunk in chunks)
 
     def _generate(
+        self, prompt: list[int], params: SamplingParams, lookups: Lookups
+    ) -> Iterator[Chunk]:
+        """What _tokens gives, as text; an allocation that fails ends it."""
+        try:
+            yield from self._chunks(prompt, params, lookups)
+        except MemoryError as error:
+            raise_out_of_memory(error, "to generate", ADVICE)
+
+    def _chunks(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
     ) -> Iterator[Chunk]:
         """Sample, ask for the token's rows, hand out its text, compute the next logits."""
@@ -249,8 +299,8 @@ class Model:
                     last = self._decode(context, token, looked_up, record)
 
     def _recorder(self) -> Recorder:
-        self.stats = GenerationStats(engine=self.plan.engine)
-        return Recorder(self.stats, self.engine.rows)
+        stats = self.stats = GenerationStats(engine=self.plan.engine)
+        return Recorder(stats, self.engine.rows)  # self.stats may be another thread's by now
 
     def _decode(self, context: Context, token: int, stem_ids: I64, record: Recorder) -> F32:
         """One decode step; logits [V] of the token after this one."""
@@ -260,8 +310,7 @@ class Model:
         return logits
 
     def _checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
-        if self._closed:
-            raise InputError("this model is closed; load it again")
+        self.engine.check_usable()
         ids = self._checked(token_ids)
         if not ids:
             raise InputError("the prompt is empty; give at least one token id")
@@ -276,14 +325,18 @@ class Model:
         return checked_ids(token_ids, self.config.vocab_size)
 
     def close(self) -> None:
-        """Release memory, threads and files; closing twice is fine."""
-        if not self._closed:
-            self._closed = True
-            try:
-                if self._on_close is not None:
-                    self._on_close()
-            finally:
-                self.engine.close()
+        """Release memory, threads and files; closing twice is fine.
+
+        Any thread may call it: a step under way comes to its end, and what uses the model then
+        raises InputError. In a forked process it does nothing: the model is its parent's.
+        """
+        first, self._closed = not self._closed, True
+        self._chat.close()
+        try:
+            self.engine.close()
+        finally:
+            if first and self._on_close is not None and not self.engine.forked:
+                self._on_close()
 
     def __enter__(self) -> Self:
         return self

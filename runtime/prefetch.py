@@ -3,7 +3,8 @@
 `submit(ids)` starts reading in a thread what the cache lacks; `fetch(ids)` returns the slots of all
 ids, waiting for that read and reading itself what nobody submitted. Only `fetch` changes the cache,
 in the caller's thread, between two steps of the engine: the graph never reads a slot that is being
-written. At most one read is under way, and a record is never read twice for the same step.
+written. At most one read is under way, and a record is never read twice for the same step, unless
+the thread failed: then `fetch` reads again, and it is `fetch` that reports what still fails.
 
 Stem ids become numbers of records here: engine and backend know tokens and slots, cache and store
 know records and slots. A stem id is a token's id, or stands for a record that an edit made.
@@ -13,20 +14,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import InputError, RowReadError
+from stem_edge.errors import InputError
 from stem_edge.quantize import U8
 from stem_edge.recipes import Recipe
+from stem_edge.runtime.background import Background
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.store import RowStore
 
+T = TypeVar("T")
 ANY_NUMBER = 1 << 30
 
 
@@ -101,9 +105,7 @@ class Prefetcher:
     def __init__(self, store: RowStore, cache: RowCache, *, overlap: bool = True) -> None:
         self.store, self.cache = EditedStore(store), cache
         self.stall_seconds = 0.0
-        self._thread = (
-            ThreadPoolExecutor(1, thread_name_prefix="stem-edge-prefetch") if overlap else None
-        )
+        self._background = Background("stem-edge-prefetch") if overlap else None
         self._pending: tuple[I64, Future[U8]] | None = None
 
     @property
@@ -134,9 +136,13 @@ class Prefetcher:
     def make(self, recipes: Sequence[Recipe]) -> I64:
         """See Rows.make. What was released before makes room; the same recipe keeps its record."""
         made = self.store.make(recipes)
-        if self.store.has_released:
-            self._forget_unused()
-        self.cache.make_room(self.store.numbers)
+        try:
+            self.cache.make_room(self.store.numbers)
+            if self.store.has_released:
+                self._forget_unused()
+        except BaseException:
+            self.store.release(made.tolist())
+            raise
         return made
 
     def release(self, stem_ids: Sequence[int]) -> None:
@@ -145,17 +151,18 @@ class Prefetcher:
 
     def submit(self, stem_ids: I64) -> None:
         """See Rows.submit."""
-        if self._thread is None or self._pending is not None:
+        if self._background is None or self._pending is not None:
             return
         wanted = self.cache.missing(self.store.records_of(stem_ids))
         if len(wanted):
-            self._pending = (wanted, self._thread.submit(self.store.read, wanted))
+            reading = self._background.start(partial(self.store.read, wanted))
+            self._pending = None if reading is None else (wanted, reading)
 
     def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """See Rows.fetch. There must be at least as many slots as distinct records.
 
-        Raises RowReadError; what the cache holds is then still right, and a later call reads again
-        what is missing.
+        Raises RowReadError, MemoryError; what the cache holds is then still right, and a later call
+        reads again what is missing.
         """
         wanted = self.store.records_of(stem_ids)
         self.cache.use(wanted)
@@ -167,12 +174,11 @@ class Prefetcher:
         return self.cache.slots_of(wanted)
 
     def _install_pending(self, keep: I64) -> None:
-        if self._pending is None:
+        if self._pending is None or self._background is None:
             return
-        (read, future), self._pending = self._pending, None
-        try:
-            records = self._timed(future.result)
-        except RowReadError:
+        (read, reading), self._pending = self._pending, None
+        records = self._timed(partial(self._background.result, reading))
+        if records is None:
             return  # what is wanted now is read again by fetch, which reports the error
         # What was submitted but is not wanted now (an abandoned generation) would push out `keep`.
         wanted = np.isin(read, keep)
@@ -184,13 +190,13 @@ class Prefetcher:
     def _forget_unused(self) -> None:
         """Give numbers of made records free, in an order that an interrupt may end anywhere."""
         gone = self.store.unused()
-        if self._pending is not None and np.isin(self._pending[0], gone).any():
-            wait([self._pending[1]])  # it looks up what these numbers are made of
+        if self._background and self._pending and np.isin(self._pending[0], gone).any():
+            self._background.result(self._pending[1])  # it looks up what these numbers are made of
             self._pending = None
         self.cache.forget(gone)
         self.store.forget(gone)
 
-    def _timed(self, wait: Callable[[], U8]) -> U8:
+    def _timed(self, wait: Callable[[], T]) -> T:
         started = time.perf_counter()
         try:
             return wait()
@@ -199,7 +205,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Wait for the read that is under way, end the thread, close the store."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        if self._background is not None:
+            self._background.close()
         self._pending = None
         self.store.close()

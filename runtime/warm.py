@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,10 @@ def expected_records(bundle: Bundle, rows: Prefetcher, cache_dir: str | Path | N
 def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None) -> Counts | None:
     """How often each record was used, if anyone knows."""
     model = bundle.manifest.model
-    counts = read_counts(counts_file(cache_folder(cache_dir), bundle), model.records)
+    path = counts_file(cache_folder(cache_dir), bundle)
+    counts = read_counts(path, model.records)
+    if counts is None and path.exists():
+        warnings.warn(f"{path}: damaged token counts, counting anew", RuntimeWarning, stacklevel=2)
     if counts is None and TOKEN_COUNTS in bundle.manifest.files:
         tokens = read_counts(bundle.file(TOKEN_COUNTS), model.vocab_size)
         counts = None if tokens is None else counts_of_records(tokens, index, model.records)

@@ -330,5 +330,4 @@ def test_one_slot_is_enough(store: EditedStore) -> None:
                 rows.submit(np.array([one]))
                 assert rows.fetch(np.array([one])).tolist() == [0]
     finally:
-        assert rows._thread is not None
-        rows._thread.shutdown()
+        rows.close()

@@ -11,6 +11,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
+from stem_edge import disk
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.graph_io import graph_file
 from stem_edge.quantize import F32
@@ -113,16 +114,14 @@ def test_a_failed_read_leaves_the_engine_usable(
     with stem_edge.load(tiny_bundle, warm_start=False) as model:
         expected = model.logits([1, 2, 3])
     with stem_edge.load(tiny_bundle, warm_start=False) as model:
-        store = rows_of(model).store.base
-        real = store._read_at
 
         def broken(*args: Any) -> int:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(store, "_read_at", broken)
+        monkeypatch.setattr(disk, "fill", broken)
         with pytest.raises(stem_edge.RowReadError, match="records/c/0/0: record 1 "):
             model.logits([1, 2, 3])
-        monkeypatch.setattr(store, "_read_at", real)
+        monkeypatch.undo()
         assert np.array_equal(model.logits([1, 2, 3]), expected)
 
 

@@ -101,7 +101,7 @@ def test_what_was_used_is_counted(tmp_path: Path) -> None:
     assert (counts[5], counts[6], counts.sum()) == (2, 1, 3)
     with stem_edge.load(DEMO, cache_dir=tmp_path / "none", warm_start=False) as model:
         model.logits([5])
-    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "none" / "counts").exists()
 
 
 def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
@@ -109,16 +109,14 @@ def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
 ) -> None:
     from stem_edge.runtime.store import RowStore
 
-    real = RowStore._read_at
-
     def broken(*args: Any) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(RowStore, "_read_at", broken)
+    monkeypatch.setattr(RowStore, "_fill", broken)
     with stem_edge.load(bundle) as model:
         with pytest.raises(stem_edge.RowReadError):
             model.logits(list(b"ab"))
-        monkeypatch.setattr(RowStore, "_read_at", real)
+        monkeypatch.undo()
         assert np.isfinite(model.logits(list(b"ab"))).all()
 
 

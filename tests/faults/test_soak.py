@@ -1,0 +1,89 @@
+"""Ten thousand generations in every way of ending: threads, files and memory stay flat."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import soak
+from threads import tokens, watchdog  # noqa: F401
+
+import stem_edge
+from stem_edge.bundle import EngineName
+
+pytestmark = pytest.mark.usefixtures("watchdog")
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its memory")
+# In a whole suite, other tests' garbage moves too; a leak of a few hundred bytes a generation shows.
+GENEROUS = 4 << 20
+
+
+@only_linux
+@pytest.mark.parametrize(("engine", "generations"), [("onnxruntime", 10_000), ("ggml", 2_000)])
+def test_soak_of_short_generations_is_flat(
+    engine: EngineName, generations: int, tiny_bundle: Path, tiny_gguf: Path
+) -> None:
+    """What the tool does for an hour."""
+    path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
+    with stem_edge.load(path, engine=engine, slots=32, threads=1) as model:
+        expected = tokens(model, [5, 6, 7])
+        soaked = soak.soak_generations(model, generations)
+        assert tokens(model, [5, 6, 7]) == expected
+    verdict = soaked.verdict()
+    assert verdict.generations >= generations
+    assert verdict.flat(GENEROUS * 10_000 / generations), verdict.line()
+
+
+def test_the_command_says_so(
+    tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flat or not, of so few it cannot know."""
+    monkeypatch.setattr(soak, "SAMPLES", 8)
+    assert soak.main([str(tiny_bundle), "--generations", "40"]) in (0, 1)
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert "per 10,000 generations; threads " in line
+    soak.main([str(tiny_bundle), "--minutes", "0.02", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["generations"] == found["samples"][-1]["generations"] > 0
+    assert {"memory", "threads", "files"} <= found["samples"][0].keys()
+
+
+def leak_memory(kept: list[object]) -> None:
+    kept.append(bytearray(b"x" * (64 << 10)))
+
+
+def leak_a_file(kept: list[object]) -> None:
+    kept.append(Path(__file__).open("rb"))  # noqa: SIM115
+
+
+def leak_a_thread(kept: list[object]) -> None:
+    end = threading.Event()
+    kept.append(end)
+    threading.Thread(target=end.wait, daemon=True).start()
+
+
+@only_linux
+@pytest.mark.parametrize("leak", [leak_memory, leak_a_file, leak_a_thread])
+def test_a_leak_is_found(
+    leak: Callable[[list[object]], None], tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[object] = []
+    real = soak.Soak._one
+
+    def leaking(self: soak.Soak, rng: object) -> None:
+        leak(kept)
+        real(self, rng)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(soak, "SAMPLES", 8)
+    monkeypatch.setattr(soak.Soak, "_one", leaking)
+    with stem_edge.load(tiny_bundle, slots=32, threads=1) as model:
+        verdict = soak.soak_generations(model, 120).verdict()
+    for one in kept:
+        getattr(one, "close", getattr(one, "set", lambda: None))()
+    assert not verdict.flat(), verdict.line()
+    if leak is not leak_memory:
+        assert verdict.more_files + verdict.more_threads > 0
