@@ -7,19 +7,25 @@ What the options mean is a fact about that trainer and stated where it is used.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 
-from stem_edge.config import ModelConfig
+from stem_edge.config import MAX_WIDTH, ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.blagpt_options import Options, model_config, read_options
-from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource, check_shapes
+from stem_edge.export.checkpoint import (
+    Checkpoint,
+    SourceMatrix,
+    TokenizerSource,
+    check_shapes,
+    same_values,
+)
 from stem_edge.export.settings import one_line
-from stem_edge.export.torch_files import TensorMatrix, check_float, load_tensors
+from stem_edge.export.stored import StoredTensor, check_type
+from stem_edge.export.torch_files import describe, load_tensors
 from stem_edge.quantize import F32
 
 STATES = ("best_model*.pt", "state_step*.pt")  # as a last resort, and as a rule
@@ -46,15 +52,18 @@ TURNED = ("wq", "wk", "q_norm", "k_norm")  # rows in the order that RoPE pairs t
 class PickedRows:
     """A Matrix of a tensor's rows in another order."""
 
-    def __init__(self, tensor: torch.Tensor, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.shape = tuple(tensor.shape)
+    def __init__(self, tensor: StoredTensor, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        self.shape = tensor.shape
         self.nbytes = tensor.nbytes
         self._tensor, self._order = tensor, order
 
     def rows(self, start: int, stop: int) -> F32:
         """Rows start..stop as float32."""
-        picked = self._tensor[torch.from_numpy(self._order[start:stop])]
-        return cast(F32, picked.to(torch.float32).detach().numpy())
+        order = self._order[start:stop]
+        if not len(order):
+            return self._tensor.rows(0, 0)
+        first = int(order.min())  # they lie near each other: within some heads
+        return self._tensor.rows(first, int(order.max()) + 1)[order - first]
 
 
 def find_states(path: Path) -> list[Path]:
@@ -91,10 +100,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return check_shapes(checkpoint)
 
 
-def _read_state(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+def _read_state(path: Path) -> tuple[ModelConfig, dict[str, StoredTensor]]:
     """What a file says of the model, the two halves compared."""
-    with torch.serialization.safe_globals(RANDOM_STATE):
-        state = load_tensors(path)
+    state = load_tensors(path)
     described, saved = state.get("model_config"), state.get("model")
     if not isinstance(described, dict) or not isinstance(saved, dict):
         raise CheckpointError(
@@ -111,25 +119,25 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     return model_config(path, options), tensors
 
 
-def _read_tensors(path: Path, saved: dict[Any, Any]) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
+def _read_tensors(path: Path, saved: dict[Any, Any]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
     for key, tensor in saved.items():
         name = WRAPPERS.sub("", str(key))
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout != torch.strided:
+        if not isinstance(tensor, StoredTensor):
             raise CheckpointError(
-                f"{path}: {one_line(key)} is {one_line(type(tensor))} without plain values; "
+                f"{path}: {one_line(key)} is {one_line(describe(tensor))} without plain values; "
                 "expected a tensor"
             )
-        if tensor.ndim not in (1, 2) or name in tensors:
+        if len(tensor.shape) not in (1, 2) or name in tensors:
             raise CheckpointError(
                 f"{path}: {one_line(key)} is {list(tensor.shape)}; expected each matrix and vector "
                 "once"
             )
-        tensors[name] = check_float(path, name, tensor)
+        tensors[name] = check_type(tensor.named(one_line(name)))
     return tensors
 
 
-def _check_tables(path: Path, options: Options, tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_tables(path: Path, options: Options, tensors: Mapping[str, StoredTensor]) -> None:
     layers = range(options.n_layer)
     found = [n for n in layers if f"transformer.h.{n}.{TABLE}.weight" in tensors]
     if found != list(options.stem()):
@@ -139,11 +147,11 @@ def _check_tables(path: Path, options: Options, tensors: Mapping[str, torch.Tens
         )
 
 
-def _drop_tied_head(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def _drop_tied_head(path: Path, tensors: dict[str, StoredTensor]) -> None:
     head, embedding = tensors.pop("lm_head.weight", None), tensors.get("transformer.wte.weight")
     if head is None or embedding is None:
         return
-    if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+    if head.dtype != embedding.dtype or not same_values(head, embedding):
         raise CheckpointError(
             f"{path}: tie_embed_weights is True, but lm_head.weight is not transformer.wte.weight; "
             "expected them to be equal: one of them was changed after training"
@@ -151,7 +159,7 @@ def _drop_tied_head(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _convert(
-    config: ModelConfig, tensors: Mapping[str, torch.Tensor]
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, SourceMatrix], dict[int, SourceMatrix]]:
     """Backbone and tables; a tensor that is not known keeps its name, for check_shapes to refuse."""
     backbone: dict[str, SourceMatrix] = {}
@@ -162,28 +170,28 @@ def _convert(
         match = re.fullmatch(r"transformer\.h\.(\d{1,4})\.(.+)", module)
         at, part = (f"layers.{match[1]}.", match[2]) if match else ("", module)
         if match and part == TABLE and not end:
-            tables[int(match[1])] = TensorMatrix([tensor])
+            tables[int(match[1])] = tensor
         elif match and part == FUSED:
             split = config.n_kv_heads * config.head_dim
-            backbone[f"{at}wk{end}"] = _turned(tensor[:split], config.head_dim)
-            backbone[f"{at}wv{end}"] = TensorMatrix([tensor[split:]])
+            backbone[f"{at}wk{end}"] = _turned(tensor.part(0, split), config.head_dim)
+            backbone[f"{at}wv{end}"] = tensor.part(split, tensor.shape[0])
         elif known := (LAYER_NAMES if match else TOP_NAMES).get(part):
             turned = known in TURNED
-            matrix = _turned(tensor, config.head_dim) if turned else TensorMatrix([tensor])
-            backbone[f"{at}{known}{end}"] = matrix
+            backbone[f"{at}{known}{end}"] = _turned(tensor, config.head_dim) if turned else tensor
         else:
-            backbone[name] = TensorMatrix([tensor])
+            backbone[name] = tensor
     return backbone, tables
 
 
-def _turned(tensor: torch.Tensor, head_dim: int) -> SourceMatrix:
+def _turned(tensor: StoredTensor, head_dim: int) -> SourceMatrix:
     """Rows of q or k with the halves of each head swapped.
 
     The trainer turns (a, b) by the negative angle; that is (b, a) turned by the positive one.
     """
-    if len(tensor) % head_dim:
-        return TensorMatrix([tensor])  # which check_shapes refuses
-    order = np.arange(len(tensor)).reshape(-1, 2, head_dim // 2)[:, ::-1].reshape(-1)
+    rows = tensor.shape[0]
+    if rows % head_dim or rows > MAX_WIDTH:
+        return tensor  # which check_shapes refuses
+    order = np.arange(rows).reshape(-1, 2, head_dim // 2)[:, ::-1].reshape(-1)
     return PickedRows(tensor, order)
 
 
@@ -195,19 +203,3 @@ def _names(config: ModelConfig) -> dict[str, str]:
         for layer in range(config.n_layers)
         for part, name in kept.items()
     }
-
-
-class _Inert:
-    """Stands in for what numpy pickles: the state of random generators, which nothing reads."""
-
-    def __init__(self, *args: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-NUMPY = ("ndarray", "dtype", "core.multiarray._reconstruct", "_core.multiarray._reconstruct")
-RANDOM_STATE: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-    (_Inert, f"numpy.{name}") for name in NUMPY
-]

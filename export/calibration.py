@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,7 @@ from tokenizers import Tokenizer
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
+from stem_edge.export.settings import one_line
 from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.quantize import F32
 from stem_edge.reference import forward
@@ -30,15 +33,17 @@ def read_token_ids(
     try:
         if path is None:
             return np.zeros(0, np.int64)
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("no such file")
         if path.suffix == ".npy":
-            ids = np.load(path, allow_pickle=False).reshape(-1)
+            ids = _load(path)
         elif path.suffix == ".int32":
             ids = np.fromfile(path, "<i4")
         else:
             ids = _encode(Tokenizer.from_str(converted.json), path)
-    except (OSError, ValueError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise ExportError(
-            f"{path}: cannot read ({error}); give a text in UTF-8, or token ids as .npy or .int32"
+            f"{path}: cannot read ({one_line(error, 160)}); give a text in UTF-8, or token ids as .npy or .int32"
         ) from error
     if ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
         raise ExportError(
@@ -47,6 +52,18 @@ def read_token_ids(
         )
     checked: npt.NDArray[np.int64] = ids.astype(np.int64)
     return checked
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    """An array that is as large as its file; what its header says is not allocated."""
+    with path.open("rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError("not an array of numpy")
+    try:
+        found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (SyntaxError, TokenError, TypeError) as error:  # numpy's, of a header that is no header
+        raise ValueError("its header is damaged") from error
+    return np.array(found).reshape(-1)
 
 
 def _encode(tokenizer: Tokenizer, path: Path) -> npt.NDArray[np.int64]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,8 +13,13 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
+from stem_edge.export.settings import one_line
 from stem_edge.quantize import F32
-from stem_edge.reference import IndexedMatrix, Matrix
+from stem_edge.reference import READ_ROWS, IndexedMatrix, Matrix
+
+LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
+MOST_SHOWN = 6  # kinds of tensors in a message
+PIECE_VALUES = 1 << 20  # read at once where only a look is needed
 
 
 class SourceMatrix(Matrix, Protocol):
@@ -72,19 +78,44 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     found = {name: matrix.shape for name, matrix in checkpoint.backbone.items()}
     found |= {f"table of layer {l}": table.shape for l, table in checkpoint.tables.items()}
     wrong = [
-        f"{name} is {list(found[name]) if name in found else 'missing'}, expected {list(shape)}"
+        (name, f"{list(found[name]) if name in found else 'missing'}, expected {list(shape)}")
         for name, shape in expected.items()
         if found.get(name) != shape
     ]
-    wrong += [f"{name} is not part of such a model" for name in sorted(found.keys() - expected)]
+    wrong += [(name, "not part of such a model") for name in sorted(found.keys() - expected)]
     if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise CheckpointError(
-            f"{checkpoint.path}: tensors and configuration disagree: {'; '.join(wrong[:3])}{more}; "
+            f"{checkpoint.path}: tensors and configuration disagree: {_in_short(wrong)}; "
             "check that all files are of the same run and step"
         )
     _check_index(checkpoint)
     return checkpoint
+
+
+def _in_short(wrong: list[tuple[str, str]]) -> str:
+    """Tensors and what is wrong with each; the same of several layers is said once."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for name, what in wrong:
+        numbers = [int(number) for number in LAYER.findall(name)[:1]]
+        layers.setdefault((LAYER.sub("{}", name, count=1), what), []).extend(numbers)
+    said = [
+        f"{one_line(name).replace('{}', _ranges(numbers))} is {what}"
+        for (name, what), numbers in list(layers.items())[:MOST_SHOWN]
+    ]
+    more = f" (and {len(layers) - MOST_SHOWN} more)" if len(layers) > MOST_SHOWN else ""
+    return "; ".join(said) + more
+
+
+def _ranges(numbers: list[int]) -> str:
+    """3, or (1, 3-7): layers in short."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return text if len(numbers) == 1 else f"({one_line(text, 160)})"
 
 
 def _check_index(checkpoint: Checkpoint) -> None:
@@ -115,3 +146,30 @@ def check_finite(name: str, start: int, values: F32) -> F32:
             "training diverged or the file is damaged: export an earlier step"
         )
     return values
+
+
+def same_values(one: SourceMatrix, other: SourceMatrix) -> bool:
+    """Whether two matrices are the same, value by value."""
+    starts = range(0, other.shape[0], READ_ROWS)
+    return one.shape == other.shape and all(
+        np.array_equal(one.rows(at, at + READ_ROWS), other.rows(at, at + READ_ROWS))
+        for at in starts
+    )
+
+
+def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, with a note about tables that are nothing but zeros.
+
+    They are exported: tables of stem-plus may begin so, and the bundle computes what the checkpoint
+    does. But a table that was never loaded, or lies in a hole of a file, looks like that, too.
+    """
+    zero = [layer for layer, table in checkpoint.tables.items() if _is_zero(table)]
+    if not zero:
+        return checkpoint
+    note = f"the table of layer {_ranges(zero)} is all zeros: check that the checkpoint is complete"
+    return replace(checkpoint, notes=(*checkpoint.notes, note))
+
+
+def _is_zero(table: SourceMatrix) -> bool:
+    step = max(1, PIECE_VALUES // max(1, table.shape[1]))
+    return not any(table.rows(at, at + step).any() for at in range(0, table.shape[0], step))

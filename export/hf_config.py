@@ -20,6 +20,7 @@ import msgspec
 
 from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
 from stem_edge.errors import CheckpointError
+from stem_edge.export.json_files import read_json
 from stem_edge.export.rope_config import read_rope
 from stem_edge.export.settings import one_line
 
@@ -50,7 +51,6 @@ FIXED: dict[str, object] = {  # the only value that these may have where a model
     "use_mrope": False,
     "use_sliding_window": False,
     "quantization_config": None,
-    "auto_map": None,  # code of its own
     "is_encoder_decoder": False,
     "add_cross_attention": False,
     "cross_attention_hidden_size": None,
@@ -58,6 +58,8 @@ FIXED: dict[str, object] = {  # the only value that these may have where a model
     "pruned_heads": {},
     "tie_encoder_decoder": False,
 }
+# Code of the checkpoint's own. Nothing here runs it, or could.
+CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
 
 
 class Decoder(msgspec.Struct, kw_only=True):
@@ -186,18 +188,22 @@ class Qwen3(Qwen2, kw_only=True):
         return super().extras() | {"biases": biases, "qk_norm_eps": self.rms_norm_eps}
 
 
-def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> ModelConfig:
-    """The model that the config.json at `path` describes, if it is one of `kinds`."""
-    try:
-        given = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a model's configuration ({error})") from error
+def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The model that the config.json at `path` describes, if it is one of `kinds`; and notes."""
+    given = read_json(path, "a model's configuration", dict[str, Any])
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
-        raise CheckpointError(f"{path}: model_type is {kind!r}; expected one of {', '.join(kinds)}")
+        raise CheckpointError(
+            f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
+        )
     known = set(kinds[kind].__struct_fields__)
     for key, value in given.items():
-        if key in known | HARMLESS or value is None or (key in FIXED and value == FIXED[key]):
+        if (
+            key in known | HARMLESS
+            or key in CODE
+            or value is None
+            or (key in FIXED and value == FIXED[key])
+        ):
             continue
         expected = f"expected {FIXED[key]!r}" if key in FIXED else f"no known key of {kind} models"
         raise CheckpointError(
@@ -205,6 +211,12 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> ModelConfig:
             "take it out only if it does not"
         )
     try:
-        return msgspec.convert(given, type=kinds[kind]).model()
+        config = msgspec.convert(given, type=kinds[kind]).model()
     except (msgspec.ValidationError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(
+            f"{path}: {one_line(error, 400)}; check that the file is of this model"
+        ) from error
+    named = [key for key in CODE if given.get(key)]
+    return config, (f"{path.name} names code ({', '.join(named)}), which was not run",) * bool(
+        named
+    )

@@ -9,17 +9,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource, check_shapes
+from stem_edge.export.checkpoint import (
+    Checkpoint,
+    SourceMatrix,
+    TokenizerSource,
+    check_shapes,
+    same_values,
+)
 from stem_edge.export.hf_config import Decoder, Llama, Mistral, Qwen2, Qwen3, read_config
 from stem_edge.export.hf_names import module_names, tensor_name
 from stem_edge.export.safetensors_files import TensorFiles
 from stem_edge.export.settings import one_line
 from stem_edge.export.stem_schema import MODEL_TYPE, Stem, read_index, read_tables
-from stem_edge.reference import READ_ROWS
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -36,7 +39,7 @@ DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a folder with config.json and safetensors. Raises CheckpointError."""
-    config = read_config(path / CONFIG, KINDS)
+    config, notes = read_config(path / CONFIG, KINDS)
     files = TensorFiles(path)
     backbone: dict[str, SourceMatrix] = {
         name: files.take(tensor_name(name)) for name in config.backbone_shapes()
@@ -48,6 +51,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         backbone=backbone,
         tables=tables,
         tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
+        notes=notes,
         index=index,
         names=module_names(backbone),
     )
@@ -69,15 +73,8 @@ def _check_rest(
                 f"{folder}: tensor {one_line(name)} is no part of the model that {CONFIG} describes; check "
                 "that both are of the same run"
             )
-        if not _equal(files.take(name), embedding):
+        if not same_values(files.take(name), embedding):
             raise CheckpointError(
                 f"{folder}: {name} differs from the embedding, but tie_word_embeddings is true; set "
                 f"it to false in {CONFIG} if the head is the model's own"
             )
-
-
-def _equal(a: SourceMatrix, b: SourceMatrix) -> bool:
-    starts = range(0, b.shape[0], READ_ROWS)
-    return a.shape == b.shape and all(
-        np.array_equal(a.rows(at, at + READ_ROWS), b.rows(at, at + READ_ROWS)) for at in starts
-    )

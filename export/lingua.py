@@ -21,12 +21,11 @@ import msgspec
 from stem_edge.config import MAX_LAYERS, ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource, check_shapes
-from stem_edge.export.torch_files import (
-    TensorMatrix,
-    check_float,
-    load_distributed,
-    load_tensors,
-)
+from stem_edge.export.json_files import read_json
+from stem_edge.export.settings import one_line
+from stem_edge.export.stored import StoredTensor, check_type
+from stem_edge.export.torch_distributed import load_distributed
+from stem_edge.export.torch_files import TensorMatrix, load_tensors
 
 PARAMS = "params.json"
 BACKBONE = "consolidated.pth"
@@ -47,6 +46,7 @@ TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
 # Wrappers that put a word before every name, and the copy of the embedding that a tied head saves.
 WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
 TIED = "output.tied_module.weight"
+SHOWN_TABLES = 800  # characters about tables in a message
 
 
 class Params(msgspec.Struct):
@@ -136,16 +136,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def _read_params(folder: Path) -> TrainParams:
     path = folder / PARAMS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TrainParams)
+        return read_json(path, "the parameters of the public STEM trainer", TrainParams)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no {PARAMS}{_hint(folder)}; give the folder of one training step or a "
             "consolidated folder"
         ) from None
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: not the parameters of the public STEM trainer ({error})"
-        ) from error
 
 
 def _hint(folder: Path) -> str:
@@ -184,11 +180,17 @@ def _names(layers: int) -> dict[str, str]:
 def _tensors(path: Path, state: Any) -> dict[str, SourceMatrix]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: its entry 'model' is not a dict of tensors")
-    return {
-        name: TensorMatrix([check_float(path, name, value)])
-        for name, value in state.items()
-        if hasattr(value, "dtype")
-    }
+    matrices: dict[str, SourceMatrix] = {}
+    for key, value in state.items():
+        if isinstance(value, StoredTensor):
+            name = one_line(key)
+            if not value.shape:
+                raise CheckpointError(
+                    f"{path}: {name} is a single value; expected a matrix or vector: check that the "
+                    "file is of this model"
+                )
+            matrices[str(key)] = TensorMatrix([check_type(value.named(name))])
+    return matrices
 
 
 def _canonical(name: str) -> str | None:
@@ -217,29 +219,40 @@ def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int,
     """STEM layer -> table. The trainer numbers its tables in the order of stem_layers."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder, parts)
-    states = [(path, load_tensors(path)) for path in files]
+    states = [(path, _table_shards(path, len(order))) for path in files]
     tables: dict[int, SourceMatrix] = {}
+    wrong = []
     for number, layer in enumerate(order):
-        name = f"stem_embeddings.{number}.weight"
-        shards = [_table_shard(path, state, name) for path, state in states]
-        rows = {int(shard.shape[0]) for shard in shards}
+        shards = [state[number] for _, state in states]
+        rows = {shard.shape[0] for shard in shards}
         if len(rows) > 1:
-            raise CheckpointError(
-                f"{folder / SHARDS}: {name} has {sorted(rows)} rows in different shards; "
-                "the files are of different runs"
-            )
+            wrong.append(f"{shards[0].name} has {sorted(rows)} rows in different shards")
         tables[layer] = TensorMatrix(shards)
+    if wrong:
+        raise CheckpointError(
+            f"{folder / SHARDS}: {one_line('; '.join(wrong), SHOWN_TABLES)}; the files are of "
+            "different runs: copy all of one"
+        )
     return tables
 
 
-def _table_shard(path: Path, state: dict[str, Any], name: str) -> Any:
-    named = {WRAPPERS.sub("", key): value for key, value in state.items()}
-    if name not in named or getattr(named[name], "ndim", 0) != 2:
+def _table_shards(path: Path, count: int) -> list[StoredTensor]:
+    """The columns of all tables that one file holds."""
+    named = {WRAPPERS.sub("", str(key)): value for key, value in load_tensors(path).items()}
+    names = [f"stem_embeddings.{number}.weight" for number in range(count)]
+    shards = [
+        value.named(name)
+        for name in names
+        if isinstance(value := named.get(name), StoredTensor) and len(value.shape) == 2
+    ]
+    if len(shards) < count:
+        missing = sorted(set(names) - {shard.name for shard in shards})
+        found = ", ".join(sorted(named)[:4]) or "nothing"
         raise CheckpointError(
-            f"{path}: no table {name}; found {', '.join(sorted(named)[:4]) or 'nothing'}: the file "
-            "does not belong to this model"
+            f"{path}: no table {one_line(', '.join(missing), SHOWN_TABLES)}; found "
+            f"{one_line(found)}: the file does not belong to this model; check that all are of one run"
         )
-    return check_float(path, name, named[name])
+    return [check_type(shard) for shard in shards]
 
 
 def _shard_files(folder: Path, parts: int | None) -> list[Path]:

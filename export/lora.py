@@ -19,8 +19,10 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, check_shapes
-from stem_edge.export.safetensors_files import FLOATS, StoredTensor, open_tensors
+from stem_edge.export.json_files import read_json
+from stem_edge.export.safetensors_files import open_tensors
 from stem_edge.export.settings import check_options, one_line
+from stem_edge.export.stored import FLOATS, StoredTensor
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, Matrix, whole
 
@@ -139,13 +141,11 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
 def _read_options(folder: Path) -> Options:
     path = folder / CONFIG
     try:
-        options = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        options = read_json(path, "the options of an adapter", dict[str, Any])
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
         ) from None
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not the options of an adapter ({error})") from error
     check_options(
         path,
         {"peft_type": None} | options,

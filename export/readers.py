@@ -15,16 +15,25 @@ from stem_edge.bundle import MANIFEST
 from stem_edge.errors import CheckpointError
 from stem_edge.export.blagpt import find_states
 from stem_edge.export.blagpt import read_checkpoint as read_blagpt
-from stem_edge.export.checkpoint import Checkpoint
+from stem_edge.export.checkpoint import Checkpoint, note_zero_tables
 from stem_edge.export.hugging_face import CONFIG
 from stem_edge.export.hugging_face import read_checkpoint as read_hugging_face
 from stem_edge.export.lingua import PARAMS
 from stem_edge.export.lingua import read_checkpoint as read_lingua
+from stem_edge.export.magic import looks_like
+from stem_edge.export.settings import one_line
+from stem_edge.export.stored import SourceFile
+
+ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Open a checkpoint of any known trainer. Raises CheckpointError."""
-    path = Path(path)
+    return note_zero_tables(_read(Path(path)))
+
+
+def _read(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(
             f"{path}: no such checkpoint; give a folder or file that training left"
@@ -43,9 +52,31 @@ def _refuse(path: Path) -> None:
     """What is often given in place of a checkpoint."""
     if path.is_file():
         raise CheckpointError(
-            f"{path}: not a checkpoint; give the folder it lies in, or a .pt file of BlaGPT"
+            f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, or a .pt file "
+            "of BlaGPT"
         )
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
     if (path / MANIFEST).is_file():
         raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made of")
-    if any(path.glob("*.safetensors")):
+    names = sorted(p.name for p in path.iterdir())
+    if any(name.endswith(".safetensors") for name in names):
         raise CheckpointError(f"{path}: holds safetensors, but no {CONFIG}; copy that file, too")
+    if archives := [name for name in names if name.lower().endswith(ARCHIVES)]:
+        raise CheckpointError(
+            f"{path}: no checkpoint, but {one_line(archives[0])}; unpack the archive with a tool "
+            "that you trust, and give the folder with its files"
+        )
+    if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
+        raise CheckpointError(
+            f"{path}: holds {one_line(pickles[0])}, which can carry code, but neither {CONFIG} nor "
+            f"{PARAMS}; save the model as safetensors on a machine that you trust, and copy that"
+        )
+
+
+def _which_is(path: Path) -> str:
+    file = SourceFile(path)
+    what = looks_like(file.head)
+    if path.name.lower().endswith(ARCHIVES):
+        what = f"{what or 'an archive by its name'}: unpack it with a tool that you trust"
+    return f", but {what}" if what else ""

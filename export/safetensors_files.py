@@ -1,6 +1,8 @@
-"""Tensors in the safetensors files of a folder, mapped and not read before they are asked for.
+"""Tensors in the safetensors files of a folder, read where they lie when they are asked for.
 
-A folder has model.safetensors, or model.safetensors.index.json and the files that it names.
+A folder has model.safetensors, or model.safetensors.index.json and the files that it names. A file
+is eight bytes with the length of a header, the header in JSON, and the values; each tensor's must
+follow the last one's, up to the end, so that a file holds nothing that is not a tensor.
 """
 
 from __future__ import annotations
@@ -8,44 +10,28 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import torch
-from safetensors import safe_open
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.json_files import check_values, read_json, reason_of
+from stem_edge.export.magic import ZIP, looks_like
 from stem_edge.export.settings import one_line
-from stem_edge.quantize import F32
+from stem_edge.export.stored import (
+    FLOATS,
+    VALUE_NBYTES,
+    SourceFile,
+    StoredTensor,
+    check_shape,
+    check_type,
+)
+from stem_edge.strict_json import check_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes of a value
-INTEGERS = {"I32": 4, "I64": 8}
-
-
-class StoredTensor:
-    """A Matrix over one tensor, or over the matrices [N, K] that are stacked in one [E, N, K]."""
-
-    def __init__(self, file: Any, path: Path, name: str) -> None:
-        piece = file.get_slice(name)
-        self.path, self.name = path, name
-        self.shape: tuple[int, ...] = tuple(piece.get_shape())
-        self.dtype: str = piece.get_dtype()
-        self.nbytes = math.prod(self.shape) * (FLOATS | INTEGERS).get(self.dtype, 1)
-        self._file = file
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
-        values = self._file.get_slice(self.name)[start:stop]
-        return cast(F32, values.to(torch.float32).numpy())
-
-    def integers(self) -> npt.NDArray[np.int64]:
-        """All of it as int64."""
-        values = self._file.get_slice(self.name)[:]
-        return cast(npt.NDArray[np.int64], values.to(torch.int64).numpy())
+MAX_HEADER_NBYTES = 100_000_000  # of the format
+MOST_SHOWN = 8  # problems in a message
 
 
 class TensorFiles:
@@ -59,15 +45,20 @@ class TensorFiles:
             tensors = open_tensors(path)
             if twice := sorted(tensors.keys() & self._left):
                 raise CheckpointError(
-                    f"{path}: {twice[0]} is in {self._left[twice[0]].path.name}, too; "
-                    "the files are of different runs"
+                    f"{path}: {one_line(twice[0])} is in {self._left[twice[0]].path.name}, too; "
+                    "the files are of different runs: copy all of one"
                 )
             self._left |= tensors
-        for path, names in (listed or {}).items():
-            if gone := [n for n in names if n not in self._left or self._left[n].path != path]:
-                raise CheckpointError(
-                    f"{path}: no tensor {gone[0]}, which {INDEX} places there; copy all files again"
-                )
+        gone = [
+            f"{one_line(name)} is not in {path.name}"
+            for path, names in (listed or {}).items()
+            for name in names
+            if name not in self._left or self._left[name].path != path
+        ]
+        if gone:
+            raise CheckpointError(
+                f"{folder / INDEX}: does not fit the files ({_some(gone)}); copy all files again"
+            )
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -84,13 +75,7 @@ class TensorFiles:
                 f"{self._folder}: no tensor {name} in its safetensors files; check that config.json "
                 "belongs to them and that all files are there"
             )
-        tensor = self._left.pop(name)
-        if tensor.dtype not in dtypes:
-            raise CheckpointError(
-                f"{tensor.path}: {name} is {tensor.dtype}; expected one of {', '.join(dtypes)}: "
-                "export from weights that are not quantized"
-            )
-        return tensor
+        return check_type(self._left.pop(name), dtypes)
 
 
 class _Index(msgspec.Struct):
@@ -101,35 +86,114 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
     """File -> names of its tensors."""
     path = folder / INDEX
     try:
-        places = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+        places = read_json(path, "an index of safetensors files", _Index).weight_map
     except FileNotFoundError:
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise CheckpointError(
-            f"{folder}: neither {WEIGHTS} nor {INDEX}, found {found}; save the model as safetensors"
+            f"{folder}: neither {WEIGHTS} nor {INDEX}, found {one_line(found)}; copy them, or save "
+            "the model as safetensors"
         ) from None
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not an index of safetensors files ({error})") from error
     listed: dict[Path, list[str]] = {}
+    outside = []
     for name, file in places.items():
-        if not re.fullmatch(r"[^/\\]+\.safetensors", file):
-            raise CheckpointError(
-                f"{path}: tensor {one_line(name)} lies in {file!r}; expected a .safetensors file of this folder"
-            )
-        listed.setdefault(folder / file, []).append(name)
+        if re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
+            listed.setdefault(folder / file, []).append(name)
+        else:
+            outside.append(f"{one_line(name)} lies in {one_line(ascii(file))}")
+    if outside:
+        raise CheckpointError(
+            f"{path}: tensor {_some(outside)}; expected a .safetensors file of this folder"
+        )
+    if missing := [file.name for file in listed if not file.is_file()]:
+        raise CheckpointError(
+            f"{folder / missing[0]}: missing, as are {len(missing) - 1} others of the "
+            f"{len(listed)} files that {INDEX} names ({_some(missing)}); copy all files of the model"
+        )
     return listed
+
+
+def _some(problems: list[str]) -> str:
+    more = f", and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
+    return "; ".join(map(one_line, problems[:MOST_SHOWN])) + more
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 def open_tensors(path: Path) -> dict[str, StoredTensor]:
     """Name -> tensor of one safetensors file."""
+    file = SourceFile(path)
     try:
-        # It stays mapped while a tensor of it is used, as the files of torch do.
-        file = safe_open(path, framework="pt")
-        names: list[str] = file.keys()  # type: ignore[no-untyped-call]
-        return {name: StoredTensor(file, path, name) for name in names}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing; copy all files of the model") from error
-    except Exception as error:  # the library raises a class of its own, which is a plain Exception
-        reason = " ".join(str(error).split())[:160]
+        return _read(file)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: not a safetensors file ({reason}); it is cut or damaged: copy it again"
+            f"{path}: not a safetensors file ({reason_of(error)}); it is cut or damaged: copy it "
+            "again"
         ) from error
+
+
+def _read(file: SourceFile) -> dict[str, StoredTensor]:
+    """All tensors of a file. Raises ValueError."""
+    head, what = file.head, looks_like(file.head)
+    # The length of a header can be the first bytes of a pickle; an archive would be a second file.
+    if what is not None and (head[8:9] != b"{" or head.startswith(ZIP)):
+        raise ValueError(f"it is {what}")
+    length = int.from_bytes(file.read(0, min(8, file.nbytes)), "little")
+    start = 8 + length
+    if file.nbytes < 8 or start > file.nbytes:
+        raise ValueError(
+            f"a header of {length} bytes in a file of {file.nbytes}"
+            if file.nbytes >= 8
+            else f"it has {file.nbytes} bytes"
+        )
+    if not 2 <= length <= MAX_HEADER_NBYTES:
+        raise ValueError(f"a header of {length} bytes; expected 2 to {MAX_HEADER_NBYTES}")
+    entries = _header(file.read(8, length))
+    tensors, at = {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        tensors[name] = _placed(file, name, entry, start, at)
+        at = entry.data_offsets[1]
+    if start + at != file.nbytes:
+        raise ValueError(
+            f"its tensors end at byte {start + at}, the file at {file.nbytes}: "
+            f"{abs(file.nbytes - start - at)} bytes are {'stray' if start + at < file.nbytes else 'missing'}"
+        )
+    return tensors
+
+
+def _header(data: bytes) -> dict[str, _Tensor]:
+    check_values(data)
+    check_json(data)
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    fields.pop("__metadata__", None)
+    return {name: _decoded(name, raw) for name, raw in fields.items()}
+
+
+def _decoded(name: str, raw: Any) -> _Tensor:
+    try:
+        return msgspec.json.decode(raw, type=_Tensor)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"tensor {one_line(name)}: {error}") from error
+
+
+def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> StoredTensor:
+    """The tensor, if its values begin `at` so many bytes of values and are as many as its shape."""
+    shown = one_line(name)
+    if entry.dtype not in VALUE_NBYTES:
+        raise ValueError(f"tensor {shown} is of the unknown type {one_line(entry.dtype)}")
+    shape = check_shape(shown, entry.shape)
+    first, end = entry.data_offsets
+    if first != at:
+        what = "over another one" if first < at else f"behind {first - at} bytes of no tensor"
+        raise ValueError(f"tensor {shown} lies {what}, at byte {start + first}")
+    wanted = math.prod(shape) * VALUE_NBYTES[entry.dtype]
+    if end - first != wanted:
+        raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
+    if start + end > file.nbytes:
+        raise ValueError(f"tensor {shown} ends at byte {start + end} of {file.nbytes}")
+    return StoredTensor(file, name, entry.dtype, shape, start + first)

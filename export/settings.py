@@ -39,8 +39,9 @@ def check_options(
             )
 
 
-def one_line(value: object) -> str:
+def one_line(value: object, shown: int = SHOWN) -> str:
     """What a file says, fit for a message of one line and for a terminal."""
-    text = " ".join(str(value).split())
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    text = str(value)
+    cut = " ".join(text[: 8 * shown].split())
+    cut = "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
+    return cut if len(cut) <= shown and len(text) <= 8 * shown else cut[:shown] + "..."

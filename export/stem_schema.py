@@ -41,7 +41,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import SourceMatrix
 from stem_edge.export.hf_config import FULL, SLIDING, Windowed
 from stem_edge.export.hf_names import tensor_name
-from stem_edge.export.safetensors_files import INTEGERS, StoredTensor, TensorFiles
+from stem_edge.export.safetensors_files import TensorFiles
+from stem_edge.export.stored import INTEGERS, StoredTensor
 from stem_edge.quantize import F32
 from stem_edge.reference import Matrix, whole
 

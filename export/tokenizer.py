@@ -24,6 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from tokenizers.pre_tokenizers import ByteLevel
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.settings import one_line
 from stem_edge.export.tokenizer_sp import build_sentencepiece
 
 _BOS, _EOS = "<|begin_of_text|>", "<|end_of_text|>"
@@ -230,7 +231,7 @@ def _stops(path: Path, vocab_size: int) -> list[int]:
         stops = found if isinstance(found, list) else [found]
         if not all(type(stop) is int and 0 <= stop < vocab_size for stop in stops):
             raise CheckpointError(
-                f"{beside}: eos_token_id is {found!r}; expected ids below {vocab_size}, as in the "
+                f"{beside}: eos_token_id is {one_line(repr(found))}; expected ids below {vocab_size}, as in the "
                 f"tokenizer; {_HINT}"
             )
         return stops
@@ -241,5 +242,5 @@ def _token_name(path: Path, config: dict[str, Any], key: str) -> str | None:
     value = config.get(key)
     name = value.get("content") if isinstance(value, dict) else value
     if name is not None and not isinstance(name, str):
-        raise CheckpointError(f"{path}: {key} is {value!r}; expected a name; {_HINT}")
+        raise CheckpointError(f"{path}: {key} is {one_line(repr(value))}; expected a name; {_HINT}")
     return name

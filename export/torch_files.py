@@ -1,301 +1,219 @@
-"""Tensors out of files that torch wrote, without ever running code that they carry.
+"""Tensors out of files that torch wrote, read as data: torch is not asked, and nothing is unpickled.
 
-Only `torch.load(weights_only=True)` reads tensors. The index of a torch distributed checkpoint
-(`.metadata`) is a bare pickle that torch itself reads without restriction; here an unpickler that
-knows some twenty names, all bound to inert stand-ins, reads it instead.
+A file of torch.save is an archive (torch_zip.py) with a pickle that says which values make which
+tensor (torch_pickle.py), and the values themselves, which are read where they lie (stored.py).
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import threading
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, NamedTuple, TypeVar
 
-import torch
+import numpy as np
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.json_files import reason_of
+from stem_edge.export.stored import (
+    VALUE_NBYTES,
+    Checksum,
+    SourceFile,
+    StoredTensor,
+    check_shape,
+    extent,
+)
+from stem_edge.export.torch_pickle import Made, Name, read_pickle
+from stem_edge.export.torch_zip import Member, read_member, read_members
 from stem_edge.quantize import F32
 
-MAX_METADATA_NBYTES = 1 << 28
-CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MAX_PICKLE_NBYTES = 1 << 26  # values are not in it
+STORAGES = {
+    "Float": "F32", "Half": "F16", "BFloat16": "BF16", "Double": "F64", "Int": "I32", "Long": "I64",
+    "Char": "I8", "Byte": "U8", "Bool": "BOOL", "Short": "I16", "ComplexFloat": "C64",
+    "ComplexDouble": "C128",
+}  # fmt: skip
+UNTYPED = "torch.storage.UntypedStorage"
+DTYPES = {
+    "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
+CONSTANT = re.compile(
+    r"torch\.(bfloat16|float\w+|u?int\d+|q?u?int\d+|bool|complex\d+|strided|sparse_coo"
+    r"|contiguous_format|preserve_format|channels_last)"
+)
+# What a state of a trainer may hold beside tensors; none of it is a part of the model.
+_BESIDE = """
+collections.OrderedDict collections.defaultdict collections.Counter builtins.dict builtins.list
+builtins.set builtins.complex builtins.bytearray _codecs.encode
+torch.Size torch.device torch.Tensor torch.nn.parameter.Parameter torch.serialization._get_layout
+torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
+torch._utils._rebuild_sparse_tensor torch._utils._rebuild_meta_tensor_no_storage
+torch._utils._rebuild_qtensor torch._utils._rebuild_tensor_v2 torch._utils._rebuild_tensor_v3
+torch._tensor._rebuild_from_type_v2
+numpy.ndarray numpy.dtype numpy.core.multiarray._reconstruct numpy._core.multiarray._reconstruct
+"""
+_TENSOR_NAMES = frozenset(_BESIDE.split()) | {UNTYPED}
+_TENSOR_NAMES |= {f"torch.{kind}Storage" for kind in STORAGES}
+T = TypeVar("T")
 
 
 class TensorMatrix:
     """A Matrix over tensors that lie side by side: the column shards of one table."""
 
-    def __init__(self, shards: Sequence[torch.Tensor]) -> None:
+    def __init__(self, shards: Sequence[StoredTensor]) -> None:
         self._shards = list(shards)
-        columns = sum(shard.shape[1] for shard in shards) if shards[0].ndim == 2 else None
+        columns = sum(s.shape[1] for s in shards) if len(shards[0].shape) == 2 else None
         rows = int(shards[0].shape[0])
         self.shape: tuple[int, ...] = (rows,) if columns is None else (rows, columns)
         self.nbytes = sum(shard.nbytes for shard in shards)
 
     def rows(self, start: int, stop: int) -> F32:
         """Rows start..stop of all columns as float32."""
-        pieces = [shard[start:stop].to(torch.float32) for shard in self._shards]
-        joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-        return cast(F32, joined.detach().numpy())
+        pieces = [shard.rows(start, stop) for shard in self._shards]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
 
 
-class DistributedMatrix:
-    """A Matrix over one tensor of a distributed checkpoint, in chunks along its first axis."""
-
-    def __init__(
-        self, name: str, shape: tuple[int, ...], chunks: list[_Chunk], latest: _Latest
-    ) -> None:
-        self.shape = shape
-        self._name, self._chunks = name, sorted(chunks, key=lambda chunk: chunk.offsets)
-        self._latest = latest
-        self.nbytes = sum(chunk.nbytes for chunk in chunks)
-        self._check()
-
-    def _check(self) -> None:
-        at = 0
-        for chunk in self._chunks:
-            tail = (0,) * (len(self.shape) - 1)
-            if chunk.offsets != (at, *tail) or chunk.sizes[1:] != self.shape[1:]:
-                raise CheckpointError(
-                    f"{chunk.path}: tensor {self._name} is cut other than along its rows; "
-                    "consolidate the checkpoint with the trainer's own tool first"
-                )
-            at += chunk.sizes[0]
-        if at != self.shape[0]:
-            raise CheckpointError(
-                f"{self._name}: the distributed checkpoint has {at} of {self.shape[0]} rows; "
-                "a file of another rank is missing: copy the whole folder"
-            )
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
-        pieces = []
-        for chunk in self._chunks:
-            at = chunk.offsets[0]
-            first, last = max(start - at, 0), min(stop - at, chunk.sizes[0])
-            if first < last:
-                pieces.append(self._latest.load(chunk)[first:last].to(torch.float32))
-        if stop == self.shape[0]:
-            self._latest.drop()
-        return cast(F32, torch.cat(pieces).detach().numpy())
-
-
-class _Latest:
-    """The chunk that was read last, of a whole checkpoint: rows are asked for in order, by several
-    threads, and a chunk can be half a gigabyte."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._chunk: _Chunk | None = None
-        self._tensor = torch.empty(0)
-
-    def load(self, chunk: _Chunk) -> torch.Tensor:
-        with self._lock:
-            if self._chunk is not chunk:
-                self._chunk, self._tensor = None, torch.empty(0)  # the old one goes first
-                self._tensor = chunk.load()
-                self._chunk = chunk
-            return self._tensor
-
-    def drop(self) -> None:
-        """Let go of it: its last rows were read."""
-        with self._lock:
-            self._chunk, self._tensor = None, torch.empty(0)
-
-
-class _Chunk:
-    """One stored piece of a tensor: where it lies and which part it is."""
-
-    def __init__(
-        self,
-        path: Path,
-        span: tuple[int, int],
-        offsets: tuple[int, ...],
-        sizes: tuple[int, ...],
-    ) -> None:
-        self.path, self._span, self.offsets, self.sizes = path, span, offsets, sizes
-        self.nbytes = span[1]
-
-    def load(self) -> torch.Tensor:
-        with self.path.open("rb") as file:
-            window = io.BufferedReader(_Window(file, *self._span))
-            tensor = _guarded(self.path, lambda: torch.load(window, "cpu", weights_only=True))
-        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != self.sizes:
-            raise CheckpointError(
-                f"{self.path}: found {_describe(tensor)} at byte {self._span[0]}, expected a "
-                f"tensor {list(self.sizes)}; the checkpoint is damaged: copy it again"
-            )
-        return check_float(self.path, "chunk", tensor)
-
-
-class _Window(io.RawIOBase):
-    """A span of a file as a file of its own: torch saves one archive a tensor, end to end."""
-
-    def __init__(self, file: BinaryIO, start: int, nbytes: int) -> None:
-        self._file, self._start, self._nbytes, self._at = file, start, nbytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._nbytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: max(0, self._nbytes - self._at)]
-        self._file.seek(self._start + self._at)
-        count = self._file.readinto(view)  # type: ignore[attr-defined]
-        self._at += count
-        return int(count)
-
-
-def load_tensors(path: Path) -> dict[str, Any]:
-    """A dict saved by torch.save, its tensors mapped from the file and not read yet."""
-    state = _guarded(
-        path, lambda: torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    )
+def load_tensors(path: Path) -> dict[Any, Any]:
+    """A dict saved by torch.save, its tensors as StoredTensor and not read yet."""
+    file = SourceFile(path)
+    state = guarded(path, lambda: read_archive(file, 0, file.nbytes))
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds {_describe(state)}, expected a dict of tensors")
+        raise CheckpointError(
+            f"{path}: holds {describe(state)}, expected a dict of tensors; give another file"
+        )
     return state
 
 
-def load_distributed(folder: Path) -> dict[str, DistributedMatrix]:
-    """Name -> matrix of every tensor under `model.` in a torch distributed checkpoint."""
-    path = folder / ".metadata"
-    metadata = _guarded(path, lambda: _read_metadata(path))
-    matrices: dict[str, DistributedMatrix] = _guarded(path, lambda: _matrices(folder, metadata))
-    return matrices
-
-
-def check_float(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, if its type is one that can be exported."""
-    if tensor.dtype not in FLOATS:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
-        raise CheckpointError(f"{path}: {name} is {tensor.dtype}; expected one of {known}")
-    return tensor
-
-
-def _guarded(path: Path, read: Any) -> Any:
-    """Run a reader; whatever a damaged or hostile file makes it raise becomes one line."""
-    try:
-        return read()
-    except (CheckpointError, MemoryError):
-        raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing; copy the whole checkpoint folder") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot read ({error.strerror or error})") from error
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")[:160]
-        raise CheckpointError(
-            f"{path}: not readable as plain tensors ({reason}); the file is cut, damaged or "
-            "carries code: copy it again from where it was trained"
-        ) from error
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, torch.Tensor):
+def describe(value: object) -> str:
+    """What a value of a file is, for a message."""
+    if isinstance(value, StoredTensor):
         return f"a tensor {list(value.shape)}"
+    if isinstance(value, Made):
+        return f"what {value.name} makes"
     return f"a {type(value).__name__}"
 
 
-class _Inert:
-    """Stands in for a class of torch.distributed.checkpoint: keeps what the pickle says of it."""
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state if isinstance(state, dict) else {"state": state})
-
-
-def _inert_path(*parts: str) -> str:
-    return "/".join(parts)
-
-
-_CHECKPOINT = "torch.distributed.checkpoint."
-# The whole vocabulary of a `.metadata` file; any other name is refused.
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("torch", "Size"): tuple,
-    ("collections", "OrderedDict"): dict,
-    ("builtins", "getattr"): _Inert,  # how some Python versions pickle an enum's member
-    ("torch.serialization", "_get_layout"): _Inert,
-    ("pathlib", "Path"): _inert_path,
-    ("pathlib", "PosixPath"): _inert_path,
-    ("pathlib", "WindowsPath"): _inert_path,
-    ("pathlib._local", "PosixPath"): _inert_path,
-    (_CHECKPOINT + "filesystem", "_StorageInfo"): _Inert,
-    **{
-        (_CHECKPOINT + "metadata", name): _Inert
-        for name in (
-            "Metadata",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "MetadataIndex",
-            "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
-            "TensorProperties._MEM_FORMAT_ENCODING",
-        )
-    },
-}
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), CONSTANTS):
-            return name
-        try:
-            return _KNOWN[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"it names {module}.{name}, which no checkpoint index needs"
-            ) from None
-
-
-def _read_metadata(path: Path) -> _Inert:
-    with path.open("rb") as file:
-        if path.stat().st_size > MAX_METADATA_NBYTES:
-            raise ValueError(f"larger than {MAX_METADATA_NBYTES} bytes")
-        return cast(_Inert, _MetadataUnpickler(file).load())
-
-
-def _matrices(folder: Path, metadata: Any) -> dict[str, DistributedMatrix]:
-    places = {
-        (index.fqn, tuple(getattr(index, "offset", None) or ())): info
-        for index, info in metadata.storage_data.items()
-    }
-    matrices, latest = {}, _Latest()
-    for key, entry in metadata.state_dict_metadata.items():
-        if not key.startswith("model.") or not hasattr(entry, "chunks"):
-            continue
-        chunks = [_chunk(folder, key, places, piece) for piece in entry.chunks]
-        matrices[key.removeprefix("model.")] = DistributedMatrix(
-            key, tuple(entry.size), chunks, latest
-        )
-    return matrices
-
-
-def _chunk(folder: Path, key: str, places: dict[Any, Any], piece: Any) -> _Chunk:
-    offsets, sizes = tuple(piece.offsets), tuple(piece.sizes)
-    info = places[key, offsets]
-    path = folder / info.relative_path
-    if Path(info.relative_path).name != info.relative_path:
-        raise ValueError(f"tensor {key} lies in {info.relative_path!r}, outside of the folder")
-    if getattr(info, "transform_descriptors", None):
-        raise ValueError(f"tensor {key} is stored compressed; save it without extensions")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: missing, tensor {key} lies in it; copy the whole folder")
-    if info.offset < 0 or info.offset + info.length > path.stat().st_size:
+def guarded(path: Path, read: Callable[[], T]) -> T:
+    """Run a reader; whatever is wrong with a damaged or hostile file becomes one line."""
+    try:
+        return read()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; copy the whole checkpoint folder") from error
+    except OSError as error:
         raise CheckpointError(
-            f"{path}: {path.stat().st_size} bytes found, tensor {key} needs "
-            f"{info.offset + info.length}; the file is cut: copy it again"
-        )
-    return _Chunk(path, (info.offset, info.length), offsets, sizes)
+            f"{path}: cannot read ({error.strerror or error}); check the disk, or copy it again"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: not readable as plain tensors ({reason_of(error)}); the file is cut, damaged "
+            "or carries code: copy it again from where it was trained, or save the model as "
+            "safetensors there"
+        ) from error
+
+
+def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
+    """What one torch.save wrote. Raises ValueError."""
+    members = read_members(file, start, nbytes)
+    roots = {name.split("/", 1)[0] for name in members}
+    root = min(roots, default="")
+    if len(roots) != 1 or f"{root}/data.pkl" not in members:
+        raise ValueError("a zip archive without data.pkl, not one of torch.save")
+    order = members.get(f"{root}/byteorder")
+    if order is not None and read_member(file, order, 16) != b"little":
+        raise ValueError("its values are not little-endian; save it again on another machine")
+    data = read_member(file, members[f"{root}/data.pkl"], MAX_PICKLE_NBYTES)
+    tensors = _Tensors(file, {n.removeprefix(f"{root}/data/"): m for n, m in members.items()})
+    return read_pickle(
+        data,
+        lambda name: name in _TENSOR_NAMES or bool(CONSTANT.fullmatch(name)),
+        tensors.makers(),
+        tensors.storage,
+    )
+
+
+class _Storage(NamedTuple):
+    """Values of one type, one after the other."""
+
+    member: Member
+    dtype: str
+    checksum: Checksum | None
+
+
+class _Tensors:
+    """Makes tensors of the values in one archive, out of arguments that may be anything."""
+
+    def __init__(self, file: SourceFile, members: dict[str, Member]) -> None:
+        self._file, self._members = file, members
+        self._checksums: dict[str, Checksum] = {}
+
+    def makers(self) -> dict[str, Callable[..., Any]]:
+        """Name in the pickle -> what a call of it makes."""
+        return {
+            "collections.OrderedDict": empty,
+            "torch._utils._rebuild_tensor_v2": self._plain,
+            "torch._utils._rebuild_tensor_v3": self._untyped,
+            "torch._utils._rebuild_parameter": first_of,
+            "torch._utils._rebuild_parameter_with_state": first_of,
+            "torch._tensor._rebuild_from_type_v2": self._of_type,
+        }
+
+    def storage(self, described: Any) -> _Storage:
+        """Of what stands in the place of values."""
+        kind, name, key, _, count = described
+        if kind != "storage" or not isinstance(name, Name) or not isinstance(key, str):
+            raise ValueError("a tensor without values")
+        member = self._members.get(key)
+        if member is None:
+            raise ValueError(f"the values {key[:80]!r} are missing")
+        typed = name.text.removeprefix("torch.").removesuffix("Storage")
+        dtype = "U8" if name.text == UNTYPED else STORAGES.get(typed, "")
+        if dtype not in VALUE_NBYTES or type(count) is not int:
+            raise ValueError(f"values of the kind {name.text}")
+        if count * VALUE_NBYTES[dtype] != member.nbytes:
+            raise ValueError(f"{member.nbytes} bytes found of {count} values of {dtype}")
+        if key not in self._checksums and member.crc32:
+            self._checksums[key] = Checksum(self._file, *member)
+        return _Storage(member, dtype, self._checksums.get(key))
+
+    def _plain(
+        self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any, dtype: str | None = None
+    ) -> StoredTensor:
+        if not isinstance(storage, _Storage) or not isinstance(size, tuple | list):
+            raise TypeError("a tensor without values")
+        kind = dtype or storage.dtype
+        count = storage.member.nbytes // VALUE_NBYTES[kind]
+        name = f"at byte {storage.member.at}"
+        shape, strides = check_shape(name, size), check_shape(name, stride)
+        if len(shape) != len(strides) or type(offset) is not int or offset < 0:
+            raise ValueError(f"tensor {name} is {list(shape)} in steps of {list(strides)}")
+        if offset + extent(shape, strides) > count or math.prod(shape) > count:
+            raise ValueError(f"tensor {name} is {list(shape)}, of {count} values")
+        at = storage.member.at + offset * VALUE_NBYTES[kind]
+        return StoredTensor(self._file, name, kind, shape, at, strides, storage.checksum)
+
+    def _untyped(
+        self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any,
+        *_: Any,
+    ) -> StoredTensor:  # fmt: skip
+        text = dtype.text.removeprefix("torch.") if isinstance(dtype, Name) else ""
+        if text not in DTYPES:
+            raise ValueError(f"values of the kind {text or describe(dtype)}")
+        return self._plain(storage, offset, size, stride, dtype=DTYPES[text])
+
+    def _of_type(self, maker: Any, kind: Any, arguments: Any, *_: Any) -> Any:
+        """A tensor with attributes, or of a subclass."""
+        known = self.makers().get(maker.text if isinstance(maker, Name) else "")
+        if known is None or known == self._of_type or not isinstance(arguments, tuple):
+            raise ValueError("a tensor of an unknown kind")
+        return known(*arguments)
+
+
+def empty() -> dict[Any, Any]:
+    return {}
+
+
+def first_of(value: Any, *_: Any) -> Any:
+    return value

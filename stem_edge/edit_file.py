@@ -8,23 +8,29 @@ refused by others. Nothing in it is run; unknown fields are refused.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
+from stem_edge import disk
 from stem_edge.bundle import TOKENIZER, Bundle
 from stem_edge.edit_schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.gguf_schema import tables_hash
 from stem_edge.recipes import is_row
+from stem_edge.strict_json import check_json, one_line
 from stem_edge.whole_file import write_whole
 
 FORMAT_VERSION = 1
 SUFFIX = ".edit"
 MOST_SHOWN = 8  # layers in a message
 MAX_NBYTES = 1 << 28
+MAX_VALUES = 1 << 22  # in a file: each takes some hundred bytes when it is read
+# Rows, which are most of a file: nothing in them can be anything but a row.
+_PACKED = re.compile(rb'"[0-9A-Za-z+/]{64,}+={0,2}"')
 Scope = Literal["positions", "everywhere"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -122,6 +128,7 @@ def read_edit(path: str | Path) -> Edit:
     path = Path(path)
     data = _read(path)
     try:
+        _check_json(data)
         known = msgspec.json.decode(data, type=_Version)
         number = known.format_version
         if not bytes(known.edit):
@@ -140,7 +147,7 @@ def read_edit(path: str | Path) -> Edit:
         return msgspec.json.decode(file.edit, type=Edit)
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
         raise EditError(
-            f"{path}: not an edit of format {FORMAT_VERSION} ({error}); make it again with "
+            f"{path}: not an edit of format {FORMAT_VERSION} ({one_line(error)}); make it again with "
             "stem-edge edit"
         ) from error
 
@@ -149,13 +156,21 @@ def _read(path: Path) -> bytes:
     try:
         if not path.is_file():
             raise EditError(f"{path}: no such edit file; make one with: stem-edge edit BUNDLE")
-        with path.open("rb") as file:
-            data = file.read(MAX_NBYTES + 1)
+        if path.stat().st_size <= MAX_NBYTES:
+            data = disk.read_file(path.resolve(), MAX_NBYTES)  # a link may lead to an edit
+            if len(data) <= MAX_NBYTES:
+                return data
     except OSError as error:
         raise EditError(f"{path}: cannot read ({error.strerror}); check its permissions") from error
-    if len(data) > MAX_NBYTES:
-        raise EditError(f"{path}: larger than {MAX_NBYTES} bytes; not an edit: make it again")
-    return data
+    raise EditError(f"{path}: larger than {MAX_NBYTES} bytes; not an edit: make it again")
+
+
+def _check_json(data: bytes) -> None:
+    """Raises ValueError for JSON that means two things, or that would fill the memory."""
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES} values")
+    msgspec.json.decode(data, type=msgspec.Raw)  # which is soon done with what is no JSON at all
+    check_json(_PACKED.sub(b'""', data))
 
 
 def tables_id(bundle: Bundle) -> str:
@@ -179,7 +194,10 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
     layout, model = manifest.tables, manifest.model
     unknown = set(edit.layers) - set(layout.layers if layout else ())
     if layout is None or unknown:
-        raise EditError(f"this edit is in layer {min(unknown)}, which is no STEM layer here")
+        raise EditError(
+            f"this edit is in layer {min(unknown)}, which is no STEM layer here; make it again for "
+            "this bundle"
+        )
     for token in _tokens(edit.change):
         if token >= model.vocab_size:
             raise EditError(f"this edit has token {token}; expected 0 to {model.vocab_size - 1}")
@@ -187,7 +205,10 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
         for token, rows in edit.change.rows.items():
             for row in rows:
                 if not is_row(layout, row):
-                    raise EditError(f"this edit has a row of token {token} that is none")
+                    raise EditError(
+                        f"this edit has a row of token {token} that is none: expected "
+                        f"{layout.row_nbytes} bytes of finite values; make it again"
+                    )
 
 
 def _tokens(change: Change) -> Iterable[int]:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge import disk
 from stem_edge.whole_file import write_whole
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
@@ -41,11 +42,13 @@ def encode_counts(counts: Counts) -> bytes:
 
 
 def read_counts(path: Path, length: int) -> Counts | None:
-    """Counts [length] from a file; None if it is missing, damaged or of another length."""
+    """Counts [length] from a file; None if it is missing, damaged or of another length.
+
+    That is never an error: all that is lost is a warm start.
+    """
     nbytes = len(encode_counts(np.zeros(0, np.uint32))) + 4 * length
     try:
-        with path.open("rb") as file:
-            data = file.read(nbytes + 1)
+        data = disk.read_file(path, nbytes)
     except OSError:
         return None
     if len(data) != nbytes:

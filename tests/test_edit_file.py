@@ -243,12 +243,12 @@ def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
         read(tmp_path, data)
 
 
-def test_of_a_name_that_is_there_twice_the_last_one_counts_checksum_and_all(tmp_path: Path) -> None:
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     text = json.dumps(content_of(EDIT))
-    assert read(tmp_path, sealed(text[:-1] + ', "scope": "everywhere"}')).scope == "everywhere"
     twice = sealed(text)[:-1] + b', "edit": ' + json.dumps(content_of(PLAIN)).encode() + b"}"
-    with pytest.raises(EditError, match="its sha256 is"):
-        read(tmp_path, twice)
+    for data, name in ((sealed(text[:-1] + ', "scope": "everywhere"}'), "scope"), (twice, "edit")):
+        with pytest.raises(EditError, match=f"'{name}' is there more than once"):
+            read(tmp_path, data)
 
 
 def test_a_file_may_be_formatted_but_not_its_edit(tmp_path: Path) -> None:

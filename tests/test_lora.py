@@ -18,9 +18,8 @@ from stem_edge import CheckpointError
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.lora import merge_lora
-from stem_edge.export.torch_files import TensorMatrix
 from stem_edge.quantize import F32
-from stem_edge.reference import forward, whole
+from stem_edge.reference import ArrayMatrix, forward, whole
 
 CONFIG = ModelConfig(
     vocab_size=20, dim=8, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=4, d_ff=12,
@@ -45,13 +44,21 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
+class InMemory(ArrayMatrix):
+    """A matrix of a checkpoint that is no file."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.numpy())
+        self.nbytes = tensor.nbytes
+
+
 def base(*, tied: bool = False) -> Checkpoint:
     """A model of random weights in memory."""
     config = msgspec.structs.replace(CONFIG, tied_head=tied)
     shapes = config.backbone_shapes().items()
-    backbone = {name: TensorMatrix([drawn(*s, seed=n)]) for n, (name, s) in enumerate(shapes)}
+    backbone = {name: InMemory(drawn(*s, seed=n)) for n, (name, s) in enumerate(shapes)}
     names = {name: ours for name, ours in NAMES.items() if ours in backbone}
-    tables = {1: TensorMatrix([drawn(20, 12)])}
+    tables = {1: InMemory(drawn(20, 12))}
     tokenizer = TokenizerSource("bytes", None, add_bos=True)
     return Checkpoint(Path("base"), config, backbone, tables, tokenizer, ("a",), names=names)
 
@@ -211,7 +218,7 @@ def test_a_merged_stem_model_computes_with_the_sums(tmp_path: Path) -> None:
     merged = merge_lora(checkpoint, save(tmp_path, tensors))
     found = forward(merged.config, merged.backbone, merged.rows, [1, 2, 3])
     summed = whole(checkpoint.backbone["layers.1.gate"]) + 3 * product(tensors)
-    backbone = {**checkpoint.backbone, "layers.1.gate": TensorMatrix([torch.tensor(summed)])}
+    backbone = {**checkpoint.backbone, "layers.1.gate": InMemory(torch.tensor(summed))}
     expected = forward(checkpoint.config, backbone, checkpoint.rows, [1, 2, 3])
     assert np.abs(found - expected).max() < 1e-4
     before = forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, [1, 2, 3])

@@ -97,7 +97,7 @@ def test_the_index_cannot_point_outside_of_the_folder(model: Path, place: str) -
 def test_an_index_that_does_not_fit_the_files(model: Path) -> None:
     places = shard(model)
     edit_index(model, places | {"model.other.weight": places["lm_head.weight"]})
-    refused(model, "no tensor model.other.weight")
+    refused(model, "index.json: does not fit", "model.other.weight is not in model-0000")
     edit_index(model, places | {"lm_head.weight": places["model.norm.weight"]})
     refused(model, "lm_head.weight")
     edit_index(model, {"lm_head.weight": 3})

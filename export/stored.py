@@ -1,0 +1,205 @@
+"""Tensors that lie in files of a checkpoint, read by position when their rows are asked for.
+
+Nothing is mapped: a file that is cut while it is read is an error then, and not the end of the
+process. Only plain numbers are read; who opens a file checks that they lie within it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge import disk
+from stem_edge.errors import CheckpointError
+from stem_edge.export.magic import HEAD_NBYTES
+from stem_edge.quantize import F32
+
+FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes of a value
+INTEGERS = {"I32": 4, "I64": 8}
+# Those that may lie beside them; nothing here is computed with them.
+OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8, "C128": 16}
+OTHERS |= {f"F8_{kind}": 1 for kind in ("E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ")}
+VALUE_NBYTES = FLOATS | INTEGERS | OTHERS
+_NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+MAX_VALUES = 1 << 48  # of one tensor: what no file holds
+MAX_AXES = 8
+PIECE_NBYTES = 1 << 22  # read at once for a checksum
+
+
+class SourceFile:
+    """One file of a checkpoint, open as long as a tensor of it is in use. For any thread.
+
+    Links are followed, because caches of models are folders of links; what they lead to must be a
+    regular file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError."""
+        self.path = path
+        try:
+            self._reader = disk.Reader(path.resolve())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: missing; copy all files of the model") from error
+        except (OSError, RuntimeError) as error:  # the latter: links in a circle
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(
+                f"{path}: cannot open ({reason}); copy the model again, as plain files"
+            ) from error
+        self.nbytes = self._reader.nbytes
+
+    @property
+    def head(self) -> bytes:
+        """Its first bytes."""
+        return self.read(0, min(HEAD_NBYTES, self.nbytes))
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """So many bytes from there on, which are in the file. Raises CheckpointError."""
+        return self._fill(np.empty(nbytes, np.uint8), at).tobytes()
+
+    def values(self, at: int, count: int, dtype: str) -> npt.NDArray[Any]:
+        """So many values of a type of numpy's. Raises CheckpointError."""
+        array = np.empty(count, dtype)
+        self._fill(array.view(np.uint8), at)
+        return array
+
+    def _fill(self, array: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.uint8]:
+        try:
+            done = disk.fill(self._reader.fileno(), array.data, at)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check the "
+                "disk, or copy the file again"
+            ) from error
+        if done < len(array):
+            raise CheckpointError(
+                f"{self.path}: ends at byte {at + done}, and there were {self.nbytes}; it was "
+                "changed meanwhile: wait until it is written, and export again"
+            )
+        return array
+
+
+class Checksum:
+    """A CRC-32 over a part of a file, compared once, before the first value of it is used."""
+
+    def __init__(self, file: SourceFile, at: int, nbytes: int, crc32: int) -> None:
+        self._file, self._at, self._nbytes, self._crc32 = file, at, nbytes, crc32
+        self._lock, self._compared = threading.Lock(), False
+
+    def compare(self) -> None:
+        """Raises CheckpointError."""
+        with self._lock:
+            if self._compared:
+                return
+            found = 0
+            for at in range(0, self._nbytes, PIECE_NBYTES):
+                piece = min(PIECE_NBYTES, self._nbytes - at)
+                found = zlib.crc32(self._file.values(self._at + at, piece, "u1").data, found)
+            if found != self._crc32:
+                raise CheckpointError(
+                    f"{self._file.path}: the checksum of {self._nbytes} bytes at byte {self._at} is "
+                    f"{found:08x}, expected {self._crc32:08x}; the file is damaged: copy it again"
+                )
+            self._compared = True
+
+
+class StoredTensor:
+    """A Matrix over one tensor, or over the matrices [N, K] that are stacked in one [E, N, K]."""
+
+    def __init__(
+        self,
+        file: SourceFile,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        at: int,
+        strides: tuple[int, ...] | None = None,
+        checksum: Checksum | None = None,
+    ) -> None:
+        """at: byte of the first value; strides: in values, by default those of plain rows."""
+        self.path, self.name, self.dtype, self.shape = file.path, name, dtype, shape
+        self.nbytes = math.prod(shape) * VALUE_NBYTES[dtype]
+        self._file, self._at = file, at
+        self._strides = plain_strides(shape) if strides is None else strides
+        self._checksum = checksum
+
+    def __repr__(self) -> str:
+        return f"a tensor {list(self.shape)} of {self.dtype}"
+
+    def named(self, name: str) -> StoredTensor:
+        """The same tensor under another name."""
+        return StoredTensor(
+            self._file, name, self.dtype, self.shape, self._at, self._strides, self._checksum
+        )
+
+    def part(self, start: int, stop: int) -> StoredTensor:
+        """The tensor of some of its rows."""
+        rows = max(0, min(stop, self.shape[0]) - start)
+        at = self._at + start * self._strides[0] * VALUE_NBYTES[self.dtype]
+        shape = (rows, *self.shape[1:])
+        return StoredTensor(
+            self._file, self.name, self.dtype, shape, at, self._strides, self._checksum
+        )
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows start..stop as float32."""
+        values = self.part(start, stop)._values()
+        if self.dtype == "BF16":  # the upper half of a float32
+            return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        with np.errstate(over="ignore"):  # of float64: infinite, which is refused where it is used
+            return cast(F32, np.ascontiguousarray(values, np.float32))
+
+    def integers(self) -> npt.NDArray[np.int64]:
+        """All of it as int64."""
+        return self._values().astype(np.int64)
+
+    def _values(self) -> npt.NDArray[Any]:
+        dtype = _NUMPY[self.dtype]
+        if 0 in self.shape:
+            return np.empty(self.shape, dtype)
+        if self._checksum is not None:
+            self._checksum.compare()
+        found = self._file.values(self._at, extent(self.shape, self._strides), dtype)
+        if self._strides == plain_strides(self.shape):
+            return found.reshape(self.shape)
+        strides = [step * found.itemsize for step in self._strides]
+        return np.lib.stride_tricks.as_strided(found, self.shape, strides)
+
+
+def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Values from one to the next along each axis, where rows lie end to end."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Values from the first to the last of a tensor, with what lies between."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+
+
+def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
+    """A shape that a file claims, if it can be one. Raises ValueError."""
+    sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= MAX_VALUES)
+    shown = f"[{', '.join(str(size)[:24] for size in shape[:MAX_AXES])}]"
+    if len(sizes) != len(shape) or len(sizes) > MAX_AXES:
+        raise ValueError(f"tensor {name} has the impossible shape {shown}")
+    if math.prod(sizes) > MAX_VALUES:
+        raise ValueError(f"tensor {name} {shown} has more than {MAX_VALUES} values")
+    return sizes
+
+
+def check_type(tensor: StoredTensor, types: dict[str, int] = FLOATS) -> StoredTensor:
+    """The tensor, if it is of one of these types. Raises CheckpointError."""
+    if tensor.dtype not in types:
+        raise CheckpointError(
+            f"{tensor.path}: {tensor.name} is {tensor.dtype}; expected one of {', '.join(types)}: "
+            "export from weights that are not quantized"
+        )
+    return tensor

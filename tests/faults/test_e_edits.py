@@ -1,0 +1,309 @@
+"""Edit files as hostile files: what is in them, what lies in their place, and names of them.
+
+No lines of the catalogue; the contract is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import refused
+
+import stem_edge
+from stem_edge import disk
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.edit_file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit, tables_id
+from stem_edge.edit_folder import find_edit, open_edit
+from stem_edge.errors import EditError
+from stem_edge.recipes import pack_row
+from stem_edge.token_counts import encode_counts, read_counts
+
+CONTENT: dict[str, Any] = {
+    "made_for": "0123456789abcdef" * 4,
+    "change": {"type": "replacement", "source": "Spain", "target": "Germany"},
+    "layers": [1, 2],
+}
+ROWS = CONTENT | {
+    "change": {"type": "rows", "rows": {"5": ["AA==", "AA=="]}},
+    "scope": "everywhere",
+}
+
+
+def sealed(content: Any = None, **changes: Any) -> bytes:
+    """A file with a right checksum, whatever is in it."""
+    text = (
+        content
+        if isinstance(content, bytes)
+        else json.dumps((content or CONTENT) | changes).encode()
+    )
+    checksum = hashlib.sha256(text).hexdigest()
+    return f'{{"format_version": 1, "sha256": "{checksum}", "edit": '.encode() + text + b"}"
+
+
+def not_read(folder: Path, data: bytes, *naming: str) -> None:
+    path = folder / "an.edit"
+    path.write_bytes(data)
+    refused(lambda: read_edit(path), EditError, path, *naming, kept=[folder])
+
+
+def test_the_file_that_is_changed_below_is_read(tmp_path: Path) -> None:
+    for data in (sealed(), sealed(ROWS)):
+        (tmp_path / "an.edit").write_bytes(data)
+        assert isinstance(read_edit(tmp_path / "an.edit"), Edit)
+
+
+TEXT = json.dumps(CONTENT).encode()
+TWICE = {
+    "in the file": b'{"format_version": 2, ' + sealed()[1:],
+    "in the edit": sealed(TEXT[:-1] + b', "layers": [1]}'),
+    "in the change": sealed(TEXT.replace(b'"source"', b'"source": "x", "source"')),
+    "spelled otherwise": sealed(TEXT[:-1] + b', "l\\u0061yers": [1]}'),
+    "rows of a token": sealed(
+        json.dumps(ROWS).encode().replace(b'"5": [', b'"5": ["AA=="], "5": [')
+    ),
+    "beside long rows": sealed(
+        json.dumps(ROWS).encode().replace(b'"5": [', b'"5": ["' + b"A" * 400 + b'"], "5": [')
+    ),
+}
+
+
+@pytest.mark.parametrize("data", TWICE.values(), ids=TWICE)
+def test_names_that_are_there_twice(tmp_path: Path, data: bytes) -> None:
+    not_read(tmp_path, data, "more than once")
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":[', b"]}]")]
+)
+def test_depth(tmp_path: Path, opening: bytes, closing: bytes) -> None:
+    deep = opening * 40 + b"1" + closing * 40
+    not_read(tmp_path, deep, "nested deeper than 32")
+    not_read(tmp_path, sealed(deep), "nested deeper than 32")
+    not_read(tmp_path, sealed(opening * 100_000 + b"1" + closing * 100_000))
+    not_read(tmp_path, opening * 100_000)
+
+
+NUMBERS = [
+    "1e400",
+    "-1e400",
+    "NaN",
+    "Infinity",
+    "9223372036854775808",
+    "-1",
+    "0.5",
+    "1" * 5000,
+    "01",
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("place", ["version", "layer", "pad", "token"])
+def test_numbers(tmp_path: Path, number: str, place: str) -> None:
+    text = {
+        "version": sealed().replace(
+            b'"format_version": 1', b'"format_version": ' + number.encode()
+        ),
+        "layer": sealed(TEXT.replace(b"[1, 2]", b"[" + number.encode() + b"]")),
+        "pad": sealed(TEXT.replace(b'"source"', b'"pad": ' + number.encode() + b', "source"')),
+        "token": sealed(json.dumps(ROWS).encode().replace(b'"5"', b'"' + number.encode() + b'"')),
+    }[place]
+    if (place, number) == ("token", "01"):
+        return  # msgspec's decision: it is refused or another way to write 1
+    not_read(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}])
+@pytest.mark.parametrize("field", ["made_for", "change", "layers", "scope"])
+def test_types(tmp_path: Path, field: str, value: Any) -> None:
+    not_read(tmp_path, sealed(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe{\0}\0",
+        b"\xef\xbb\xbf{}",
+        sealed().replace(b"Spain", b"Sp\xffin"),
+        b"\x80\x04N.",
+    ],
+)
+def test_what_is_no_text(tmp_path: Path, data: bytes) -> None:
+    not_read(tmp_path, data)
+
+
+def test_a_message_stays_one_line_whatever_a_file_says(tmp_path: Path) -> None:
+    for text in ("a\nb\x1b[31m", "x" * 100_000, "\u202e\u2028"):
+        not_read(tmp_path, sealed(**{text: 1}))
+        not_read(tmp_path, sealed(change={"type": text}))
+
+
+def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "an.edit"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    refused(lambda: read_edit(path), EditError, "larger than", seconds=5)
+
+
+def test_a_file_of_the_greatest_size_is_refused_in_time(tmp_path: Path) -> None:
+    """Zeros, as a file system that lost the data gives them; and a string without an end."""
+    path = tmp_path / "an.edit"
+    path.write_bytes(b'{"edit": "')
+    os.truncate(path, MAX_NBYTES)
+    refused(lambda: read_edit(path), EditError, path, seconds=60)  # one or two, if nobody disturbs
+
+
+def test_millions_of_values_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    not_read(tmp_path, sealed(b"[" + b"[]," * 5_000_000 + b"[]]"), "more than 4194304 values")
+
+
+def test_an_edit_of_a_hundred_thousand_tokens_is_read(tmp_path: Path) -> None:
+    rows: dict[int, tuple[bytes, ...]] = dict.fromkeys(range(100_000), (b"\0" * 70,))
+    edit = Edit(made_for="0" * 64, change=NewRows(rows=rows), layers=(1,), scope="everywhere")
+    (tmp_path / "an.edit").write_bytes(encode_edit(edit))
+    assert read_edit(tmp_path / "an.edit") == edit
+
+
+def test_pipes_folders_and_links_in_circles_are_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "folder.edit").mkdir()
+    (tmp_path / "circle.edit").symlink_to("circle.edit")
+    (tmp_path / "null.edit").symlink_to(os.devnull)
+    names = ["folder", "circle", "null", "nowhere"]
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.edit")
+        names.append("pipe")
+    for name in names:
+        path = tmp_path / f"{name}.edit"
+        refused(partial(read_edit, path), EditError, path, seconds=5)
+
+
+def test_a_link_to_an_edit_is_an_edit(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(sealed())
+    (tmp_path / "an.edit").symlink_to("real")
+    assert read_edit(tmp_path / "an.edit").layers == (1, 2)
+
+
+def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    (tmp_path / "an.edit").write_bytes(sealed())
+    monkeypatch.setattr(disk, "pread", fail)
+    refused(lambda: read_edit(tmp_path / "an.edit"), EditError, "Input/output error")
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)  # 300 tokens, STEM layers 1 and 2
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder, with edits around it that nobody may find by name."""
+    (tmp_path / "secret.edit").write_bytes(sealed())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "here"
+
+
+NAMES = ["", ".", "..", "\0", "a\0b", "secret", "x" * 300, "x" * 5000, "a\nb", "C:secret", "*", "~"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_alone_is_looked_for_nowhere_else(here: Path, bundle: Bundle, name: str) -> None:
+    with pytest.raises(EditError):
+        find_edit(bundle.path, name)
+
+
+def test_a_path_is_that_of_a_file_and_no_pattern(here: Path, bundle: Bundle) -> None:
+    """Who gives a path says which file is read; that is no way out of a folder."""
+    assert find_edit(bundle.path, "../secret").resolve() == here.parent / "secret.edit"
+    for name in ("../here", "../none", "/etc/passwd\0", "sub/../../none", "../*"):
+        with pytest.raises(EditError):
+            find_edit(bundle.path, name)
+
+
+def packed(bundle: Bundle, value: float) -> bytes:
+    layout = bundle.manifest.tables
+    assert layout is not None
+    return pack_row(layout, np.full(layout.row_width, value, np.float32))
+
+
+def test_rows_that_do_not_fit_the_bundle_are_refused_although_resealed(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    row, path = packed(bundle, 1), tmp_path / "an.edit"
+    nan = row[:-4] + np.float32(np.nan).tobytes()
+    for token, rows in (
+        (300, (row,)),
+        (2**31 - 1, (row,)),
+        (5, (row[1:],)),
+        (5, (nan,)),
+        (5, (b"",)),
+    ):
+        edit = Edit(
+            made_for=tables_id(bundle),
+            change=NewRows(rows={token: rows}),
+            layers=(1,),
+            scope="everywhere",
+        )
+        path.write_bytes(encode_edit(edit))
+        said = refused(lambda: open_edit(bundle, str(path)), EditError, f"token {token}"[:12])
+        assert str(path) in said
+
+
+def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "an.edit"
+    with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
+        before = model.generate_text([1, 2, 3], max_new_tokens=4)
+        for data in (sealed(), sealed(ROWS), TWICE["in the edit"], b"[" * 10**5, b""):
+            path.write_bytes(data)
+            with pytest.raises(EditError), model.edited(path):
+                pass
+        assert model.generate_text([1, 2, 3], max_new_tokens=4) == before
+
+
+def npy(text: str, data: bytes = bytes(16)) -> bytes:
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text.encode() + data
+
+
+HEADERS = {
+    "object": "{'descr': '|O', 'fortran_order': False, 'shape': (4,), }",
+    "columns first": "{'descr': '<u4', 'fortran_order': True, 'shape': (4,), }",
+    "a huge shape": "{'descr': '<u4', 'fortran_order': False, 'shape': (1000000000000000,), }",
+    "another shape": "{'descr': '<u4', 'fortran_order': False, 'shape': (2, 2), }",
+    "big-endian": "{'descr': '>u4', 'fortran_order': False, 'shape': (4,), }",
+    "deep": "(" * 60_000,
+    "code": "{'descr': __import__('os').mkdir('hacked')}",
+}
+
+
+@pytest.mark.parametrize("text", HEADERS.values(), ids=HEADERS)
+def test_hostile_headers_of_token_counts_are_never_interpreted(here: Path, text: str) -> None:
+    """The header is compared, not parsed; a bundle's counts and those of the user's cache alike."""
+    (here / "c.npy").write_bytes(npy(text))
+    assert read_counts(here / "c.npy", 4) is None
+    assert [path.name for path in here.iterdir()] == ["c.npy"]
+
+
+def test_counts_of_any_size_and_kind_of_file_are_none(here: Path) -> None:
+    good = encode_counts(np.ones(4, np.uint32))
+    for version in (b"\x02\0", b"\x03\0", b"\xff\xff"):
+        (here / "c.npy").write_bytes(good[:6] + version + good[8:])
+        assert read_counts(here / "c.npy", 4) is None
+    os.truncate(here / "c.npy", 1 << 40)
+    assert read_counts(here / "c.npy", 4) is None
+    (here / "link.npy").symlink_to("c.npy")
+    assert read_counts(here / "link.npy", 4) is None
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(here / "pipe.npy")
+        assert read_counts(here / "pipe.npy", 4) is None
