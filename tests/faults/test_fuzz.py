@@ -1,0 +1,166 @@
+"""Mutants of valid files: each is read or refused as the contract says, and nothing else happens.
+
+Here a short run with a fixed seed; `python tools/fuzz.py TARGET` is the long one. What it finds goes
+into tests/data/fuzz/TARGET and is run here for ever.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fuzz_mutators import join, split
+from fuzz_run import Corpus, Findings, Runner, explore
+from fuzz_targets import SEEDS, TARGETS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stem_edge.bundle import Manifest, encode_manifest, parse_manifest
+from stem_edge.edit_file import SCOPES, Edit, NewRows, Replacement, encode_edit, read_edit
+
+SECONDS = 3.0  # of a short run at most
+FINDING = "finding-"
+SEED_FILES = [(name, path) for name in TARGETS for path in sorted((SEEDS / name).iterdir())]
+INDICES = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5, unique=True)
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+
+@pytest.fixture
+def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
+    """A target that is ready; the parameter is its name."""
+    if not hasattr(signal, "setitimer"):
+        pytest.skip("needs interval timers, which Windows has not")
+    target = TARGETS[request.param]
+    if missing := target.missing():
+        pytest.skip(f"needs an optional package: {missing}")
+
+    def too_slow(*_: object) -> None:
+        raise TimeoutError("an input took too long")
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    with ExitStack() as end:
+        yield Runner(target.prepare(tmp_path, end), tmp_path, Findings(None))
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("runner", "path"),
+    SEED_FILES,
+    indirect=["runner"],
+    ids=[f"{n}-{p.name}" for n, p in SEED_FILES],
+)
+def test_seeds_are_accepted_and_what_was_found_is_refused(runner: Runner, path: Path) -> None:
+    runner.run(path.read_bytes())
+    assert not runner.findings.kinds
+    if not path.name.startswith(FINDING):
+        assert runner.accepted == 1
+
+
+@pytest.mark.parametrize(("runner", "name"), [(n, n) for n in TARGETS], indirect=["runner"])
+def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
+    target = TARGETS[name]
+    corpus = Corpus(list(target.seeds(name).values()))
+    for data in corpus.inputs[:]:
+        corpus.ends.add(runner.run(data))
+    explore(runner, target, corpus, seed=8, runs=target.runs, seconds=SECONDS)
+    assert runner.findings.kinds == {}
+    assert runner.executions > 20
+    assert len(corpus.ends) > 2
+
+
+def test_a_reader_that_fails_is_found(tmp_path: Path) -> None:
+    def read(data: bytes) -> None:
+        raise IndexError("outside")
+
+    runner = Runner(read, tmp_path, Findings(tmp_path / "found"))
+    runner.run(b"x")
+    (kind,) = runner.findings.kinds
+    assert kind.startswith("IndexError at ")
+    assert [path.read_bytes() for path in (tmp_path / "found").iterdir()] == [b"x"]
+
+
+def test_files_in_one_come_apart_again() -> None:
+    files = {"zarr.json": b"{}", "c/0": b"== zarr.json 1\n", "records/c/0/0": b""}
+    assert split(join(files)) == files
+    assert split(b"no files") == {}
+
+
+COUNTS = st.integers(0, 2**63 - 1)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+ERRORS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    NAMES, st.builds(dict, worst=FLOATS, mean=FLOATS), max_size=3
+)
+REPORTS = st.fixed_dictionaries(
+    {
+        "checkpoint_nbytes": COUNTS,
+        "backbone_nbytes": COUNTS,
+        "tables_nbytes": COUNTS,
+        "errors": ERRORS,
+        "probe_tokens": st.lists(st.integers(0, 299), max_size=4),
+        "worst_logit_difference": FLOATS,
+        "greatest_logit": FLOATS,
+        "divergence": FLOATS,
+        "agreement": st.none() | FLOATS,
+        "notes": st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=2),
+    }
+)
+MODELS = st.fixed_dictionaries(
+    {
+        "norm_eps": st.floats(1e-9, 0.9),
+        "rope_theta": st.floats(2, 1e15),
+        "max_context": st.integers(1, 1 << 24),
+        "rope_interleaved": st.booleans(),
+        "sliding_window": st.integers(0, 1 << 24),
+        "window_layers": st.none() | st.sampled_from([[], [0], [0, 1]]),
+        "qk_norm_eps": st.none() | st.floats(0, 0.9),
+        "logit_softcap": st.floats(0, 1e300),
+        "eos_ids": st.lists(st.integers(0, 299), max_size=3),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["onnx.json", "gguf.json"]), MODELS, REPORTS)
+def test_manifests_come_back_as_they_were_written(
+    name: str, model: dict[str, object], report: dict[str, object]
+) -> None:
+    path = SEEDS / "manifest" / name
+    plain = msgspec.json.decode(path.read_bytes())
+    plain["model"] |= model
+    (engine,) = plain["reports"]
+    plain["reports"] = {engine: report}
+    manifest = msgspec.convert(plain, Manifest)
+    data = encode_manifest(manifest)
+    assert parse_manifest(data, path) == manifest
+    assert encode_manifest(parse_manifest(data, path)) == data
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> Edit:
+    """Any edit that there can be."""
+    layers = tuple(sorted(draw(INDICES)))
+    made_for = draw(st.text("0123456789abcdef", min_size=64, max_size=64))
+    if draw(st.booleans()):
+        change = Replacement(
+            source=draw(NAMES), target=draw(NAMES), pad=draw(st.none() | st.just(3))
+        )
+        scope = draw(st.sampled_from(SCOPES))
+        return Edit(made_for=made_for, layers=layers, change=change, scope=scope)
+    rows = st.tuples(*[st.binary(max_size=9)] * len(layers))
+    new = draw(st.dictionaries(st.integers(0, 2**31 - 1), rows, min_size=1, max_size=4))
+    return Edit(made_for=made_for, layers=layers, change=NewRows(rows=new), scope="everywhere")
+
+
+@settings(max_examples=60, deadline=None)
+@given(edits())
+def test_edits_come_back_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, edit: Edit
+) -> None:
+    path = tmp_path_factory.mktemp("edits") / "x.edit"
+    path.write_bytes(encode_edit(edit))
+    assert read_edit(path) == edit

@@ -1,0 +1,84 @@
+"""The modules on the trust boundary: they read what others may have made, or decide what is kept.
+
+Each with the test files that say what it must do, quickest first. tools/mutate.py changes these modules
+and expects those tests to fail; tools/coverage_gate.py expects every branch of them to be taken.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_BUNDLE = ("tests/test_bundle.py", "tests/faults/test_m_*.py", "tests/test_verify.py")
+_TABLES = (
+    "tests/test_shards.py",
+    "tests/test_table_store.py",
+    "tests/test_token_index.py",
+    "tests/faults/test_z_tables.py",
+    "tests/faults/test_z_reading.py",
+)
+_GGUF = (
+    "tests/test_gguf_file.py",
+    "tests/test_gguf_check.py",
+    "tests/faults/test_b_gguf.py",
+)
+_ONNX = ("tests/faults/test_b_protobuf.py", "tests/faults/test_b_onnx.py")
+_TEXT = (
+    "tests/test_text.py",
+    "tests/faults/test_t_*.py",
+    "tests/faults/test_p_*.py",
+)
+_DISK = ("tests/test_edit_file.py", "tests/test_store.py", "tests/faults/test_d_disk.py")
+_TRIAL = (
+    "tests/test_trial.py",
+    "tests/test_ggml_check.py",
+    "tests/faults/test_b_native.py",
+    "tests/test_prepared.py",
+)
+_EVERY = ("tests/faults/test_boundaries.py",)
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "stem_edge/bundle.py": _BUNDLE,
+    "stem_edge/file_names.py": _BUNDLE,
+    "stem_edge/plain_files.py": (*_BUNDLE, *_TABLES),
+    "stem_edge/strict_json.py": (*_BUNDLE, *_TABLES),
+    "stem_edge/checksums.py": ("tests/test_verify.py", *_BUNDLE),
+    "stem_edge/zarr_json.py": _TABLES,
+    "stem_edge/shards.py": (*_TABLES, "tests/test_store.py"),
+    "stem_edge/token_index.py": _TABLES,
+    "stem_edge/table_store.py": _TABLES,
+    "stem_edge/table_check.py": _TABLES,
+    "runtime/store.py": ("tests/test_store.py", "tests/faults/test_z_tables.py"),
+    "stem_edge/disk.py": _DISK,
+    "stem_edge/whole_file.py": ("tests/test_edit_file.py", *_DISK),
+    "stem_edge/edit_file.py": ("tests/test_edit_file.py", "tests/faults/test_e_edits.py"),
+    "stem_edge/gguf_file.py": _GGUF,
+    "stem_edge/gguf_check.py": _GGUF,
+    "stem_edge/onnx_check.py": _ONNX,
+    "stem_edge/onnx_file.py": _ONNX,
+    "stem_edge/onnx_operators.py": _ONNX,
+    "stem_edge/onnx_rules.py": _ONNX,
+    "stem_edge/protobuf.py": _ONNX,
+    "stem_edge/tokenizer_gate.py": _TEXT,
+    "stem_edge/tokenizer_steps.py": _TEXT,
+    "stem_edge/chat_template.py": _TEXT,
+    "stem_edge/chat_worker.py": _TEXT,
+    "stem_edge/child.py": _TRIAL,
+    "stem_edge/verdicts.py": _TRIAL,
+    "runtime/trial.py": _TRIAL,
+}
+
+
+def modules() -> list[str]:
+    """Those that there are."""
+    return [name for name in MODULES if (ROOT / name).exists()]
+
+
+def tests_of(module: str) -> list[str]:
+    """Test files of a module, each once."""
+    found: dict[str, None] = {}
+    for pattern in (*MODULES[module], *_EVERY):
+        paths = sorted(ROOT.glob(pattern))
+        found |= dict.fromkeys(path.relative_to(ROOT).as_posix() for path in paths)
+    return list(found)
