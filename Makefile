@@ -1,5 +1,6 @@
 # make demo    see it work (installs into .venv, no torch)
 # make test    run all checks (installs into .venv-dev, with torch; compiles ggml, some minutes)
+# make coverage   which branches the tests take; fails if some at the trust boundary are missed
 # make model   train the demo model again and put it into the package (some minutes)
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ CMAKE_ARGS ?= -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGG
 CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN)
 export CMAKE_ARGS CMAKE_BUILD_PARALLEL_LEVEL
 
-.PHONY: demo test lint model clean
+.PHONY: demo test coverage model clean
 
 demo: .venv/installed
 	.venv/bin/stem-edge demo
@@ -25,12 +26,18 @@ test: .venv-dev/installed
 	.venv-dev/bin/mypy
 	.venv-dev/bin/pytest
 
+coverage: .venv-dev/installed
+	.venv-dev/bin/coverage erase
+	.venv-dev/bin/coverage run -m pytest
+	.venv-dev/bin/coverage combine --quiet
+	.venv-dev/bin/python tools/coverage_gate.py
+
 model: .venv-dev/installed
 	.venv-dev/bin/python tools/train_demo.py build/demo
 	.venv-dev/bin/stem-edge export build/demo/checkpoint stem_edge/demo_model --force
 
 clean:
-	rm -rf .venv .venv-dev build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-dev build dist .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -84,8 +84,9 @@ class RowStore:
             self._maps[array].append(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise BundleError(
-                f"{grid.shard_path(shard)}: cannot map this shard into memory ({error.strerror or error}); load with "
-                'reads="pread", which maps nothing, or raise the limit of memory (ulimit -v)'
+                f"{grid.shard_path(shard)}: cannot map this shard into memory "
+                f'({error.strerror or error}); load with reads="pread", which maps nothing, or '
+                "raise the limit of memory (ulimit -v)"
             ) from error
 
     @property
@@ -109,7 +110,7 @@ class RowStore:
             return
         for number in numbers.tolist():
             at = self._place(number)
-            file = self._files[at.array][at.shard]
+            file = self._file(at)
             with contextlib.suppress(OSError):  # a file system may not take advice
                 os.posix_fadvise(file, at.offset, at.nbytes, os.POSIX_FADV_WILLNEED)
 
@@ -173,14 +174,13 @@ class RowStore:
     def _forget_pages(self, at: _Place) -> None:
         """Have the next read come from the medium, and not from the system's copy of the last."""
         if hasattr(os, "posix_fadvise"):
-            file = self._files[at.array][at.shard]
             with contextlib.suppress(OSError):
-                os.posix_fadvise(file, at.offset, at.nbytes, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._file(at), at.offset, at.nbytes, os.POSIX_FADV_DONTNEED)
 
     def _place(self, number: int) -> _Place:
         if not 0 <= number < self.layout.records:
             raise InputError(
-                f"record {number} is none of this table store; expected 0 to {self.layout.records - 1}"
+                f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
             )
         array, row = self._tables.grid_of(number)
         grid = self._tables.grids[array]
@@ -194,7 +194,13 @@ class RowStore:
             piece = self._maps[at.array][at.shard][at.offset : at.offset + len(buffer)]
             buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
             return len(piece)
-        return disk.fill(self._files[at.array][at.shard], buffer.data, at.offset)
+        return disk.fill(self._file(at), buffer.data, at.offset)
+
+    def _file(self, at: _Place) -> int:
+        """Descriptor of a shard. Raises ValueError once the store is closed."""
+        if not (files := self._files[at.array]):
+            raise ValueError("the table store is closed")
+        return files[at.shard]
 
     def close(self) -> None:
         """Close all files; further reads fail."""
