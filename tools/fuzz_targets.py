@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,16 +95,20 @@ def _store(folder: Path, end: ExitStack) -> Read:
 
 def _replace(root: Path, there: dict[str, bytes], files: dict[str, bytes]) -> None:
     """Make the folder hold these files; `there` are those that it has."""
-    for name in there.keys() - files.keys():
-        (root / name).unlink()
-        del there[name]
-    for name, data in files.items():
-        if there.get(name) != data:
-            path = root / name
-            if name not in there:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            put(path, data)
-            there[name] = data
+    try:
+        for name in there.keys() - files.keys():
+            (root / name).unlink()
+            del there[name]
+        for name, data in files.items():
+            if there.get(name) != data:
+                path = root / name
+                if name not in there:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                put(path, data)
+                there[name] = data
+    except (OSError, ValueError):  # names that no folder can have, or not at once: then nothing
+        shutil.rmtree(root, ignore_errors=True)
+        there.clear()
 
 
 def _edit(folder: Path, end: ExitStack) -> Read:

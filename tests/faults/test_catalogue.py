@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,12 @@ LINES = [
 ]
 
 
+@cache
 def _trees() -> list[ast.Module]:
     return [ast.parse(path.read_text("utf-8")) for path in sorted(HERE.glob("test_*.py"))]
 
 
+@cache
 def ids_with_a_test() -> set[str]:
     """Ids that a test's name begins with."""
     names = [
@@ -47,6 +50,7 @@ def ids_with_a_test() -> set[str]:
     return {match[1].upper() for match in found if match}
 
 
+@cache
 def not_applicable() -> dict[str, str]:
     """Ids with the reason why they are not tested."""
     reasons: dict[str, str] = {}
