@@ -52,7 +52,7 @@ class _Reader:
         stack, push, pop = self.stack, self.stack.append, self._pop
         self.steps: dict[str, Callable[[Any], object]] = {
             **dict.fromkeys(_VALUES, push),
-            **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
+            **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _: None),
             "NONE": lambda _: push(None),
             "NEWTRUE": lambda _: push(True),
             "NEWFALSE": lambda _: push(False),
@@ -134,8 +134,6 @@ def read_pickle(
             count += 1
             if count > MAX_OPCODES:
                 raise ValueError(f"it has more than {MAX_OPCODES} instructions")
-            if opcode.name == "STOP":
-                break
             step = reader.steps.get(opcode.name)
             if step is None:
                 raise ValueError(

@@ -26,7 +26,7 @@ import numpy as np
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
 from stem_edge.recipes import Recipe
-from stem_edge.runtime.backend import Backend, BackendContext
+from stem_edge.runtime.backend import LESS_MEMORY, Backend, BackendContext
 from stem_edge.runtime.cache import I64
 from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.prefetch import Rows
@@ -39,9 +39,6 @@ Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
 # Shorter chunks could not keep the rule of `cut`.
 LEAST_CHUNK = 4
 CLOSED = "this model is closed; load it again"
-ADVICE = (
-    "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
-)
 
 
 def cut(token_ids: I64, size: int) -> list[I64]:
@@ -123,7 +120,7 @@ class Engine:
                 self._busy = True
                 return call()
             except MemoryError as error:
-                raise_out_of_memory(error, "for this step", ADVICE)
+                raise_out_of_memory(error, "for this step", LESS_MEMORY)
             finally:
                 self._busy = False
                 if self._closing:

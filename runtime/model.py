@@ -17,9 +17,10 @@ from stem_edge.edit_file import Edit
 from stem_edge.edit_folder import as_edit
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32
+from stem_edge.runtime.backend import LESS_MEMORY
 from stem_edge.runtime.cache import I64
 from stem_edge.runtime.chat import Chat, Messages
-from stem_edge.runtime.engine import ADVICE, Context, Engine
+from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.overlay import Lookups, Overlay
 from stem_edge.runtime.plan import MemoryPlan
@@ -192,7 +193,7 @@ class Model:
                 yield from self.engine.process(context, ids, lookups.prompt, every=True)
                 record.prefilled(len(ids))
         except MemoryError as error:
-            raise_out_of_memory(error, "for logits", ADVICE)
+            raise_out_of_memory(error, "for logits", LESS_MEMORY)
 
     def generate(
         self,
@@ -243,7 +244,7 @@ class Model:
         try:
             yield from self._chunks(prompt, params, lookups)
         except MemoryError as error:
-            raise_out_of_memory(error, "to generate", ADVICE)
+            raise_out_of_memory(error, "to generate", LESS_MEMORY)
 
     def _chunks(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups

@@ -52,7 +52,13 @@ def open_session(
     missing = [name for name in providers if name not in ort.get_available_providers()]
     if not missing:
         try:
-            session = ort.InferenceSession(str(path), options, providers=list(providers))
+            session = ort.InferenceSession(
+                # With its fall-back it would print, and try the same again.
+                str(path),
+                options,
+                providers=list(providers),
+                enable_fallback=False,
+            )
         except Exception as error:  # onnxruntime raises classes of its own that share no base
             check_memory(error, f"to load {path}")
             raise BackendError(

@@ -27,7 +27,7 @@ from stem_edge.runtime.ort_session import CPU, open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
 from stem_edge.runtime.prepared import graph_files, worth_preparing
 from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest
+from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, marks
 
 ROUNDS = 3
 CHECKED_TOKENS = 4
@@ -38,16 +38,16 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
     for graph in worth_preparing(bundle):
         source = bundle.file(graph_file(graph))
         open_session(source, threads, [CPU], save_to=folder / graph_file(graph))
-    sizes = {}
+    files = {}
     for path in sorted(folder.iterdir()):
-        sizes[path.name] = path.stat().st_size
         _sync(path)  # or a power cut could leave weights of zeros
+        files[path.name] = marks(path)
     record = Prepared(
         format=FORMAT,
         bundle=str(bundle.path),
         onnxruntime=ort.__version__,
         cpu=cpu_digest(),
-        files=sizes,
+        files=files,
         prefill=None,
         seconds={},
     )

@@ -12,6 +12,7 @@ from stem_edge.errors import InputError
 from stem_edge.recipes import Recipe, plain, tokens_of
 from stem_edge.runtime.sampling import shown
 
+MOST_IDS = 1 << 26  # more than any context holds
 # The token whose row is looked up, or several for their mean.
 StemId: TypeAlias = int | Sequence[int]
 
@@ -40,6 +41,8 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
 def _as_list(token_ids: object, where: str) -> list[Any]:
     """A sequence or array of one dimension as a list of whatever is in it."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
+        if len(token_ids) > MOST_IDS:  # a range costs nothing, a list of it all memory
+            raise InputError(f"{where}{len(token_ids)} token ids; give at most {MOST_IDS}")
         return list(token_ids)
     if hasattr(token_ids, "__array__"):
         array = np.asarray(token_ids)

@@ -204,7 +204,7 @@ class TokenStream:
         # was cut into tokens.
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
+            self.stopped = True
             return text[: min(found)[1]]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]

@@ -3,8 +3,9 @@
 The libraries that read a tokenizer or run a backbone are native code. A file that drives one of them
 into a crash, an endless loop or all of the memory ends the process, and no exception says why. So
 the first load lets another process do it, within limits; stem_edge.verdicts keeps what came out.
-What is not the bundle's fault is not kept: a machine too busy to end in time, a process that the
-system ended for want of memory. A file that is refused with an error of ours is refused by it again.
+What is not the bundle's fault is not kept, such as a process that the system ended for want of memory;
+that it did not end in time, which may be the fault of a busy machine, is kept for an hour. A file that
+is refused with an error of ours is refused by it again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stem_edge.child import (
     Ended,
     last_line,
     module_command,
-    run_child,
+    run_steps,
     signal_name,
 )
 from stem_edge.errors import BackendError, StemEdgeError
@@ -38,11 +39,15 @@ WORKER = "stem_edge.runtime.trial_worker"
 # widened to float32.
 BASE_NBYTES, COPIES_OF_WEIGHTS, COPIES_OF_ROWS = 1 << 30, 3, 8
 # A second loads several hundred megabytes, where nothing else runs.
-CPU_SECONDS, CPU_SECONDS_PER_GB = 8, 30
-WALL_PER_CPU_SECOND = 6  # machines are busy
+CPU_SECONDS, CPU_SECONDS_PER_GB = 6, 30
+# More than the processor's, so that a loop is known for one; and machines are busy, but nobody is to
+# wait much longer than ten seconds for a small file that hangs.
+STEP_SECONDS, STEP_SECONDS_PER_GB = 8, 180
+START_SECONDS = 60.0  # to import the libraries, from a slow card
 # What a file can do to native code; other signals come from elsewhere.
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 NOT_TRIED = "report this, or load it with trial=False if you trust its source"
+TOO_SLOW = "try again when less runs here, in an hour, or at once with: stem-edge verify "
 MAX_MESSAGE_CHARS = 2000
 UNSEEN_NBYTES = 256 << 20  # what is hashed before anybody wants a bar
 
@@ -52,7 +57,7 @@ class Limits(NamedTuple):
 
     memory_nbytes: int
     cpu_seconds: int
-    seconds: float
+    step_seconds: float  # by the clock
 
     @classmethod
     def of(cls, records: Records) -> Limits:
@@ -61,7 +66,7 @@ class Limits(NamedTuple):
         rows = max(ROWS_NBYTES, tables.record_nbytes) if tables is not None else 0
         memory = BASE_NBYTES + COPIES_OF_WEIGHTS * records.nbytes + COPIES_OF_ROWS * rows
         cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * records.nbytes // 10**9
-        return cls(memory, cpu, float(WALL_PER_CPU_SECOND * cpu))
+        return cls(memory, cpu, STEP_SECONDS + STEP_SECONDS_PER_GB * records.nbytes / 10**9)
 
 
 class _Failed(NamedTuple):
@@ -70,6 +75,7 @@ class _Failed(NamedTuple):
     reason: str
     kept: bool  # or it says more about this machine, now, than about the bundle
     advice: str = ""
+    certain: bool = True  # or a machine that was busy may be the reason
 
 
 def try_first(
@@ -93,18 +99,22 @@ def try_first(
         records.check_place(bar.advance, anew=anew)
     known = None if anew else records.verdict()
     if known is not None:
-        failed = _Failed(known.reason, kept=True) if known.reason else None
+        certain = known.until is None
+        failed = _Failed(known.reason, kept=True, certain=certain) if known.reason else None
     else:
         limits = limits or Limits.of(records)
         failed = _run(records, cache_dir, command or module_command(WORKER), limits)
         if failed is None or failed.kept:
-            records.keep_verdict("" if failed is None else failed.reason)
+            reason, certain = ("", True) if failed is None else (failed.reason, failed.certain)
+            records.keep_verdict(reason, certain=certain)
     if failed is not None:
-        raise BackendError(f"{bundle.path}: {failed.reason}; {failed.advice or _advice(bundle)}")
+        raise BackendError(f"{bundle.path}: {failed.reason}; {_advice(bundle, failed)}")
 
 
-def _advice(bundle: Bundle) -> str:
-    return (
+def _advice(bundle: Bundle, failed: _Failed) -> str:
+    if not failed.certain:
+        return f"{TOO_SLOW}{bundle.path}"
+    return failed.advice or (
         "do not load it unless you trust its source: copy or export it again, or upgrade what runs "
         f"it, and try again with: stem-edge verify {bundle.path}"
     )
@@ -121,7 +131,7 @@ def _run(
     arguments += [str(limits.memory_nbytes), str(limits.cpu_seconds)]
     arguments += [str(cache_folder(cache_dir))]
     try:
-        ended = run_child([*command, *arguments], limits.seconds)
+        ended = run_steps([*command, *arguments], START_SECONDS, limits.step_seconds)
     except OSError as error:
         raise BackendError(
             f"{bundle.path}: cannot start {command[0]} to try it first ({error.strerror}); free some "
@@ -138,8 +148,11 @@ def _failure(ended: Ended, limits: Limits) -> _Failed:
     """What the end of a worker says."""
     step, said, kept = _plain(ended.stdout), _plain(ended.stderr), not _is_limited(limits)
     if ended.status is None:
-        reason = f"a trial of it did not end within {limits.seconds:g} s (at {step})"
-        return _Failed(reason, kept=False, advice="try again when less runs here")
+        if not ended.stdout:  # it did not come as far as the bundle
+            reason = f"a process that would try it did not start within {START_SECONDS:g} s"
+            return _Failed(reason, kept=False, certain=False)
+        reason = f"a trial of it did not end a step within {limits.step_seconds:.3g} s (at {step})"
+        return _Failed(reason, kept=True, certain=False)
     if ended.status == NO_MEMORY:
         most = format_size(limits.memory_nbytes)
         return _Failed(f"a trial of it needed more than {most} of memory (at {step})", kept)

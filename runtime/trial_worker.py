@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from importlib import import_module
 
 import numpy as np
 
-from stem_edge.bundle import GGUF, TOKENIZER, Bundle, EngineName, open_bundle
+from stem_edge.bundle import GGUF, MANIFEST, TOKENIZER, Bundle, EngineName, open_bundle
 from stem_edge.child import limit_this_process
-from stem_edge.errors import BackendError, StemEdgeError
+from stem_edge.errors import StemEdgeError
 from stem_edge.graph_io import graph_file
 from stem_edge.onnx_check import check_graphs
 from stem_edge.rows import RecordLayout
@@ -28,6 +29,10 @@ DONE = "done"
 # Exit statuses; an abort on Windows is 3.
 REFUSED, NO_MEMORY = 11, 12  # stderr: "ErrorClass: message"; it needed more than the limit
 COMPUTED_TOKENS = 4
+OPENED_BY: dict[EngineName, str] = {
+    "onnxruntime": "stem_edge.runtime.backend_ort",
+    "ggml": "stem_edge.runtime.loading_ggml",
+}
 
 Say = Callable[[str], None]
 
@@ -64,15 +69,12 @@ def _open_graphs(bundle: Bundle, layout: RecordLayout | None, count: int, say: S
 
     say("the checks of the graphs")
     check_graphs(bundle)
-    slots, opened = ArraySlots(layout, count) if layout is not None else None, None
+    slots, config = ArraySlots(layout, count) if layout is not None else None, bundle.manifest.model
+    opened = OrtBackend(config, {}, slots, 1, [CPU])
     for name in bundle.manifest.graphs():
         say(graph_file(name))
         files = {name: bundle.file(graph_file(name))}
-        one = OrtBackend(bundle.manifest.model, files, slots, 1, [CPU])
-        opened = opened or one
-        opened.sessions |= one.sessions
-    if opened is None:
-        raise BackendError(f"{bundle.path}: no graphs; choose another engine")
+        opened.sessions |= OrtBackend(config, files, None, 1, [CPU]).sessions
     return opened
 
 
@@ -94,12 +96,17 @@ def _tokens(bundle: Bundle) -> int:
 
 def main() -> int:
     """Bundle, engine, the limits and the cache folder come as arguments."""
-    path, engine, memory, seconds, cache_dir = sys.argv[1:]
+    path, name, memory, seconds, cache_dir = sys.argv[1:]
+    engine: EngineName = "ggml" if name == "ggml" else "onnxruntime"
+    import_module(
+        OPENED_BY[engine]
+    )  # before the first step: its time says nothing about the bundle
     limit_this_process(int(memory), int(seconds))
     try:
+        _say(MANIFEST)
         bundle = open_bundle(path)
         try_tokenizer(bundle, _say)
-        try_backbone(bundle, "ggml" if engine == "ggml" else "onnxruntime", cache_dir, _say)
+        try_backbone(bundle, engine, cache_dir, _say)
     except (StemEdgeError, MemoryError) as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return NO_MEMORY if isinstance(error, MemoryError) else REFUSED

@@ -20,9 +20,10 @@ from typing import Annotated
 
 import msgspec
 
-from stem_edge import ggml_check
-from stem_edge.bundle import MANIFEST, Bundle, open_bundle
+from stem_edge import disk, ggml_check
+from stem_edge.bundle import MANIFEST, MAX_MANIFEST_NBYTES, Bundle, open_bundle
 from stem_edge.errors import BundleError
+from stem_edge.plain_files import read_plain
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.verdicts import PLACES, TRIALS, Records, read_place, read_verdict, versions
 
@@ -41,7 +42,7 @@ __all__ = [  # with what the rest of the runtime expects here
     "temporary_folder",
 ]
 
-FORMAT = 1
+FORMAT = 2
 PREPARED, COUNTS = "prepared", "counts"
 RECORD = "prepared.json"
 TEMPORARY = ".making-"  # of a prepared backbone that is being made, or was when it was killed
@@ -56,7 +57,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     bundle: str  # path of the bundle it was made from
     onnxruntime: str
     cpu: str  # digest of the processor's features
-    files: dict[str, Size]
+    files: dict[str, tuple[Size, int]]  # size, and time of change in ns: what changed is not ours
     prefill: bool | None  # whether the prefill graph is the faster one; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk, as measured
 
@@ -81,20 +82,26 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
 
 def counts_file(root: Path, bundle: Bundle) -> Path:
     """Where the token counts of this bundle are kept."""
-    digest = hashlib.sha256(bundle.file(MANIFEST).read_bytes()).hexdigest()
-    return root / COUNTS / f"{digest[:KEY_CHARS]}.npy"
+    digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
+    return root / COUNTS / f"{digest.hexdigest()[:KEY_CHARS]}.npy"
 
 
 def read_prepared(folder: Path) -> Prepared | None:
     """The record of a prepared backbone; None if it is missing, damaged or of another format."""
     try:
-        with (folder / RECORD).open("rb") as file:
-            record = msgspec.json.decode(file.read(MAX_RECORD_NBYTES), type=Prepared)
-        sizes = {name: (folder / name).stat().st_size for name in record.files}
+        data = disk.read_file(folder / RECORD, MAX_RECORD_NBYTES)
+        record = msgspec.json.decode(data, type=Prepared)
+        found = {name: marks(folder / name) for name in record.files}
     except (OSError, ValueError, msgspec.DecodeError, RecursionError):
         return None
     plain = all(Path(name).name == name for name in record.files)
-    return record if record.format == FORMAT and plain and sizes == record.files else None
+    return record if record.format == FORMAT and plain and found == record.files else None
+
+
+def marks(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file. Raises OSError."""
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns
 
 
 def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:

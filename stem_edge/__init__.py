@@ -10,6 +10,7 @@ Everything here is loaded when it is first used, so that importing the package c
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from stem_edge.tables import open_tables
 
 __version__ = "0.1.0"
+
+# From 1.31 on, onnxruntime keeps an id of this machine and counts of its use, for its makers, from its
+# import on; children inherit that it shall not. Who wants it sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "BackendError",

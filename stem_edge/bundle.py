@@ -45,6 +45,8 @@ WORKING = ".stem-edge-"  # and the bundle's name: the folder in which an export 
 OLD = "-old"  # and after that: the bundle that it replaces, where names cannot be exchanged
 MAX_BLOCK = 256
 MAX_MANIFEST_NBYTES = 1 << 20
+# A tokenizer.json twice the largest of published models.
+MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 
 # Counts of bytes: a damaged one must not reach arithmetic that cannot hold it.
 MAX_NBYTES = 2**63 - 1
@@ -264,6 +266,7 @@ def open_bundle(path: str | Path) -> Bundle:
         folders.check(root / name)
         check_file(root / name, entry.nbytes)
     _check_backbones(root, manifest)
+    _check_small_files(root, manifest)
     return Bundle(root, manifest)
 
 
@@ -276,6 +279,16 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 f"{root / MANIFEST}: a model of {manifest.model.backbone_parameters} parameters "
                 f"outside of tables, but its backbone for {engine} has {found} bytes, expected at "
                 f"least {least}; copy or export the bundle again"
+            )
+
+
+def _check_small_files(root: Path, manifest: Manifest) -> None:
+    """Whoever reads them refuses larger ones, but only after hashing all of them."""
+    for name, limit in MAX_SMALL_NBYTES.items():
+        if (found := manifest.files[name].nbytes) > limit:
+            raise BundleError(
+                f"{root / name}: {found} bytes found, expected at most {limit}; copy or export the "
+                "bundle again"
             )
 
 

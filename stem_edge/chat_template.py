@@ -16,13 +16,13 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Never, Self
+from typing import IO, Any, Never, Self, cast
 
 import msgspec
 
 from stem_edge import disk
-from stem_edge.child import module_command
-from stem_edge.errors import BundleError, InputError
+from stem_edge.child import module_command, pass_lines
+from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.tokenizer_gate import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
@@ -99,7 +99,8 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
 class ChatTemplate:
     """The chat template of a tokenizer_config.json; close it, or use it as a context manager.
 
-    Raises BundleError for a template that cannot work, with its line; InputError if there is none.
+    Raises BundleError for a template that cannot work, with its line; InputError if there is none;
+    BackendError if its process cannot be started.
     """
 
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
@@ -145,22 +146,31 @@ class ChatTemplate:
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         with self._lock:
-            worker = self._worker or _Worker()
-            self._worker = None  # until it has answered, it is not to be asked again
+            worker, self._worker = (
+                self._worker,
+                None,
+            )  # until it has answered, it is not asked again
+            worker = worker or self._start()
             try:
-                line = worker.ask(request, seconds)
-                answer = msgspec.json.decode(line, type=dict[str, Any])
+                answer = msgspec.json.decode(worker.ask(request, seconds), type=dict[str, Any])
+                self._worker = worker
             except TimeoutError:
-                worker.close()
                 self._fail(f"it takes longer than {seconds} seconds")
             except (OSError, msgspec.MsgspecError):
-                worker.close()
                 self._fail("its process ended")
-            except BaseException:
-                worker.close()
-                raise
-            self._worker = worker
+            finally:
+                if self._worker is None:
+                    worker.close()
             return answer
+
+    def _start(self) -> _Worker:
+        try:
+            return _Worker()
+        except OSError as error:
+            raise BackendError(
+                f"{self._path}: cannot start a process for the chat template "
+                f"({error.strerror or 'it says nothing'}); free some memory and try again"
+            ) from error
 
     def _fail(self, reason: str, line: object = None) -> Never:
         where = f"chat_template, line {line}" if isinstance(line, int) else "chat_template"
@@ -192,21 +202,25 @@ class _Worker:
             stderr=subprocess.DEVNULL,
         )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._process = process
+        self._stdin = cast(IO[bytes], process.stdin)
         thread = threading.Thread(
-            target=_read, args=(process.stdout, self._lines), name="stem-edge-chat", daemon=True
+            target=pass_lines,
+            args=(process.stdout, self._lines.put, MAX_ANSWER_NBYTES),
+            name="stem-edge-chat",
+            daemon=True,
         )
         self.close = weakref.finalize(self, _end, os.getpid(), process, thread)
-        thread.start()
-        self._next(START_SECONDS)  # it says that it is ready
+        try:
+            thread.start()
+            self._next(START_SECONDS)  # it says that it is ready
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, request: bytes, seconds: float) -> bytes:
         """The answer to a request, a line each. Raises OSError, of it TimeoutError."""
-        stdin = self._process.stdin
-        if stdin is None:
-            raise BrokenPipeError
-        stdin.write(request)
-        stdin.flush()
+        self._stdin.write(request)
+        self._stdin.flush()
         return self._next(seconds)
 
     def _next(self, seconds: float) -> bytes:
@@ -219,21 +233,12 @@ class _Worker:
         return line
 
 
-def _read(stdout: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    """Lines of the process until it ends; then an empty one."""
-    with stdout:
-        while line := stdout.readline(MAX_ANSWER_NBYTES):
-            lines.put(line)
-        lines.put(b"")
-
-
 def _end(owner: int, process: subprocess.Popen[bytes], thread: threading.Thread) -> None:
     if os.getpid() != owner:  # we are a fork of the process that goes on with it
         return
     process.kill()
     process.wait()
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):  # of what was not written yet
-            process.stdin.close()
+    with contextlib.suppress(OSError):  # of what was not written yet
+        cast(IO[bytes], process.stdin).close()
     if thread.is_alive():
         thread.join()

@@ -1,19 +1,21 @@
 """Native code that may crash, hang or eat memory runs in a child process first: how it is bounded.
 
-The parent waits so many seconds; the child bounds its own memory and processor time, for the case
-that its parent is gone. Windows has only the first of these.
+The parent waits so many seconds, for all or for each step that the child tells; the child bounds its
+own memory and processor time, for the case that its parent is gone. Windows has only the first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are exceptions
 SIGKILL = 9  # which Windows does not name
@@ -72,6 +74,51 @@ def run_child(
     except subprocess.TimeoutExpired as error:
         return Ended(None, error.stdout or b"", error.stderr or b"")
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float) -> Ended:
+    """Run a command without input that tells its steps, each a line of stdout before it is done.
+
+    start_seconds: to the first line, which covers what is imported before. step_seconds: from one
+    to the next, and from the last to its end. Raises OSError if it cannot start.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **VARIABLES},
+    )
+    steps, said = queue.SimpleQueue[bytes](), list[bytes]()
+    told, readers, ended = list[bytes](), list[threading.Thread](), False
+    try:
+        # Windows cannot wait for a pipe, and a pipe that nobody empties stops whoever writes.
+        for pipe, take in ((process.stdout, steps.put), (process.stderr, said.append)):
+            reader = threading.Thread(
+                target=pass_lines, args=(pipe, take), name="stem-edge-child", daemon=True
+            )
+            reader.start()
+            readers.append(reader)
+        while step := steps.get(timeout=step_seconds if told else start_seconds):
+            told.append(step)
+        process.wait(step_seconds)  # it closed stdout, and may still not end
+        ended = True
+    except (queue.Empty, subprocess.TimeoutExpired):
+        pass
+    finally:
+        process.kill()
+        process.wait()
+        for reader in readers:
+            reader.join()
+    return Ended(process.returncode if ended else None, b"".join(told), b"".join(said))
+
+
+def pass_lines(pipe: IO[bytes], take: Callable[[bytes], object], most: int = -1) -> None:
+    """Give each line of a pipe away, cut after so many bytes; when it is closed, an empty one."""
+    with pipe:
+        while line := pipe.readline(most):
+            take(line)
+        take(b"")
 
 
 def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:

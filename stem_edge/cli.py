@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Protocol, TextIO, cast
 
 import stem_edge
 from stem_edge.errors import StemEdgeError
@@ -113,10 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _without_output() -> int:
     """An end at which Python does not complain once more that it cannot write."""
-    if sys.stdout is not None:
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    with _nowhere() as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return EXIT_ERROR
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")  # noqa: PTH123
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -128,6 +131,9 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 def _prepare_process() -> None:
     """Output that any terminal takes, and an end that cleans up when the system asks for one."""
+    # Without one, Python prints to nowhere or fails, or the next file gets its number.
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

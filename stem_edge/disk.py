@@ -20,10 +20,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-# Windows translates line ends and hands files on to children unless told otherwise.
-_PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_CLOEXEC", 0)
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends unless told otherwise
 # A pipe or a device in the place of a file must not make us wait, and a link must not lead us away.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+_READ = os.O_RDONLY | _BINARY | _CAREFUL
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+_APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
 _EXCHANGE, _AT_CWD = 2, -100  # of Linux: RENAME_EXCHANGE, AT_FDCWD
 MAX_INTERRUPTS = 1000  # in a row by signals; a device that gives nothing else is broken
 _seek_lock = threading.Lock()
@@ -39,7 +41,7 @@ class NotRegularError(OSError):
 def open_file(path: Path) -> int:
     """Descriptor of a regular file, for reading; a link is not followed. Never waits."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _PLAIN | _CAREFUL)
+        descriptor = os.open(path, _READ)
     except OSError as error:
         # Linux says ELOOP, others EMLINK or EFTYPE of a link; ENXIO is a socket or a pipe.
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO) or path.is_symlink():
@@ -69,12 +71,12 @@ def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 def create(path: Path) -> int:
     """Descriptor of a new file, for writing."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666)
+    return os.open(path, _CREATE, 0o666)
 
 
 def append(path: Path) -> int:
     """Descriptor of a file that exists, for writing at its end."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | _PLAIN)
+    return os.open(path, _APPEND)
 
 
 def write(descriptor: int, data: memoryview) -> int:
@@ -138,7 +140,7 @@ def sync_folder(path: Path) -> None:
     """Make names in a folder durable; Windows cannot open folders and needs no such call."""
     if os.name != "posix":
         return
-    descriptor = os.open(path, os.O_RDONLY | _PLAIN)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         _sync(descriptor)
     except OSError as error:

@@ -108,7 +108,7 @@ class _Version(msgspec.Struct):
     edit: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _File(msgspec.Struct, forbid_unknown_fields=True):
     format_version: int
     sha256: str
     edit: msgspec.Raw

@@ -29,8 +29,8 @@ def check_names(names: Collection[str]) -> None:
     for name in names:
         _check_name(name)
         parts = name.split("/")
-        for end in range(1, len(parts) + 1):
-            path = "/".join(parts[:end])
+        for end in range(len(parts)):
+            path = "/".join(parts[: end + 1])
             if path in known:
                 continue
             known.add(path)

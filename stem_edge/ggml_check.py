@@ -117,7 +117,7 @@ def read_verdict(path: Path) -> Verdict | None:
     try:
         with path.open("rb") as file:
             verdict = msgspec.json.decode(file.read(MAX_NBYTES), type=Verdict)
-    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
         return None
     return verdict if verdict.format == FORMAT else None
 

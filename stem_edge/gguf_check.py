@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import takewhile
+from operator import eq
 
 from stem_edge.bundle import GgufFormat, Manifest
 from stem_edge.errors import BundleError
@@ -85,9 +87,8 @@ def _shown(value: Value, other: Value) -> str:
     text, against = ascii(value), ascii(other)
     if len(text) <= SHOWN_CHARACTERS:
         return text
-    pairs = enumerate(zip(text, against, strict=False))
-    first = next((at for at, (a, b) in pairs if a != b), min(len(text), len(against)))
-    start = max(0, min(first, len(text)) - SHOWN_CHARACTERS // 2)
+    same: int = sum(takewhile(bool, map(eq, text, against)))
+    start = max(0, same - SHOWN_CHARACTERS // 2)
     end = start + SHOWN_CHARACTERS
     return "..." * (start > 0) + text[start:end] + "..." * (end < len(text))
 

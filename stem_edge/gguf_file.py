@@ -40,7 +40,8 @@ MAX_ALIGNMENT = 1 << 16  # a page of any system
 # Memory that reading may take. A tokenizer of 262,144 tokens with its merges has about 17 MB.
 MAX_HEADER_NBYTES = 1 << 26
 MAX_KEYS = 1 << 12
-MAX_TENSORS = 1 << 17  # MAX_LAYERS of a ModelConfig have fewer
+# The deepest of the models that there are have some 130 layers of up to 20 tensors. Each costs time.
+MAX_TENSORS = 1 << 13
 MAX_KEY_NBYTES = 256
 MAX_TENSOR_NAME_NBYTES = 63  # ggml's 64, one of them for the end mark
 LEAST_KEY_NBYTES, LEAST_TENSOR_NBYTES, LENGTH_NBYTES = 14, 33, 8
@@ -48,7 +49,7 @@ PIECE_NBYTES = 1 << 16
 MAX_KEPT_STRING_NBYTES = 1 << 20
 # Of the whole file: a value in memory takes up to 40 bytes, and a string its time.
 MAX_KEPT_VALUES = 1 << 16
-MAX_STRINGS = 1 << 22
+MAX_STRINGS = 1 << 21  # a tokenizer of 262,144 tokens has 780,000 with its merges
 KEPT_ARRAYS = ("general.", "stem.")
 
 # Types of values -> their codes in the struct module.

@@ -9,7 +9,7 @@ can take. Weights can have any values: only checksums see those (stem-edge verif
 |---|---|
 | protobuf.py | how messages are written |
 | onnx_file.py | what messages and tensors a graph may have |
-| onnx_operators.py, onnx_rules.py | what operators, with what attributes, on what shapes |
+| onnx_operators.py, onnx_rules.py, onnx_fused.py | what operators, with what attributes, on what shapes |
 | graph_io.py | what goes in and comes out |
 
 Graphs that onnxruntime wrote itself, in the cache folder, are not of this kind and are not checked.
@@ -25,7 +25,15 @@ from pathlib import Path
 from stem_edge import disk
 from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, Bundle, Manifest
 from stem_edge.errors import BundleError
-from stem_edge.graph_io import PREFILL, Value, Values, graph_file, graph_inputs, graph_outputs
+from stem_edge.graph_io import (
+    EMBED,
+    PREFILL,
+    Value,
+    Values,
+    graph_file,
+    graph_inputs,
+    graph_outputs,
+)
 from stem_edge.onnx_file import Node, OnnxFile, Place, Tensor, parse_onnx
 from stem_edge.onnx_operators import OPSETS, find_operator, results
 from stem_edge.onnx_rules import Step
@@ -143,9 +151,14 @@ def _differences(what: str, found: Values, expected: Values) -> Iterator[str]:
 def _check_nodes(file: OnnxFile, graph: str, manifest: Manifest) -> None:
     """Each operator gets what it can take, and the last of them give what the graph must give."""
     known = graph_inputs(graph, manifest.model, manifest.tables)
+    # Rules know inputs by their names, so nothing else has such a name, whichever graph takes it.
+    reserved = {
+        n for g in (EMBED, PREFILL) for n in graph_inputs(g, manifest.model, manifest.tables)
+    }
+    made = {name for node in file.nodes for name in node.outputs}
+    if taken := sorted(reserved & (made | file.tensors.keys())):
+        raise ValueError(f"{taken[0]!r} is made in it, and is the name of an input")
     for name, tensor in file.tensors.items():
-        if name in known:
-            raise ValueError(f"tensor {name!r} has the name of an input")
         known[name] = Value(tensor.type, tensor.dims, tensor.sizes)
     for node in file.nodes:
         try:
@@ -156,7 +169,6 @@ def _check_nodes(file: OnnxFile, graph: str, manifest: Manifest) -> None:
     for name, tensor in file.tensors.items():
         if tensor.place is not None and uses[name] != 1:
             raise ValueError(f"tensor {name!r} is used {uses[name]} times, expected once")
-    made = {name for node in file.nodes for name in node.outputs}
     for name, value in graph_outputs(graph, manifest.model).items():
         if name not in made or known[name] != value:
             raise ValueError(f"output {name} is {known.get(name, 'not made')}, expected {value}")

@@ -5,7 +5,8 @@ not as far as the weight goes. So every operator has the attributes that the exp
 with the values that they may have, and a rule for its inputs: what it gives for them, or why they do
 not fit. No rule lets a value grow beyond what its weights or the model's widths account for.
 
-A new operator of the exporter is an entry of OPERATORS and a rule in stem_edge.onnx_rules.
+A new operator of the exporter is an entry of OPERATORS and a rule in stem_edge.onnx_rules, or in
+stem_edge.onnx_fused if it is one of onnxruntime's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from stem_edge import onnx_fused as fused
 from stem_edge import onnx_rules as rules
 from stem_edge.graph_io import Value
 from stem_edge.onnx_file import Node
@@ -85,22 +87,22 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ),
     ("", "Split"): Operator(rules.split, (2,), {"axis": (-1,)}, outputs=3),
     ("", "Tanh"): Operator(rules.unchanged, (1,)),
-    (CONTRIB, "FusedMatMul"): Operator(rules.fused_matmul, (2,), {"transB": (1,)}),
-    (CONTRIB, "GatherBlockQuantized"): Operator(rules.gather_blocks, (4,), GATHERED),
+    (CONTRIB, "FusedMatMul"): Operator(fused.fused_matmul, (2,), {"transB": (1,)}),
+    (CONTRIB, "GatherBlockQuantized"): Operator(fused.gather_blocks, (4,), GATHERED),
     (CONTRIB, "GroupQueryAttention"): Operator(
-        rules.attention, (9,), ATTENTION, {"local_window_size": range(1, MAX_SIZE)}, outputs=3
+        fused.attention, (9,), ATTENTION, {"local_window_size": range(1, MAX_SIZE)}, outputs=3
     ),
-    (CONTRIB, "MatMulIntegerToFloat"): Operator(rules.integer_product, (5,)),
-    (CONTRIB, "MatMulNBits"): Operator(rules.block_product, (3, 4), PRODUCT),
-    (CONTRIB, "MoE"): Operator(rules.experts, (5,), EXPERTS),
+    (CONTRIB, "MatMulIntegerToFloat"): Operator(fused.integer_product, (5,)),
+    (CONTRIB, "MatMulNBits"): Operator(fused.block_product, (3, 4), PRODUCT),
+    (CONTRIB, "MoE"): Operator(fused.experts, (5,), EXPERTS),
     (CONTRIB, "QMoE"): Operator(
-        rules.quantized_experts,
+        fused.quantized_experts,
         (7,),
         EXPERTS | {"expert_weight_bits": (4, 8), "block_size": BLOCKS},
     ),
     (CONTRIB, "QuickGelu"): Operator(rules.unchanged, (1,), {"alpha": (1.0,)}),
     (CONTRIB, "SkipSimplifiedLayerNormalization"): Operator(
-        rules.skip_norm, (3,), {"epsilon": float}, outputs=4
+        fused.skip_norm, (3,), {"epsilon": float}, outputs=4
     ),
 }
 

@@ -1,6 +1,6 @@
 """Rules of stem_edge.onnx_operators: what an operator makes of inputs of known types and shapes.
 
-T tokens of a step, slots of the row cache and the KV cache's capacity are sizes that only a step
+Those of ONNX's own operators; onnxruntime's are in stem_edge.onnx_fused. T tokens of a step, slots of the row cache and the KV cache's capacity are sizes that only a step
 knows; they are compared by name. Every rule raises ValueError if inputs do not fit each other, so
 that no kernel is left to find out by reading beyond one of them.
 """
@@ -8,10 +8,8 @@ that no kernel is left to find out by reading beyond one of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isfinite, prod
+from math import prod
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from stem_edge import graph_io as io
 from stem_edge.config import ModelConfig
@@ -30,11 +28,12 @@ class Step(NamedTuple):
     model: ModelConfig
     layout: RecordLayout | None
 
-    def value(self, index: int, type: str = F32) -> Value:
-        """An input that must be there, of this type."""
+    def value(self, index: int, *types: str) -> Value:
+        """An input that must be there, of one of these types."""
         value = self.inputs[index]
-        if value is None or value.type != type:
-            raise ValueError(f"input {index} is {value or 'left out'}, expected {type}")
+        if value is None or value.type not in types:
+            expected = " or ".join(types)
+            raise ValueError(f"input {index} is {value or 'left out'}, expected {expected}")
         return value
 
     def shape(self, index: int, type: str = F32) -> Shape:
@@ -60,10 +59,10 @@ class Step(NamedTuple):
 
     def content(self, index: int) -> Shape:
         """The sizes that an input holds."""
-        content = self.value(index, I64).content
-        if content is None:
-            raise ValueError(f"input {index} holds sizes that are not known")
-        return content
+        value = self.value(index, I64)
+        if value.content is None or value.shape != (len(value.content),):
+            raise ValueError(f"input {index} is {value}, expected a list of known sizes")
+        return value.content
 
     def attribute(self, name: str) -> Any:
         """An attribute, whose type and range are checked."""
@@ -116,31 +115,18 @@ def constant_of_shape(step: Step) -> list[Value | None]:
 
 def gather(step: Step) -> list[Value | None]:
     """Lines of a matrix by their numbers."""
-    data, ids = step.inputs[0], _numbers(step)
-    if data is None or data.type not in (F32, "float16") or len(data.shape or ()) != 2:
+    data = step.value(0, F32, "float16")
+    shape = data.shape or ()
+    if len(shape) != 2:
         raise ValueError(f"input 0 is {data}, expected a matrix")
-    return [Value(data.type, (*ids, *(data.shape or ())[1:]))]
+    return [Value(data.type, (*numbers(step, shape[0]), shape[1]))]
 
 
-def gather_blocks(step: Step) -> list[Value | None]:
-    """The same of a quantized one."""
-    bits, block = step.attribute("bits"), step.attribute("block_size")
-    ids, (outer, nbytes) = _numbers(step), step.line(0, U8)
-    width = nbytes * 8 // bits
-    if len(outer) != 1 or width % block:
-        raise ValueError(f"input 0 is {step.inputs[0]}, which has no whole blocks of {block}")
-    groups = width // block
-    step.expect(2, F32, (*outer, groups))
-    step.expect(3, U8, (*outer, -(-groups * bits // 8)))
-    return [Value(F32, (*ids, width))]
-
-
-def _numbers(step: Step) -> Shape:
-    """Shape of the numbers, all of which there are lines for."""
-    lines = {io.TOKEN_IDS: step.model.vocab_size, io.SLOT_IDS: "slots"}
-    found = (step.inputs[0] or Value(F32, ())).shape or (0,)
-    if found[0] != lines.get(step.node.inputs[1]):
-        raise ValueError(f"{found[0]} lines are taken by {step.node.inputs[1]}")
+def numbers(step: Step, lines: int | str) -> Shape:
+    """Shape of input 1, the numbers of lines; there are so many, one for every number."""
+    expected = {io.TOKEN_IDS: step.model.vocab_size, io.SLOT_IDS: "slots"}
+    if lines != expected.get(step.node.inputs[1]):
+        raise ValueError(f"{lines} lines are taken by {step.node.inputs[1]}")
     return step.shape(1, I64)
 
 
@@ -172,10 +158,8 @@ def reduce_max(step: Step) -> list[Value | None]:
 
 def reshape(step: Step) -> list[Value | None]:
     """The same values in another shape: 0 is the old size; or [-1], all in one line."""
-    value = step.inputs[0]
-    if value is None or value.type not in (F32, I64) or value.shape is None:
-        raise ValueError(f"input 0 is {value}, expected numbers")
-    wanted, old = step.content(1), value.shape
+    value = step.value(0, F32, I64)
+    wanted, old = step.content(1), value.shape or ()
     if wanted == (-1,):
         sizes = _factors(old) or [1]
         if len(sizes) > 1:
@@ -207,23 +191,12 @@ def norm(step: Step) -> list[Value | None]:
     """RMS norm of each line."""
     _, width = step.line(0)
     step.expect(1, F32, (width,))
-    _check_epsilon(step)
+    check_epsilon(step)
     return [Value(F32, step.shape(0))]
 
 
-def skip_norm(step: Step) -> list[Value | None]:
-    """RMS norm of a sum, and the sum."""
-    _, width = step.line(0)
-    step.expect(1, F32, step.shape(0))
-    step.expect(2, F32, (width,))
-    _check_epsilon(step)
-    if step.node.outputs[1] or step.node.outputs[2]:
-        raise ValueError("it has outputs 1 and 2, which only training has")
-    value = Value(F32, step.shape(0))
-    return [value, None, None, value]
-
-
-def _check_epsilon(step: Step) -> None:
+def check_epsilon(step: Step) -> None:
+    """Raises ValueError if what a norm adds before it divides can be no such number."""
     if not 0 < step.attribute("epsilon") < 1:
         raise ValueError(f"epsilon is {step.attribute('epsilon')}, expected 0 to 1")
 
@@ -235,103 +208,3 @@ def split(step: Step) -> list[Value | None]:
     if len(known) != 3 or len(sizes) != 3 or sum(known) != width:
         raise ValueError(f"{width} values cannot be split into {list(sizes)}")
     return [Value(F32, (*outer, size)) for size in known]
-
-
-def fused_matmul(step: Step) -> list[Value | None]:
-    """x [..., K] times a matrix [N, K]."""
-    outer, width = step.line(0)
-    (rows, *_), found = step.line(1)[0] or (0,), step.shape(1)
-    if len(outer) != 2 or len(found) != 2 or found[1] != width:
-        raise ValueError(f"{step.inputs[0]} cannot be multiplied with {step.inputs[1]}")
-    return [Value(F32, (*outer, rows))]
-
-
-def block_product(step: Step) -> list[Value | None]:
-    """The same with codes in blocks."""
-    rows, width, bits, block = map(step.attribute, ("N", "K", "bits", "block_size"))
-    outer, found = step.line(0)
-    if len(outer) != 2 or found != width or width % block:
-        raise ValueError(f"input 0 is {step.inputs[0]}, expected {width} in blocks of {block}")
-    blocks = width // block
-    step.expect(1, U8, (rows, blocks, block * bits // 8))
-    step.expect(2, F32, (rows * blocks,))
-    if len(step.inputs) == 4:
-        step.expect(3, U8, (rows * -(-blocks * bits // 8),))
-    return [Value(F32, (*outer, rows))]
-
-
-def integer_product(step: Step) -> list[Value | None]:
-    """Codes of activations times codes of a matrix [K, N]."""
-    outer, width = step.line(0, U8)
-    _, columns = step.line(1, "int8")
-    step.expect(1, "int8", (width, columns))
-    step.expect(2, F32, ())
-    step.expect(3, F32, (columns,))
-    step.expect(4, U8, ())
-    if len(outer) != 2:
-        raise ValueError(f"input 0 is {step.inputs[0]}, expected [1, T, width]")
-    return [Value(F32, (*outer, columns))]
-
-
-def attention(step: Step) -> list[Value | None]:
-    """Attention over the KV cache of the layer that its inputs name."""
-    model, node = step.model, step.node
-    number = node.inputs[3].removeprefix(io.KEYS)
-    layer = int(number) if number in map(str, range(model.n_layers)) else -1
-    names = [f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"]
-    fixed = [io.SEQLENS_K, io.TOTAL_LENGTH, io.ROPE_COS, io.ROPE_SIN]
-    if node.inputs[3:] != names + fixed or node.outputs[1:] != [io.NEW + name for name in names]:
-        raise ValueError(f"its inputs are {node.inputs[3:]}, outputs {node.outputs[1:]}")
-    _check_attributes(step, model, layer)
-    width = io.head_width(model)
-    q, kv = model.n_heads * width, model.n_kv_heads * width
-    if step.inputs[1] is None and step.inputs[2] is None:
-        step.expect(0, F32, (1, "T", q + 2 * kv))
-    else:
-        for index, size in enumerate((q, kv, kv)):
-            step.expect(index, F32, (1, "T", size))
-    return [Value(F32, (1, "T", q)), step.inputs[3], step.inputs[4]]
-
-
-def _check_attributes(step: Step, model: ModelConfig, layer: int) -> None:
-    window = model.window(layer)
-    expected = {
-        "num_heads": model.n_heads,
-        "kv_num_heads": model.n_kv_heads,
-        "do_rotary": 1,
-        "rotary_interleaved": int(model.rope_interleaved),
-        "scale": float(np.float32(model.head_dim**-0.5)),
-        **({"local_window_size": window} if window else {}),
-    }
-    if step.node.attributes != expected or not isfinite(step.attribute("scale")):
-        raise ValueError(f"its attributes are {step.node.attributes}, expected {expected}")
-
-
-def experts(step: Step) -> list[Value | None]:
-    """An expert a token, out of its slot."""
-    return _mixture(step, codes=(2, 4), scales=(), left_out=(3,))
-
-
-def quantized_experts(step: Step) -> list[Value | None]:
-    """The same of quantized ones."""
-    layout, attributes = step.layout, step.node.attributes
-    expected = (layout.bits, layout.group_size) if layout else None
-    if (attributes["expert_weight_bits"], attributes["block_size"]) != expected:
-        raise ValueError(f"bits or block size are not those of the tables, {expected}")
-    return _mixture(step, codes=(2, 5), scales=(3, 6), left_out=(4,))
-
-
-def _mixture(
-    step: Step, codes: tuple[int, int], scales: tuple[int, ...], left_out: tuple[int, ...]
-) -> list[Value | None]:
-    names, model = step.node.inputs, step.model
-    layers = [n for n in model.stem_layers if io.row_codes(n) == names[codes[0]]]
-    for indices, name in ((codes, io.row_codes), (scales, io.row_scales)):
-        found = [names[index] for index in indices]
-        if not layers or found != [name(layers[0], part) for part in range(len(indices))]:
-            raise ValueError(f"its inputs are {names}, expected rows of one layer")
-    if any(step.inputs[index] is not None for index in left_out):
-        raise ValueError(f"its inputs are {names}, expected none in places {left_out}")
-    step.expect(0, F32, (1, "T", model.dim))
-    step.expect(1, F32, ("T", "slots"))
-    return [Value(F32, step.shape(0))]

@@ -24,7 +24,7 @@ Message = dict[str, Any]  # name -> value, or list of values of a field that may
 
 VARINT, LENGTH, FIXED32 = 0, 2, 5
 MAX_VARINT_NBYTES = 10
-WIRE_TYPES: dict[str, int] = {"int": VARINT, "float": FIXED32, "text": LENGTH, "bytes": LENGTH}
+WIRE_TYPES: dict[str, int] = {"int": VARINT, "float": FIXED32}  # of all others LENGTH
 
 
 class Field(NamedTuple):

@@ -150,13 +150,12 @@ def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
         raise ValueError(
             f"the token {token[:80]!r} has the id {ids[token]}, expected 0 to {vocab_size - 1}"
         )
-    if len(set(ids.values())) < len(ids):
-        by_id: dict[int, str] = {}
-        for token, number in ids.items():
-            if (other := by_id.setdefault(number, token)) != token:
-                raise ValueError(
-                    f"{other[:80]!r} and {token[:80]!r} have both the id {number}, expected one token"
-                )
+    by_id = {number: token for token, number in ids.items()}
+    if len(by_id) != len(ids):
+        token, number = next(one for one in ids.items() if by_id[one[1]] != one[0])
+        raise ValueError(
+            f"{token[:80]!r} and {by_id[number][:80]!r} have both the id {number}, expected one token"
+        )
     longest = max(ids, key=len)
     if len(longest) > MAX_TOKEN_CHARS:
         raise ValueError(

@@ -132,11 +132,12 @@ def _texts(value: Any) -> Iterator[str]:
 def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
     """Numbers that the library takes on trust: lengths, and ids that are put around a text."""
     kind = step["type"]
-    if kind == "FixedLength" and not (type(step.get("length", 5)) is int and step["length"] > 0):
-        raise ValueError(f"{where}.length is {step['length']!r}, expected at least 1")
+    length = step.get("length")
+    if kind == "FixedLength" and "length" in step and not (type(length) is int and length > 0):
+        raise ValueError(f"{where}.length is {length!r}, expected at least 1")
     ids: list[Any] = []
     if kind in ("BertProcessing", "RobertaProcessing"):
-        ids = [pair[-1:] for pair in (step.get("sep"), step.get("cls")) if isinstance(pair, list)]
+        ids = [pair[1:] for pair in (step.get("sep"), step.get("cls")) if isinstance(pair, list)]
     elif kind == "TemplateProcessing":
         ids = _template_ids(where, step)
     for number in [one for some in ids for one in some]:
@@ -194,6 +195,6 @@ def _charsmap_growth(charsmap: Any) -> int:
     except (TypeError, ValueError):
         raise ValueError(expected.format("null" if charsmap is None else "none")) from None
     trie_nbytes = int.from_bytes(data[:4], "little")
-    if len(data) < 4 or not trie_nbytes or trie_nbytes % 4 or 4 + trie_nbytes > len(data):
+    if not trie_nbytes or trie_nbytes % 4 or 4 + trie_nbytes > len(data):
         raise ValueError(expected.format(f"of {len(data)} bytes with a trie of {trie_nbytes}"))
     return max(1, *(len(text) for text in data[4 + trie_nbytes :].split(b"\0")))

@@ -6,6 +6,8 @@ import hashlib
 import platform
 from pathlib import Path
 
+from stem_edge.errors import InputError
+
 KEY_CHARS = 32  # of the digests that name what is in the folder
 
 
@@ -15,7 +17,12 @@ def cache_folder(given: str | Path | None) -> Path:
         return Path(given)
     from platformdirs import user_cache_path
 
-    return user_cache_path("stem-edge", appauthor=False)
+    try:
+        return user_cache_path("stem-edge", appauthor=False)
+    except RuntimeError as error:  # of a user without a name in a container, for example
+        raise InputError(
+            f"there is no folder for caches ({error}); set HOME, or give cache_dir (--cache-dir)"
+        ) from error
 
 
 def cpu_digest() -> str:

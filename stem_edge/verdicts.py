@@ -6,6 +6,8 @@ that the files at one path had the checksums of that manifest, and counts until 
 another file or was written since. So a bundle whose place and verdict are known is loaded at once;
 a copy of it is hashed once; other contents are tried (stem_edge.runtime.trial).
 
+A trial that did not end in time says as much about a busy machine; its verdict counts for an hour.
+
 Losing any of this costs another trial, no more.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +46,7 @@ FORMAT = 1
 TRIALS, PLACES = "trials", "places"  # folders
 MAX_NBYTES = 1 << 16
 HASH_PIECE_NBYTES = 1 << 20
+DOUBT_SECONDS = 3600  # that a verdict counts which is not certain
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,6 +58,12 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     versions: dict[str, str]
     cpu: str  # digest of the processor's features
     reason: str  # why it is bad; empty if it is good
+    until: int | None = None  # seconds since 1970, if it is not certain
+
+    @property
+    def counts(self) -> bool:
+        """Whether it does now; a clock that was set back ends it, too."""
+        return self.until is None or 0 <= self.until - time.time() <= DOUBT_SECONDS
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,13 +114,14 @@ class Records:
 
     def verdict(self) -> Verdict | None:
         """The verdict that counts, if there is one."""
-        return read_verdict(self.verdict_file)
+        found = read_verdict(self.verdict_file)
+        return found if found is not None and found.counts else None
 
     def place_is_known(self) -> bool:
         """Whether these files were hashed before."""
         return read_place(self.place_file) is not None
 
-    def keep_verdict(self, reason: str = "") -> None:
+    def keep_verdict(self, reason: str = "", *, certain: bool = True) -> None:
         """Good, or bad for a reason. A folder that cannot be written keeps nothing."""
         verdict = Verdict(
             format=FORMAT,
@@ -119,6 +130,7 @@ class Records:
             versions=self.versions,
             cpu=self._cpu,
             reason=reason,
+            until=None if certain else int(time.time()) + DOUBT_SECONDS,
         )
         _keep(self.verdict_file, verdict)
 
@@ -181,7 +193,7 @@ def read_place(path: Path) -> Place | None:
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
     try:
         kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=kind)
-    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
         return None
     return kept if kept.format == FORMAT else None
 

@@ -65,18 +65,21 @@ def _use_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves threads of ours or open files of a bundle behind."""
-    before = _open_files()
+    # What a fixture of a whole module holds open was there before.
+    before, threads_before = _open_files(), _our_threads()
     yield
     deadline = time.monotonic() + 2
-    while (_our_threads() or _open_files() - before) and time.monotonic() < deadline:
+    while (
+        _our_threads() - threads_before or _open_files() - before
+    ) and time.monotonic() < deadline:
         gc.collect()  # only when needed: with torch loaded, it takes a tenth of a second
         time.sleep(0.01)
-    assert not _our_threads()
+    assert not _our_threads() - threads_before
     assert _open_files() <= before
 
 
-def _our_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("stem-edge")]
+def _our_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("stem-edge")}
 
 
 def _open_files() -> set[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stem_edge
-from stem_edge import edit_file
+from stem_edge import disk, edit_file
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.edit_file import (
     Edit,
@@ -274,6 +274,64 @@ def test_a_file_above_the_limit_is_not_read(
     with pytest.raises(InputError, match="above 100"):
         EDIT.save(tmp_path / "new.edit")
     assert names(tmp_path) == ["an.edit"]
+
+
+@pytest.mark.parametrize("less", [0, 1])
+def test_a_file_at_the_limit_is_written_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, less: int
+) -> None:
+    monkeypatch.setattr(edit_file, "MAX_NBYTES", len(encode_edit(EDIT)) - less)
+    if less:
+        with pytest.raises(InputError, match="make several of it"):
+            EDIT.save(tmp_path / "an.edit")
+        with pytest.raises(EditError, match="larger than"):
+            read(tmp_path, encode_edit(EDIT))
+    else:
+        EDIT.save(tmp_path / "an.edit")
+        assert read_edit(tmp_path / "an.edit") == EDIT
+
+
+def test_a_file_that_grows_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edit_file, "MAX_NBYTES", len(encode_edit(EDIT)))
+    monkeypatch.setattr(disk, "read_file", lambda path, limit: bytes(limit + 1))
+    with pytest.raises(EditError, match="larger than"):
+        read(tmp_path, encode_edit(EDIT))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_as_many_values_as_an_edit_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    data = encode_edit(EDIT)
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    monkeypatch.setattr(edit_file, "MAX_VALUES", values - more)
+    if more:
+        with pytest.raises(EditError, match=f"more than {values - 1} values"):
+            read(tmp_path, data)
+    else:
+        assert read(tmp_path, data) == EDIT
+
+
+def test_files_without_an_edit_or_a_version_say_so(tmp_path: Path) -> None:
+    with pytest.raises(EditError, match="there is no edit in it"):
+        read(tmp_path, b'{"format_version": 2}')
+    with pytest.raises(EditError, match="format_version is 0"):
+        read(tmp_path, b'{"edit": {}, "sha256": ""}')
+
+
+def test_edits_are_values_with_named_fields() -> None:
+    for made in (REPLACEMENT, ROWS.change, EDIT):
+        with pytest.raises(TypeError):
+            type(made)("a", "b")
+        with pytest.raises(AttributeError):
+            setattr(made, made.__struct_fields__[0], None)
+
+
+def test_layers_that_are_not_ascending_are_shown() -> None:
+    with pytest.raises(ValueError, match="layers 9,8,7,6,5,4,3,2 are not ascending"):
+        msgspec.structs.replace(EDIT, layers=tuple(range(9, -1, -1)))
 
 
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gguf_files import (
 )
 from test_config import config
 
+from stem_edge import gguf_check
 from stem_edge.bundle import (
     BACKBONE_DATA,
     GGUF,
@@ -218,6 +219,36 @@ def test_the_first_differences_are_named(file: Path) -> None:
     message = str(caught.value)
     assert "general.architecture is missing; stem.vocab_size is missing; stem.context" in message
     assert "; and 14 more)" in message
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [(3, "stem.rope.freq_base is missing)"), (4, "more)")]
+)
+def test_as_many_differences_as_there_are(file: Path, missing: int, said: str) -> None:
+    manifest = manifest_of(STEM)
+    keys = backbone_keys(manifest)
+    for key in ("general.architecture", "stem.vocab_size", "stem.rope.freq_base", "stem.config"):
+        if missing:
+            keys.pop(key)
+            missing -= 1
+    assert said in unlike(file, keys, {}, manifest)
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "shown"),
+    [
+        ("x" * 78, "y", "'" + "x" * 78 + "'"),
+        ("x" * 79, "y", "'" + "x" * 79 + "..."),
+        ("x" * 100, "x" * 40, "..." + "x" * 80 + "..."),
+        ("x" * 100, "x" * 39 + "y", "'" + "x" * 79 + "..."),
+        ("x" * 100, "x" * 100, "..." + "x" * 39 + "'"),
+        ("x" * 60 + "y" * 19, "x" * 60, "..." + "x" * 40 + "y" * 19 + "'"),
+        ("x" * 60 + "y" * 39, "x" * 60, "..." + "x" * 40 + "y" * 39 + "'"),
+        ("x" * 60 + "y" * 40, "x" * 60, "..." + "x" * 40 + "y" * 40 + "..."),
+    ],
+)
+def test_long_values_are_shown_around_their_difference(value: str, other: str, shown: str) -> None:
+    assert gguf_check._shown(value, other) == shown
 
 
 def test_a_bundle_without_a_backbone_for_ggml(file: Path) -> None:

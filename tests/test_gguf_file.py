@@ -411,8 +411,8 @@ def test_every_flipped_byte(file: Path, data: bytes, flip: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    # 10 ms each is far from what it takes, and one that is slow would show in the sum.
-    assert time.process_time() - started < 0.01 * len(data)
+    # 50 ms each is far from what it takes, and one that is slow would show in the sum.
+    assert time.process_time() - started < 0.05 * len(data)
     assert 0 < accepted < len(data)
 
 

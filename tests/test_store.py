@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from stores import write_store
 
-from stem_edge import disk
+from stem_edge import disk, plain_files, shards
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
@@ -224,40 +224,67 @@ def test_bytes_read_counts_whole_records(
             assert store.bytes_read == total * (LAYOUT.record_nbytes + 4)
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[disk.Reader | mmap.mmap]:
+class Opened:
     """Every shard that is opened for its records, or mapped, from here on."""
-    found: list[disk.Reader | mmap.mmap] = []
 
-    class File(disk.Reader):
-        def __init__(self, path: Path) -> None:
-            super().__init__(path)
-            found.append(self)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files, self.open, self.maps = 0, set[int](), list[mmap.mmap]()
+        open_plain, close = plain_files.open_plain, disk.close
+        maps = self.maps
 
-    class Map(mmap.mmap):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            found.append(self)
+        class Map(mmap.mmap):
+            def __init__(self, *_: Any, **__: Any) -> None:
+                maps.append(self)
 
-    monkeypatch.setattr(disk, "Reader", File)
-    monkeypatch.setattr(mmap, "mmap", Map)
-    return found
+        def noted(path: Path, what: str) -> int:
+            descriptor = open_plain(path, what)
+            self.files += 1
+            self.open.add(descriptor)
+            return descriptor
+
+        def noted_close(descriptor: int) -> None:
+            self.open.discard(descriptor)
+            close(descriptor)
+
+        monkeypatch.setattr(shards, "open_plain", noted)
+        monkeypatch.setattr(disk, "close", noted_close)
+        monkeypatch.setattr(mmap, "mmap", Map)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Files and maps."""
+        return self.files, len(self.maps)
+
+    def all_closed(self) -> bool:
+        """Whether everything is."""
+        return not self.open and all(map.closed for map in self.maps)
+
+    def none_closed(self) -> bool:
+        """Whether nothing is."""
+        return len(self.open) == self.files and not any(map.closed for map in self.maps)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return Opened(monkeypatch)
 
 
 @every_way
 def test_close_closes_all_files_and_may_be_called_again(
     reads: ReadMode,
     system: str,
-    opened: list[disk.Reader | mmap.mmap],
+    opened: Opened,
     written: U8,
     tmp_path: Path,
 ) -> None:
     store = open_store(tmp_path, FORMAT, reads)
     store.read(ids(*range(V)))
-    assert len(opened) == {"pread": 3, "mmap": 6}[reads]
-    assert not any(thing.closed for thing in opened)
+    assert opened.counts == (3, 3 if reads == "mmap" else 0)
+    assert opened.none_closed()
     store.close()
-    assert all(thing.closed for thing in opened)
+    assert opened.all_closed()
     store.close()
+    assert opened.all_closed()
 
 
 @every_way
@@ -273,24 +300,31 @@ def test_reading_a_closed_store_fails(
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_failed_open_leaves_nothing_open(
-    reads: ReadMode, opened: list[disk.Reader | mmap.mmap], written: U8, tmp_path: Path
+    reads: ReadMode, opened: Opened, written: U8, tmp_path: Path
 ) -> None:
     path, _ = shard_of(tmp_path, 10)
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(BundleError, match="c/2/0: shard has"):
         open_store(tmp_path, FORMAT, reads)
-    assert len(opened) == {"pread": 2, "mmap": 4}[reads]
-    assert all(thing.closed for thing in opened)
+    assert opened.counts == (3, 2 if reads == "mmap" else 0)
+    assert opened.all_closed()
 
 
-@pytest.mark.parametrize("name", ["stem_edge.disk.Reader", "mmap.mmap"])
+@pytest.mark.parametrize("mapping", [False, True])
 def test_shard_that_the_system_cannot_open_is_named(
-    name: str, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mapping: bool, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    open_file, shard = disk.open_file, shard_of(tmp_path, 0)[0]
+
+    def refuse(path: object, *_: object, **__: object) -> int:
+        if isinstance(path, Path) and path != shard:
+            return open_file(path)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(name, refuse)
+    if mapping:
+        monkeypatch.setattr(mmap, "mmap", refuse)
+    else:
+        monkeypatch.setattr(disk, "open_file", refuse)
     with pytest.raises(BundleError, match=r"c/0/0: .*Too many open files"):
         open_store(tmp_path, FORMAT, "mmap")
 
@@ -411,20 +445,21 @@ def test_damage_in_either_array_is_reported(
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
-    reads: ReadMode, opened: list[disk.Reader | mmap.mmap], mixed: U8, tmp_path: Path
+    reads: ReadMode, opened: Opened, mixed: U8, tmp_path: Path
 ) -> None:
     os.truncate(tmp_path / "rare_records/c/1/0", 9)
     with pytest.raises(BundleError, match="rare_records/c/1/0: shard has 9 bytes"):
         open_store(tmp_path, MIXED, reads)
-    assert len(opened) == {"pread": 3, "mmap": 6}[reads]
-    assert all(thing.closed for thing in opened)
+    assert opened.counts == (4, 3 if reads == "mmap" else 0)
+    assert opened.all_closed()
 
 
 @every_way
 def test_close_closes_both_arrays(
-    reads: ReadMode, system: str, opened: list[disk.Reader | mmap.mmap], mixed: U8, tmp_path: Path
+    reads: ReadMode, system: str, opened: Opened, mixed: U8, tmp_path: Path
 ) -> None:
     with open_store(tmp_path, MIXED, reads) as store:
         store.read(ids(*range(V)))
-        assert len(opened) == {"pread": 4, "mmap": 8}[reads]
-    assert all(thing.closed for thing in opened)
+        assert opened.counts == (4, 4 if reads == "mmap" else 0)
+        assert opened.none_closed()
+    assert opened.all_closed()

@@ -7,6 +7,8 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from conftest import DEMO
@@ -14,11 +16,12 @@ from conftest import DEMO
 import stem_edge
 from stem_edge import verdicts
 from stem_edge.bundle import TOKENIZER, EngineName, open_bundle
-from stem_edge.child import module_command, run_child
+from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.ggml import library_path
 from stem_edge.runtime import trial
-from stem_edge.runtime.trial import try_first
+from stem_edge.runtime.made_up import ROWS_NBYTES
+from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records
 
 needs_ggml = pytest.mark.skipif(library_path() is None, reason="llama-cpp-python is not installed")
@@ -162,13 +165,13 @@ def test_a_folder_that_cannot_be_written(trials: Trials) -> None:
 def test_what_was_exported_here_is_not_tried(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "run_child", None)
+    monkeypatch.setattr(trial, "run_steps", None)
     with stem_edge.load(tiny_bundle, warm_start=False):
         pass
 
 
 def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "run_child", None)
+    monkeypatch.setattr(trial, "run_steps", None)
     monkeypatch.setattr(verdicts, "_sha256", None)
     with stem_edge.load(trials.path, cache_dir=trials.cache, warm_start=False, trial=False):
         assert not trials.cache.exists()
@@ -198,7 +201,7 @@ def test_a_worker_that_cannot_work(command: list[str], said: str, trials: Trials
         ("BundleError", BundleError),
         ("InputError", InputError),
         ("NoSuchError", BackendError),
-        ("annotations", BackendError),
+        ("__doc__", BackendError),
     ],
 )
 def test_an_error_of_ours_comes_as_it_is(
@@ -231,16 +234,142 @@ def test_a_limit_of_our_own_is_not_the_fault_of_a_bundle(
     assert trials.count() == 1
 
 
-def test_a_module_in_another_interpreter(tmp_path: Path) -> None:
-    ended = run_child([*module_command("stem_edge.ggml_trial"), str(tmp_path / "none.so")], 60)
-    assert ended.status == 11
-    assert b"none.so" in ended.stderr
+@pytest.mark.parametrize(
+    ("status", "said", "kept"),
+    [
+        (None, "did not end a step within 3 s (at step 2); try again when less runs here", True),
+        (12, "needed more than 1 kB of memory (at step 2); do not load it unless", True),
+        (
+            13,
+            "could not be tried in a process of its own (exit status 13 at step 2: odd); report",
+            False,
+        ),
+        (-24, "took more than 5 s of processor time (at step 2); do not load it unless", True),
+        (-11, "it crashed a process that tried it first (SIGSEGV at step 2: odd); do not", True),
+        (-31, "it crashed a process that tried it first (SIGSYS at step 2: odd); do not", True),
+        (-9, "a trial of it was killed (at step 2); free some memory and try again", False),
+        (-15, "could not be tried in a process of its own (SIGTERM at step 2: odd); report", False),
+        (
+            0xC0000005,
+            "(exception 0xc0000005 at step 2: odd); report this, or load it with tri",
+            False,
+        ),
+        (0, "could not be tried in a process of its own (exit status 0 at step 2: odd)", False),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_how_a_worker_may_end(
+    status: int | None, said: str, kept: bool, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, seen = Ended(status, b"step 1\nstep 2\n", b"\nodd\n"), list[tuple[object, ...]]()
+
+    def run(*given: object) -> Ended:
+        seen.append(given)
+        return ended
+
+    monkeypatch.setattr(trial, "run_steps", run)
+    monkeypatch.setattr(trial, "_is_limited", lambda limits: False)
+    limits, bundle = Limits(1000, 5, 3.0), open_bundle(trials.path)
+    for _ in range(2):
+        with pytest.raises(BackendError) as caught:
+            try_first(bundle, "onnxruntime", trials.cache, command=["worker"], limits=limits)
+        assert said in str(caught.value)
+        assert str(caught.value).startswith(f"{bundle.path}: ")
+    assert len(seen) == (1 if kept else 2)
+    arguments = [str(trials.path.resolve()), "onnxruntime", "1000", "5", str(trials.cache)]
+    assert seen[0] == (["worker", *arguments], 60.0, 3.0)
+    verdict = Records(bundle, "onnxruntime", trials.cache).verdict()
+    assert (verdict is not None) == kept
+    if verdict is not None:
+        assert (verdict.until is None) == (status is not None)
+
+
+def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    failed = trial._failure(Ended(0xC0000005, b"a step", b""), Limits(1, 1, 1.0))
+    assert "it crashed a process that tried it first (exception 0xc0000005" in failed.reason
+    assert failed.kept
+    assert not trial._failure(Ended(3, b"a step", b""), Limits(1, 1, 1.0)).kept
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, (2**30 + 8 * ROWS_NBYTES, 6, 8.0)),
+        (10**9, (2**30 + 3 * 10**9 + 8 * ROWS_NBYTES, 36, 188.0)),
+        (10**8, (2**30 + 3 * 10**8 + 8 * ROWS_NBYTES, 9, 26.0)),
+    ],
+)
+def test_limits(nbytes: int, expected: tuple[int, int, float]) -> None:
+    def records(record_nbytes: int | None) -> Any:
+        tables = None if record_nbytes is None else SimpleNamespace(record_nbytes=record_nbytes)
+        manifest = SimpleNamespace(tables=tables)
+        return SimpleNamespace(bundle=SimpleNamespace(manifest=manifest), nbytes=nbytes)
+
+    assert Limits.of(records(1)) == expected
+    assert Limits.of(records(2**40)).memory_nbytes == expected[0] + 8 * (2**40 - ROWS_NBYTES)
+    assert Limits.of(records(None)).memory_nbytes == expected[0] - 8 * ROWS_NBYTES
+    assert trial.UNSEEN_NBYTES == 256 * 2**20
 
 
 @needs_limits
-def test_the_limits_of_a_child() -> None:
-    code = (
-        "from stem_edge.child import limit_this_process; limit_this_process(1 << 28, 60)\n"
-        "try: bytearray(1 << 29)\nexcept MemoryError: print('no')"
-    )
-    assert run_child([sys.executable, "-c", code], 60).stdout == b"no\n"
+@pytest.mark.parametrize(("soft", "limited"), [(1999, True), (2000, False), (-1, False)])
+@pytest.mark.parametrize("which", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_bounds_of_ours(
+    soft: int, limited: bool, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    real = getattr(resource, which)
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (soft if number == real else -1, -1))
+    assert trial._is_limited(Limits(1000, 1, 1.0)) == limited
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert not trial._is_limited(Limits(1000, 1, 1.0))
+
+
+def test_messages_are_cut(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [b"InputError: " + b"x" * 3000, b"x" * 300]
+    monkeypatch.setattr(trial, "run_steps", lambda *_: Ended(11, b"", said[0]))
+    with pytest.raises(InputError) as caught:
+        try_first(open_bundle(trials.path), "onnxruntime", trials.cache)
+    assert str(caught.value) == "x" * (2000 - len("InputError: "))
+    assert len(trial._plain(said[1])) == 200
+
+
+def test_files_are_hashed_under_a_bar(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, str, bool | None, int]] = []
+
+    class Bar:
+        def __init__(self, total: int, name: str, show: bool | None) -> None:
+            self._told, self._count = (total, name, show), 0
+
+        def advance(self, count: int) -> None:
+            self._count += count
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            shown.append((*self._told, self._count))
+
+    monkeypatch.setattr(trial, "Progress", Bar)
+    trials.count()
+    (nbytes,) = {nbytes for nbytes, *_ in shown}
+    bundle = open_bundle(trials.path)
+    for most, show in ((nbytes, False), (nbytes - 1, True)):
+        monkeypatch.setattr(trial, "UNSEEN_NBYTES", most)
+        try_first(bundle, "onnxruntime", trials.cache, True)
+        assert shown[-1] == (nbytes, "checking files", show, 0)
+    assert shown[0] == (nbytes, "checking files", False, nbytes)
+
+
+def test_ggml_is_tried_before_a_bundle_is(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(cache_dir: object) -> None:
+        raise BackendError(f"{cache_dir}: no ggml; install it")
+
+    monkeypatch.setattr(trial, "checked_ggml", fails)
+    monkeypatch.setattr(trial, "run_steps", None)
+    with pytest.raises(BackendError, match=f"^{tmp_path}: no ggml"):
+        try_first(open_bundle(tiny_gguf), "ggml", tmp_path)

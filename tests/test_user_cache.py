@@ -17,7 +17,7 @@ from conftest import DEMO
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.ggml_check import check_library
-from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries
+from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries, marks
 from stem_edge.token_counts import write_counts
 from stem_edge.verdicts import Records
 
@@ -35,7 +35,7 @@ def put(root: Path, name: str, **changes: object) -> Path:
         bundle=str(root / "bundle"),
         onnxruntime=ort.__version__,
         cpu=cpu_digest(),
-        files={"g.onnx": 1000},
+        files={"g.onnx": marks(folder / "g.onnx")},
         prefill=None,
         seconds={},
     )

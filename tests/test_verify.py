@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from stem_edge.bundle import (
     TOKENIZER_CONFIG,
     FileEntry,
     encode_manifest,
+    open_bundle,
     open_manifest,
 )
 from stem_edge.cli import main
@@ -194,3 +197,56 @@ def test_a_stray_file_whose_name_cannot_be_printed(
     assert options or len(out.splitlines()) == 1
     assert "\x1b" not in out
     assert "not part of the bundle" in out
+
+
+def test_a_bundle_that_cannot_be_opened(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(root: Path) -> None:
+        raise BundleError(f"{root}: not what it says; export it again")
+
+    monkeypatch.setattr(safety, "open_bundle", refuse)
+    found = check_safety(bundle)
+    assert found.reasons == ["not what it says; export it again"]
+    assert found.advice == safety.COPY_AGAIN
+
+
+def test_parts_that_a_bundle_has(tiny_gguf: Path, bundle: Path) -> None:
+    for path, has_gguf in ((tiny_gguf, True), (bundle, False)):
+        manifest = open_manifest(path)
+        parts = [right for right, _ in safety._parts(open_bundle(path), manifest, lambda n: None)]
+        assert ("the tensors of backbone.gguf" in parts) == has_gguf
+        assert ("5 graphs of known operators" in parts) != has_gguf
+        assert parts[0] == f"{manifest.model.records:,} records"
+        assert parts[-2:] == [
+            "a tokenizer of known steps",
+            "a chat template that works or none",
+        ]
+    dense: Any = SimpleNamespace(
+        table_format=None, graphs=manifest.graphs, gguf=None, model=manifest.model
+    )
+    parts = [right for right, _ in safety._parts(open_bundle(bundle), dense, lambda n: None)]
+    assert parts[0] == "5 graphs of known operators"
+
+
+def test_the_tensors_of_a_backbone(tiny_gguf: Path) -> None:
+    bundle = open_bundle(tiny_gguf)
+    for _, check in safety._parts(bundle, bundle.manifest, lambda count: None):
+        check()
+
+
+def test_what_is_executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    assert not safety._is_executable(path)  # it is gone
+    path.touch()
+    path.chmod(0o644)
+    assert not safety._is_executable(path)
+    assert not safety._is_executable(tmp_path)
+    for mode in (0o100, 0o010, 0o001):
+        path.chmod(0o600 | mode)
+        assert safety._is_executable(path) == (os.name == "posix")
+    monkeypatch.setattr(safety, "os", SimpleNamespace(name="nt"))
+    assert not safety._is_executable(path)
+
+
+def test_names_of_what_can_be_run() -> None:
+    windows, others = {".dll", ".exe", ".bat", ".ps1"}, {".so", ".dylib", ".sh"}
+    assert windows | others | {".py", ".pyc", ".pyd", ".pth"} == safety.CODE

@@ -180,6 +180,10 @@ def main() -> int:
         "--findings", type=Path, default=Path("build/fuzz"), metavar="DIR", help="(build/fuzz)"
     )
     args = parser.parse_args()
+    if args.replay and not (args.target and args.replay.is_file()):
+        parser.error("--replay needs a TARGET and a FILE that exists")
+    if args.runs < 1 or args.jobs < 1 or (args.seconds is not None and args.seconds <= 0):
+        parser.error("--runs, --jobs and --seconds must be above 0")
     if args.list or args.target is None:
         for name, target in TARGETS.items():
             print(f"{name:<12} {target.about}")

@@ -104,6 +104,7 @@ def try_module(module: str, chosen: list[int] | None, folder: Path) -> list[Resu
     tests = tests_of(module)
     source = (ROOT / module).read_text("utf-8")
     tree, lines = ast.parse(source), source.splitlines()
+    print(f"{module}: its tests, unchanged and watched", file=sys.stderr, flush=True)
     baseline = measure(module, tests, folder)
     for name in baseline.modules:
         if name not in sys.modules and not name.startswith("_"):
@@ -115,6 +116,7 @@ def try_module(module: str, chosen: list[int] | None, folder: Path) -> list[Resu
     seconds = max(LEAST_SECONDS, SLACK * (time.monotonic() - started))
     results = []
     all_mutants = mutants(tree)
+    print(f"{module}: {len(chosen or all_mutants)} mutants", file=sys.stderr, flush=True)
     for number in range(len(all_mutants)) if chosen is None else chosen:
         mutant = all_mutants[number]
         line = lines[mutant.line - 1].strip()
@@ -190,6 +192,10 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result")
     args = parser.parse_args()
+    if unknown := set(args.modules) - set(modules()):
+        parser.error(f"{min(unknown)} is not on the boundary; one of: {', '.join(modules())}")
+    if args.jobs < 1 or (args.sample is not None and args.sample < 1):
+        parser.error("--sample and --jobs must be above 0")
     chosen = choose(args.modules or modules(), args.sample, args.seed)
     with ThreadPoolExecutor(args.jobs) as pool:
         found = dict(zip(chosen, pool.map(in_process, chosen, chosen.values()), strict=True))

@@ -67,7 +67,8 @@ class Verdict:
         return (
             f"{self.generations:,} generations in {self.seconds:.0f} s: memory "
             f"{self.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.3f} MiB per 10,000 generations; "
-            f"threads {self.more_threads:+d}, open files {self.more_files:+d}"
+            f"threads {self.more_threads:+d}, open files {self.more_files:+d}: "
+            + ("flat" if self.flat() else "not flat, or too short to tell")
         )
 
 
@@ -197,6 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="all samples, for machines")
     given = parser.parse_args(arguments)
+    if given.minutes <= 0 or (given.generations is not None and given.generations < 1):
+        parser.error("--minutes and --generations must be above 0")
     slots = given.slots
     if slots is None:
         records = stem_edge.open_bundle(given.bundle).manifest.model.records

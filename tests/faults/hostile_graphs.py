@@ -35,7 +35,7 @@ def graph_refused(bundle: Path, graph: str, data: bytes, *naming: str) -> str:
     """The message with which these bytes are refused in the place of a graph."""
     path, manifest = bundle / graph_file(graph), open_manifest(bundle)
     return refused(
-        lambda: check_graph(data, path, graph, manifest), BundleError, path, *naming, seconds=5
+        lambda: check_graph(data, path, graph, manifest), BundleError, path, *naming, seconds=30
     )
 
 

@@ -40,7 +40,14 @@ from stem_edge.errors import BackendError, BundleError
 from stem_edge.ggml import library_path
 from stem_edge.ggml_types import F32, Q4_0
 from stem_edge.gguf_check import check_backbone
-from stem_edge.gguf_file import GgufFile, GgufTensor, parse_gguf, read_gguf
+from stem_edge.gguf_file import (
+    MAX_STRINGS,
+    MAX_TENSORS,
+    GgufFile,
+    GgufTensor,
+    parse_gguf,
+    read_gguf,
+)
 from stem_edge.runtime import ggml_weights
 
 HUGE = [1 << 31, 1 << 32, 1 << 62, 1 << 63, (1 << 64) - 1]
@@ -48,7 +55,7 @@ PLACE = Path("there/backbone.gguf")
 
 
 def gguf_refused(data: bytes, *naming: str) -> str:
-    return refused(lambda: parse_gguf(data, PLACE), BundleError, PLACE, *naming, seconds=2)
+    return refused(lambda: parse_gguf(data, PLACE), BundleError, PLACE, *naming, seconds=30)
 
 
 def test_bytes_and_files_are_read_alike(tiny_gguf: Path) -> None:
@@ -209,8 +216,13 @@ def test_b8_the_file_is_read_through_the_seam(
 
 
 COSTLY = {
-    "strings": lambda: gguf([("k", array_start(STRING, 1 << 22) + bytes(8 << 22))]),
-    "too many strings": lambda: gguf([(k, strings([""] * 2_100_000)) for k in "ab"]),
+    "strings": lambda: gguf([("k", array_start(STRING, MAX_STRINGS) + bytes(8 * MAX_STRINGS))]),
+    "too many strings": lambda: gguf([(k, strings([""] * 1_100_000)) for k in "ab"]),
+    "tensors": lambda: gguf(
+        [],
+        [Tensor(f"{n:063}", (1,), F32.number, 32 * n) for n in range(MAX_TENSORS)],
+        bytes(32 * MAX_TENSORS),
+    ),
     "arrays that could be kept": lambda: gguf(
         [(f"general.{n}", array(INT32, range(1000, 66536))) for n in range(120)]
     ),
@@ -220,12 +232,12 @@ COSTLY = {
 
 @pytest.mark.parametrize("case", COSTLY)
 def test_b2_the_costliest_headers(case: str, tmp_path: Path) -> None:
-    """Memory and time of 30 to 60 MB of whatever takes the most of them, each byte of it true."""
+    """Memory and time of up to 60 MB of whatever takes the most of them, each byte of it true."""
     resource, data = pytest.importorskip("resource"), COSTLY[case]()
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     if case == "too many strings":
         gguf_refused(data, "strings in key 'b'")
     else:
         parse_gguf(data, PLACE)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 20
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10 < 256

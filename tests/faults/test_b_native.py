@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -23,6 +24,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph_io import HEAD, graph_file
 from stem_edge.runtime import trial
 from stem_edge.runtime.trial import Limits, try_first
+from stem_edge.verdicts import Records
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no signals")
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
@@ -30,6 +32,7 @@ needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bo
 STEP = "backbone.late.onnx"
 SAY = f"print({STEP!r}, flush=True)"
 GOOD = "print('done')"
+LONG = 120.0
 QUICK = Limits(1 << 30, 60, 60.0)
 # The worker without what refuses hostile files before native code sees them.
 UNCHECKED = """
@@ -121,17 +124,49 @@ def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
     assert not (tmp_path / "mark").exists()
 
 
-def test_b10_a_hang_at_load_ends_and_is_not_remembered(bundle: Bundle, tmp_path: Path) -> None:
+def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be this machine that was too busy."""
     hangs = child(f"import time; {SAY}; time.sleep(600)")
 
-    def load() -> None:
-        limits = QUICK._replace(seconds=1.0)
-        try_first(bundle, "onnxruntime", tmp_path, command=hangs, limits=limits)
+    def load(command: list[str]) -> None:
+        limits = QUICK._replace(step_seconds=1.0)
+        try_first(bundle, "onnxruntime", tmp_path, command=command, limits=limits)
 
-    refused(load, BackendError, bundle.path, "did not end within 1 s", STEP, "try again")
+    said = (
+        "did not end a step within 1 s",
+        STEP,
+        f"in an hour, or at once with: stem-edge verify {bundle.path}",
+    )
+    first = refused(lambda: load(hangs), BackendError, bundle.path, *said)
+    assert refused(lambda: load(child(GOOD)), BackendError, *said) == first  # without another try
+    try_first(bundle, "onnxruntime", tmp_path, anew=True, command=child(GOOD))
+    load(hangs)  # the good verdict counts
+    for path in kept(tmp_path):
+        path.unlink()
+    refused(lambda: load(hangs), BackendError, *said)
+    later = time.time() + 3601
+    monkeypatch.setattr(time, "time", lambda: later)
+    load(child(GOOD))
+
+
+def test_b10_a_small_file_is_refused_within_ten_seconds(bundle: Bundle, tmp_path: Path) -> None:
+    limits = Limits.of(Records(bundle, "onnxruntime", tmp_path))
+    assert limits.cpu_seconds + 1 < limits.step_seconds < 9
+
+
+def test_b10_a_worker_that_does_not_start_says_nothing_about_the_bundle(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "START_SECONDS", 1.0)
+
+    def load() -> None:
+        hangs = child("import time; time.sleep(600)")
+        try_first(bundle, "onnxruntime", tmp_path, command=hangs, limits=QUICK)
+
+    refused(load, BackendError, bundle.path, "did not start within 1 s", "try again")
     assert not kept(tmp_path)
-    try_first(bundle, "onnxruntime", tmp_path, command=child(GOOD))
 
 
 @needs_limits
@@ -147,6 +182,11 @@ def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> Non
 
     refused(lambda: load(loops), BackendError, "took more than 0 s of processor time", STEP)
     refused(lambda: load(child(GOOD)), BackendError, "processor time", STEP)
+
+
+def patient(bundle: Bundle, cache: Path) -> Limits:
+    """Those of the bundle, on a machine that other tests keep busy."""
+    return Limits.of(Records(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
 
 
 def huge(model: onnx.ModelProto) -> None:
@@ -170,13 +210,19 @@ def test_b15_a_graph_that_takes_all_memory(tiny_bundle: Path, tmp_path: Path) ->
     hostile = open_bundle(resealed(tiny_bundle, tmp_path / "hostile", files))
 
     def load(code: str) -> None:
-        try_first(hostile, "onnxruntime", tmp_path, command=child(code))
+        limits = patient(hostile, tmp_path)
+        try_first(hostile, "onnxruntime", tmp_path, command=child(code), limits=limits)
 
-    refused(lambda: load(UNCHECKED), BackendError, hostile.path, "GB of memory", "computing")
+    naming = (hostile.path, "GB of memory", "computing")
+    refused(lambda: load(UNCHECKED), BackendError, *naming, seconds=LONG)
     assert len(kept(tmp_path)) == 1
-    refused(lambda: load(GOOD), BackendError, hostile.path, "GB of memory", "computing")
+    refused(lambda: load(GOOD), BackendError, *naming)
     # And with the checks, in the real worker, it does not come so far.
-    refused(lambda: try_first(hostile, "onnxruntime", tmp_path, anew=True), stem_edge.BundleError)
+    refused(
+        lambda: try_first(hostile, "onnxruntime", tmp_path, anew=True),
+        stem_edge.BundleError,
+        seconds=LONG,
+    )
 
 
 def grows(told: dict[str, object]) -> None:
@@ -210,10 +256,12 @@ def test_r7_an_abort_for_want_of_memory_in_native_code(
     hostile = open_bundle(resealed(tiny_bundle, tmp_path / "hostile", files))
 
     def load(code: str) -> None:
-        try_first(hostile, "onnxruntime", tmp_path, command=child(code))
+        limits = patient(hostile, tmp_path)
+        try_first(hostile, "onnxruntime", tmp_path, command=child(code), limits=limits)
 
-    refused(lambda: load(UNCHECKED), BackendError, hostile.path, "SIGABRT", TOKENIZER)
-    refused(lambda: load(GOOD), BackendError, hostile.path, "SIGABRT", TOKENIZER)
+    naming = (hostile.path, "SIGABRT", TOKENIZER)
+    refused(lambda: load(UNCHECKED), BackendError, *naming, seconds=LONG)
+    refused(lambda: load(GOOD), BackendError, *naming)
 
 
 @needs_signals

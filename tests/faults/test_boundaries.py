@@ -33,7 +33,7 @@ def test_limits_are_what_is_documented() -> None:
     assert edit_file.MAX_NBYTES == 268_435_456
     assert edit_file.MAX_TEXT == 4096
     assert (gguf_file.MAX_HEADER_NBYTES, gguf_file.MAX_ALIGNMENT) == (67_108_864, 65_536)
-    assert (gguf_file.MAX_KEYS, gguf_file.MAX_TENSORS) == (4096, 131_072)
+    assert (gguf_file.MAX_KEYS, gguf_file.MAX_TENSORS) == (4096, 8192)
     assert (gguf_file.MAX_KEY_NBYTES, gguf_file.MAX_TENSOR_NAME_NBYTES) == (256, 63)
     assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES, token_index.ENTRY_NBYTES) == (4, 16, 4)
 

@@ -37,12 +37,18 @@ PROMPT = "The capital of France is"
 CODEC = TextCodec(DEMO / "tokenizer.json")
 
 
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Model]:
+    with stem_edge.load(DEMO) as model:
+        model.generate_text(PROMPT, max_new_tokens=2)  # now its thread is there, too
+        yield model
+
+
 @pytest.fixture
-def model() -> Iterator[Model]:
+def model(loaded: Model) -> Iterator[Model]:
     """A model that answers after the fault as before it."""
-    with stem_edge.load(DEMO) as loaded:
-        yield loaded
-        assert loaded.generate_text(PROMPT, max_new_tokens=2).startswith(" Paris")
+    yield loaded
+    assert loaded.generate_text(PROMPT, max_new_tokens=2).startswith(" Paris")
 
 
 def test_p1_no_prompt_is_refused(model: Model, capsys: pytest.CaptureFixture[str]) -> None:

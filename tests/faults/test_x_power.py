@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from contract import refused
 from crash_states import (
@@ -193,7 +192,7 @@ def test_x2_a_sample_of_power_cuts_is_followed_by_the_same_export(
         folder = tmp_path / str(number)
         folder.mkdir()
         write_tree(state.tree, folder)
-        _finish(record.export, folder / "out")
+        finish(record.export, folder / "out")
         shutil.rmtree(folder)
 
 
@@ -208,7 +207,7 @@ def _sample(recorded: dict[str, Recorded], count: int) -> list[tuple[Recorded, C
     return chosen
 
 
-def _finish(export: TinyExport, out: Path) -> None:
+def finish(export: TinyExport, out: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Leftover)
         export.finish(out)
@@ -266,24 +265,6 @@ def test_x5_a_cut_while_the_old_bundle_is_deleted_leaves_the_new_one(
     assert {verdict(state.tree, record.export) for state in states} == {"new"}
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
-    exchange: bool,
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    export, out = exports["force"], exports["force"].prepare(tmp_path)
-    with monkeypatch.context() as patch:
-        if not exchange:
-            patch.setattr(disk, "exchange", lambda first, second: False)
-        watch(patch, ["remove_folder"], Failing(0, 5, for_ever=True))
-        with pytest.warns(Leftover, match=r"what was replaced could not be deleted.*; delete it"):
-            export.run(out)
-    assert bundle_files(out) == bundle_files(export.new)
-    _finish(export, out)
-
-
 def test_x6_a_second_fault_while_the_first_is_made_good(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
@@ -316,7 +297,7 @@ def _power_goes_again(
     assert {verdict(second.tree, export) for second in again} <= allowed
     folder.mkdir()
     write_tree(rng.choice(again).tree, folder)
-    _finish(export, folder / "out")
+    finish(export, folder / "out")
     shutil.rmtree(folder)
     return len({second.key for second in again})
 
@@ -337,77 +318,6 @@ def _operation_fails(
     found = bundle_files(folder / "out")
     kept = [None, *(bundle_files(path) for path in (export.old, export.new) if path)]
     assert found in kept
-    _finish(export, folder / "out")
+    finish(export, folder / "out")
     shutil.rmtree(folder)
     return int(failing.failed)
-
-
-def test_x7_leftovers_are_used_or_deleted_and_reported(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    recorded: dict[str, Recorded],
-    tmp_path: Path,
-) -> None:
-    """A lock, a working folder of the same export, one of another, stray temporary files."""
-    export, out = exports["new"], tmp_path / "out"
-    (tmp_path / f"{WORK}.lock").write_text("")
-    states = [s for s in recorded["new"].states() if below(s.tree, WORK) is not None]
-    unfinished = next(s for s in states if f"{WORK}/backbone.head.onnx" in s.tree)
-    write_tree(unfinished.tree, tmp_path)
-    with pytest.warns(Leftover, match=r"\.stem-edge-out: .*(used again: 1|it is deleted)"):
-        export.run(out)
-    assert bundle_files(out) == bundle_files(export.new)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_x7_what_stands_aside_comes_back(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    """Killed between two renames: there is no bundle of that name, but two others."""
-    export = exports["force"]
-    assert export.old is not None
-    shutil.copytree(export.old, tmp_path / ASIDE)
-    shutil.copytree(export.new, tmp_path / WORK)
-    with pytest.warns(Leftover, match="the bundle is here again"):
-        message = refused(
-            lambda: run_export(export.checkpoint, tmp_path / "out", {}), ExportError, "--force"
-        )
-    assert "exists already" in message
-    assert bundle_files(tmp_path / "out") == bundle_files(export.old)
-    _finish(export, tmp_path / "out")
-
-
-def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
-    """What is left of an export does not open, whatever is in it."""
-    (tmp_path / WORK).mkdir()
-    (tmp_path / WORK / "export.journal").write_bytes(b"{}")
-    refused(lambda: open_bundle(tmp_path / WORK), BundleError, tmp_path / WORK)
-    refused(lambda: open_bundle(tmp_path / "out"), BundleError, tmp_path / "out")
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "zeros", "folder"])
-def test_x8_a_damaged_counts_file_is_discarded(
-    damage: str, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    """The row cache starts cold then, and the file is written anew."""
-    prompt = list(range(5, 40))
-
-    def generate() -> list[int]:
-        with stem_edge.load(tiny_bundle, cache_dir=tmp_path) as model:
-            return [t for c in model.generate(prompt, max_new_tokens=5) for t in c.token_ids]
-
-    expected = generate()
-    (counts,) = [path for path in tmp_path.rglob("*") if path.suffix == ".npy"]
-    whole = counts.read_bytes()
-    if damage == "folder":
-        counts.unlink()
-        counts.mkdir()
-    else:
-        noise = np.random.default_rng(1).bytes(len(whole))
-        zeros = bytes(len(whole))
-        counts.write_bytes(
-            {"empty": b"", "cut": whole[:-5], "noise": noise, "zeros": zeros}[damage]
-        )
-    assert generate() == expected
-    assert generate() == expected
-    assert counts.is_dir() or len(counts.read_bytes()) == len(whole)

@@ -1,0 +1,120 @@
+"""Real file systems that are full or lose their power, where root may mount them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contract import refused
+from faulty_disk import CHANGES, Counter, watch
+from tiny_exports import (
+    Kind,
+    TinyExport,
+    bundle_files,
+    exports,  # noqa: F401 - a fixture
+)
+
+from stem_edge.errors import ExportError
+from stem_edge.export.files import Leftover
+
+
+def mounting() -> str | None:
+    """Why nothing can be mounted here."""
+    if sys.platform != "linux" or not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "only root can mount file systems, and only on Linux is it done here"
+    missing = [tool for tool in ("mount", "umount", "mkfs.ext4") if shutil.which(tool) is None]
+    return f"there is no {missing[0]}" if missing else None
+
+
+def command(*arguments: str | Path) -> None:
+    """Run a command; a test that cannot mount is skipped, and says so."""
+    done = subprocess.run([str(a) for a in arguments], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{arguments[0]} does not work here: {done.stderr.decode().strip()[:80]}")
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """mount(name, *arguments) mounts and returns the folder; all are unmounted afterwards."""
+    if (reason := mounting()) is not None:
+        pytest.skip(reason)
+    mounted: list[Path] = []
+
+    def mount(name: str, *arguments: str | Path) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        command("mount", *arguments, folder)
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in reversed(mounted):
+        subprocess.run(["umount", str(folder)], check=False)
+
+
+def test_d1_a_real_disk_that_is_full(
+    exports: dict[Kind, TinyExport],  # noqa: F811
+    mount: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small tmpfs with the old bundle on it; then it grows. Free space is not asked first."""
+    folder = mount("small", "-t", "tmpfs", "-o", "size=256k", "none")
+    export = exports["force"]
+    out = export.prepare(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("stem_edge.export.space.free_nbytes", lambda _: 1 << 40)
+        refused(
+            lambda: export.run(out), ExportError, out, "the disk is full", "bytes free", kept=[out]
+        )
+    command("mount", "-o", "remount,size=4m", folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Leftover)
+        export.run(out)
+    assert bundle_files(out) == bundle_files(export.new)
+    assert [path.name for path in folder.iterdir()] == ["out"]
+
+
+def test_x2_a_copied_image_of_a_mounted_disk(
+    exports: dict[Kind, TinyExport],  # noqa: F811
+    mount: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """A real journal is replayed: what an ext4 holds on its medium at five moments of an export."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    command("mkfs.ext4", "-q", "-F", image)
+    folder = mount("disk", "-o", "loop", image)
+    export = exports["force"]
+    out = export.prepare(folder)
+    os.sync()
+    cuts, count = random.Random(2).sample(range(5, 75), 5), Counter()
+    copies: list[Path] = []
+
+    def before(name: str) -> None:
+        if count(name) in cuts:
+            copies.append(Path(shutil.copy(image, tmp_path / f"copy{len(copies)}")))
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, CHANGES, before)
+        export.run(out)
+    copies.append(Path(shutil.copy(image, tmp_path / "last")))  # success was reported
+    assert len(copies) == 6
+    ends = [bundle_files(export.old), bundle_files(export.new)] if export.old else []
+    for number, copy in enumerate(copies):
+        found = mount(f"cut{number}", "-o", "loop", copy) / "out"
+        assert bundle_files(found) in ends
+        if number == 5:
+            assert bundle_files(found) == ends[1]
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Leftover)
+            export.finish(found)
+        assert bundle_files(found) == ends[1]

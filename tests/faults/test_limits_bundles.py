@@ -1,0 +1,374 @@
+"""Manifests and checksums: what is just inside a limit is taken, what is just outside refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from contract import refused
+from faulty_disk import Failing, watch
+from test_bundle import GRAPHS, REPORT, make_bundle
+from test_limits_disk import open_files
+
+from stem_edge import bundle as bundles
+from stem_edge import checksums, disk
+from stem_edge.bundle import (
+    BACKBONE_DATA,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    BackboneFormat,
+    FileEntry,
+    GgufFormat,
+    KindError,
+    Manifest,
+    QualityReport,
+    encode_manifest,
+    open_bundle,
+    open_manifest,
+    parse_manifest,
+)
+from stem_edge.checksums import verify
+from stem_edge.errors import BundleError
+from stem_edge.graph_io import PREFILL, graph_file
+
+SHA = "0" * 64
+Fields = dict[str, Any]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "model")
+
+
+def changed(bundle: Path, *places: tuple[str, Any]) -> Manifest:
+    """The manifest with other values at some places, "a b" being b in a; parsed anew."""
+    document = json.loads((bundle / MANIFEST).read_bytes())
+    for where, value in places:
+        *parents, last = where.split("|")
+        target = document
+        for name in parents:
+            target = target[name]
+        target[last] = value
+    return parse_manifest(json.dumps(document).encode(), bundle / MANIFEST)
+
+
+def test_limits_are_what_is_documented() -> None:
+    assert (bundles.FORMAT_VERSION, bundles.MAX_BLOCK) == (3, 256)
+    assert bundles.MAX_NBYTES == 2**63 - 1
+    assert bundles.WEIGHT_BITS == {"fp32": 32, "int8": 8, "int4": 4}
+    assert (bundles.WORKING, bundles.OLD) == (".stem-edge-", "-old")
+    assert checksums.HASH_PIECE_NBYTES == 4_194_304
+
+
+# The manifest
+
+
+@pytest.mark.parametrize(
+    "struct", [FileEntry, BackboneFormat, GgufFormat, KindError, QualityReport, Manifest]
+)
+def test_what_is_not_known_is_refused_and_what_was_checked_stays(
+    struct: type[msgspec.Struct],
+) -> None:
+    assert struct.__struct_config__.frozen
+    assert struct.__struct_config__.forbid_unknown_fields
+
+
+def test_fields_have_names() -> None:
+    """They may be put in another order."""
+    makers: list[Callable[..., object]] = [BackboneFormat, GgufFormat, QualityReport, Manifest]
+    for maker, values in zip(makers, [("int4", "int8", 32), ("f32",), (), ()], strict=True):
+        with pytest.raises(TypeError):
+            maker(*values, *[None] * (20 if not values else 0))
+
+
+def test_what_a_manifest_need_not_say(bundle: Path) -> None:
+    """Those of earlier exports do not."""
+    document = json.loads((bundle / MANIFEST).read_bytes())
+    for name in ("asymmetric", "kinds", "prefill", "quantizer"):
+        del document["backbone"][name]
+    for name in ("rare_tables", "indexed", "gguf"):
+        del document[name]
+    for name in ("prefill_divergence", "divergence_99", "agreement", "notes"):
+        del document["reports"]["onnxruntime"][name]
+    found = parse_manifest(json.dumps(document).encode(), bundle / MANIFEST)
+    assert found == open_manifest(bundle)
+    assert found.backbone == BackboneFormat(
+        weights="int4", head="int8", block_size=32, kinds={}, asymmetric=False, quantizer="rtn"
+    )
+    assert (found.rare_tables, found.indexed, found.gguf) == (None, False, None)
+    assert (found.report.agreement, found.report.notes) == (None, ())
+    assert not GgufFormat(weights="f32").importance
+
+
+@pytest.mark.parametrize(
+    ("where", "inside", "outside"),
+    [
+        (f"files|{TOKENIZER}|nbytes", 0, -1),
+        (f"files|{TOKENIZER}|nbytes", 2**62, 2**63 - 1),  # with the others: too many in all
+        (f"files|{TOKENIZER}|sha256", "f" * 64, "f" * 63),
+        (f"files|{TOKENIZER}|sha256", "a" * 64, "a" * 65),
+        (f"files|{TOKENIZER}|sha256", "0" * 64, "A" * 64),
+        (f"files|{TOKENIZER}|sha256", "9" * 64, "g" * 64),
+        ("backbone|block_size", 16, 15),
+        ("backbone|block_size", 256, 257),
+        ("reports|onnxruntime|checkpoint_nbytes", 2**63 - 1, 2**63),
+        ("reports|onnxruntime|probe_tokens", [0, (1 << 24) - 1], [1 << 24]),
+        ("reports|onnxruntime|probe_tokens", [], [-1]),
+        ("format_version", 3, 2),
+        ("format_version", 3, 0),
+    ],
+)
+def test_the_edges_of_each_field(bundle: Path, where: str, inside: object, outside: object) -> None:
+    changed(bundle, (where, inside))
+    refused(lambda: changed(bundle, (where, outside)), BundleError, bundle / MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"), [(4, True), (2**31 - 1, True), (2**31, False), (2, False)]
+)
+def test_versions(bundle: Path, version: int, newer: bool) -> None:
+    call: Callable[[], object] = lambda: changed(bundle, ("format_version", version))
+    message = refused(call, BundleError, bundle / MANIFEST)
+    assert ("upgrade stem-edge" in message) == newer
+
+
+def test_the_sum_of_all_sizes(bundle: Path) -> None:
+    rest = open_manifest(bundle).nbytes - 2
+    name = f"files|{TOKENIZER}|nbytes"
+    assert changed(bundle, (name, 2**63 - 1 - rest)).nbytes == 2**63 - 1
+    call: Callable[[], object] = lambda: changed(bundle, (name, 2**63 - rest))
+    refused(call, BundleError, str(2**63))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_size_of_a_manifest(bundle: Path, more: int) -> None:
+    data = (bundle / MANIFEST).read_bytes().ljust(bundles.MAX_MANIFEST_NBYTES + more)
+    (bundle / MANIFEST).write_bytes(data)
+    calls: list[Callable[[], Manifest]] = [
+        lambda: parse_manifest(data, bundle / MANIFEST),
+        lambda: open_manifest(bundle),
+    ]
+    for call in calls:
+        if more:
+            refused(call, BundleError, bundle / MANIFEST, "larger than 1048576 bytes")
+        else:
+            assert call().format_version == 3
+
+
+@pytest.mark.parametrize(("missing", "valid"), [(0, True), (1, False)])
+def test_a_backbone_that_is_smaller_than_its_model(bundle: Path, missing: int, valid: bool) -> None:
+    """Four bits for each number are the least."""
+    manifest = open_manifest(bundle)
+    least = manifest.model.backbone_parameters * 4 // 8
+    names = [*GRAPHS, BACKBONE_DATA]
+    sizes = dict.fromkeys(GRAPHS, 1) | {BACKBONE_DATA: least - len(GRAPHS) - missing}
+    files = manifest.files | {name: FileEntry(sizes[name], SHA) for name in names}
+    for name, size in sizes.items():
+        (bundle / name).write_bytes(bytes(size))
+    written = msgspec.structs.replace(manifest, files=files)
+    (bundle / MANIFEST).write_bytes(encode_manifest(written))
+    if valid:
+        assert open_bundle(bundle).manifest == written
+    else:
+        refused(lambda: open_bundle(bundle), BundleError, "onnxruntime", f"at least {least}")
+
+
+@pytest.mark.parametrize("name", sorted(bundles.MAX_SMALL_NBYTES))
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_small_file_that_is_large(bundle: Path, name: str, more: int) -> None:
+    """A sparse file: none of it is read."""
+    nbytes, manifest = bundles.MAX_SMALL_NBYTES[name] + more, open_manifest(bundle)
+    os.truncate(bundle / name, nbytes)
+    files = manifest.files | {name: FileEntry(nbytes, SHA)}
+    written = encode_manifest(msgspec.structs.replace(manifest, files=files))
+    (bundle / MANIFEST).write_bytes(written)
+    if more:
+        refused(lambda: open_bundle(bundle), BundleError, bundle / name, str(nbytes - 1))
+    else:
+        open_bundle(bundle)
+
+
+def test_a_model_that_cannot_be_cut_into_blocks(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = open_manifest(bundle)
+    monkeypatch.setattr(bundles, "fitting_block", lambda dim, block: None)
+    with pytest.raises(ValueError, match="dim 16 cannot be cut into blocks"):
+        msgspec.structs.replace(manifest)
+    plain = BackboneFormat(weights="fp32", head="fp32", block_size=32)
+    assert msgspec.structs.replace(manifest, backbone=plain).backbone == plain
+
+
+def test_types_of_each_kind_of_matrix() -> None:
+    plain = BackboneFormat(weights="int4", head="int8", block_size=32)
+    assert {k: plain.bits(k) for k in bundles.MATRIX_KINDS} == {
+        "embedding": 8,
+        "head": 8,
+        "qkv": 4,
+        "wo": 4,
+        "gate": 4,
+        "up": 4,
+        "down": 4,
+        "project": 4,
+    }
+    mixed = BackboneFormat(weights="fp32", head="fp32", block_size=32, kinds={"head": "int8"})
+    assert (mixed.type_of("head"), mixed.type_of("embedding")) == ("int8", "fp32")
+    assert mixed.quantized
+    assert not BackboneFormat(weights="fp32", head="fp32", block_size=32).quantized
+
+
+def both_engines(bundle: Path) -> Fields:
+    """Fields of a manifest with both backbones and a prefill graph."""
+    manifest = open_manifest(bundle)
+    names = [bundles.GGUF, bundles.PREFILL_DATA, graph_file(PREFILL)]
+    assert manifest.backbone is not None
+    return {
+        "backbone": msgspec.structs.replace(manifest.backbone, prefill=True),
+        "gguf": GgufFormat(weights="q8_0"),
+        "files": manifest.files | {name: FileEntry(5000, SHA) for name in names},
+        "reports": {"ggml": msgspec.structs.replace(REPORT, divergence=1.0), "onnxruntime": REPORT},
+    }
+
+
+def test_a_bundle_for_both_engines(bundle: Path) -> None:
+    plain = open_manifest(bundle)
+    both = msgspec.structs.replace(plain, **both_engines(bundle))
+    assert both.engines == ("onnxruntime", "ggml")
+    assert (both.report, plain.report) == (REPORT, REPORT)
+    assert (both.has_prefill, plain.has_prefill) == (True, False)
+    assert both.graphs() == [*plain.graphs(), PREFILL]
+    added = {bundles.GGUF, bundles.PREFILL_DATA, graph_file(PREFILL)}
+    assert set(both.required_files()) == set(plain.required_files()) | added
+    assert both.backbone_files() == {
+        "onnxruntime": [BACKBONE_DATA, *GRAPHS],
+        "ggml": [bundles.GGUF],
+    }
+    assert both.nbytes == plain.nbytes + 15000
+    only = msgspec.structs.replace(both, backbone=None, reports={"ggml": REPORT})
+    assert (only.engines, only.graphs(), only.has_prefill) == (("ggml",), [], False)
+    assert BACKBONE_DATA not in only.required_files()
+    for name in sorted(added):
+        files = {n: entry for n, entry in both.files.items() if n != name}
+        with pytest.raises(ValueError, match=f"no entry for {name}"):
+            msgspec.structs.replace(both, files=files)
+
+
+@pytest.mark.parametrize("engines", [[], ["ggml"], ["onnxruntime", "ggml"]])
+def test_backbones_without_reports_and_reports_without_backbones(
+    bundle: Path, engines: list[str]
+) -> None:
+    reports = dict.fromkeys(engines, REPORT)
+    with pytest.raises(ValueError, match="reports of"):
+        msgspec.structs.replace(open_manifest(bundle), reports=reports)
+    if not engines:
+        with pytest.raises(ValueError, match="reports of"):
+            msgspec.structs.replace(open_manifest(bundle), backbone=None, reports={})
+
+
+# Folders that are no bundles
+
+
+def test_an_export_that_was_cut_off_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, working = tmp_path / "out", tmp_path / ".stem-edge-out"
+    refused(lambda: open_bundle(out), BundleError, out, "give the folder of an export")
+    working.mkdir()
+    refused(lambda: open_bundle(out), BundleError, out, "is not finished")
+    (tmp_path / ".stem-edge-out-old").mkdir()
+    refused(lambda: open_bundle(out), BundleError, out, "rename .stem-edge-out-old to out")
+    working.rmdir()
+    monkeypatch.chdir(tmp_path)
+    refused(lambda: open_bundle("out"), BundleError, "rename .stem-edge-out-old to out")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_manifest_that_cannot_be_read(
+    bundle: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, ["open_file"], Failing(0, number, for_ever=True))
+    refused(
+        lambda: open_bundle(bundle), BundleError, bundle / MANIFEST, os.strerror(number), "manifest"
+    )
+
+
+# Checksums
+
+
+@pytest.mark.parametrize("piece", [1000, 4000, 4001, 1 << 22])
+def test_every_byte_is_hashed_in_pieces(
+    bundle: Path, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", piece)
+    counted, before = list[int](), open_files()
+    results = verify(bundle, counted.append)
+    assert set(results.values()) == {"ok"}
+    assert list(results) == sorted(open_manifest(bundle).files)
+    assert sum(counted) == open_manifest(bundle).nbytes
+    assert (max(counted) == piece) == (piece <= 4000)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_device_that_fails_while_it_is_hashed(
+    bundle: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, before = disk.fill, open_files()
+
+    def fail(descriptor: int, buffer: memoryview, offset: int) -> int:
+        if offset == 1000 * at and disk.size(descriptor) == 4000:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return fill(descriptor, buffer, offset)
+
+    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(disk, "fill", fail)
+    wrong = {name: said for name, said in verify(bundle).items() if said != "ok"}
+    assert list(wrong) == [BACKBONE_DATA]
+    assert wrong[BACKBONE_DATA].startswith(f"cannot read at byte {1000 * at} ")
+    assert "check the storage device" in wrong[BACKBONE_DATA]
+    assert open_files() == before
+
+
+def test_a_file_that_is_cut_while_it_is_hashed(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = disk.fill
+
+    def cut(descriptor: int, buffer: memoryview, offset: int) -> int:
+        left = 1500 - offset if disk.size(descriptor) == 4000 else len(buffer)
+        return fill(descriptor, buffer[: max(0, left)], offset)
+
+    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(disk, "fill", cut)
+    said = verify(bundle)[BACKBONE_DATA]
+    assert said.startswith("ends at byte 1500 of 4000; it was cut while it was read")
+
+
+def test_a_folder_that_cannot_be_listed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "records":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    refused(lambda: verify(bundle), BundleError, bundle / TABLES / "records", "permissions")
+
+
+def test_names_that_are_not_listed(bundle: Path) -> None:
+    (bundle / TABLES / "more" / "deep").mkdir(parents=True)
+    (bundle / TABLES / "more" / "deep" / "file").write_bytes(b"")
+    (bundle / "a").write_bytes(b"")
+    wrong = [(name, said) for name, said in verify(bundle).items() if said != "ok"]
+    assert wrong == [
+        ("a", "not part of the bundle"),
+        (f"{TABLES}/more/deep/file", "not part of the bundle"),
+    ]

@@ -1,0 +1,345 @@
+"""Limits of checkpoints: JSON, first bytes, stored values; archives: test_limits_archives.py."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import refused
+from test_c_safetensors import HEADER, VALUES, encoded
+
+from stem_edge import disk
+from stem_edge.errors import CheckpointError
+from stem_edge.export import json_files, magic, safetensors_files, stored
+from stem_edge.export.json_files import read_json, reason_of
+from stem_edge.export.magic import looks_like
+from stem_edge.export.safetensors_files import TensorFiles, open_tensors
+from stem_edge.export.stored import Checksum, SourceFile, StoredTensor, check_shape, check_type
+
+HEADS: dict[bytes, str] = {
+    b"PK\x03\x04": "a zip archive (torch's .pth and .pt, numpy's .npz, or any other)",
+    b"PK\x05\x06": "an empty zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ\0": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstandard archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!": "a rar archive",
+    b"GGUF": "a GGUF file",
+    b"\x93NUMPY": "an array of numpy",
+    b"\x89HDF": "an HDF5 file",
+    b"\x7fELF": "a program",
+    b"#!": "a program",
+    b"version https://git-lfs": "the pointer that git-lfs leaves in place of a file",
+    b"<": "a page of a web site",
+    b"x" * 257 + b"ustar": "a tar archive",
+    **{bytes([0x80, n]): "a bare pickle, which can carry code" for n in (2, 3, 4, 5)},
+}
+
+
+def test_first_bytes_say_what_a_file_is() -> None:
+    for head, what in HEADS.items():
+        assert looks_like(head) == looks_like(head + b"\0 more") == what
+        assert looks_like(head[:-1] + b"\xee") != what
+    for head in (b"", b"\x80", b"\x80\x01", b"\x80\x06", b"\x81\x02", b"x" * 256 + b"ustar", b"{"):
+        assert looks_like(head) is None
+    assert magic.HEAD_NBYTES == 512
+
+
+# JSON
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.json"
+
+
+def not_json(file: Path, data: bytes, said: str, nbytes: int = 100) -> None:
+    file.write_bytes(data)
+    refused(lambda: read_json(file, "a test", dict, nbytes), CheckpointError, file, "a test", said)
+
+
+def test_the_size_of_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (json_files.MAX_NBYTES, json_files.MAX_VALUES) == (16_777_216, 4_194_304)
+    file.write_bytes(b"{}".ljust(100))
+    assert read_json(file, "a test", dict, 100) == {}
+    not_json(file, b"{}".ljust(101), "larger than 100 bytes")
+    monkeypatch.setattr(json_files, "MAX_VALUES", 4)
+    file.write_bytes(b'{"a": [1, 2], "b": 0}')
+    assert read_json(file, "a test", dict) == {"a": [1, 2], "b": 0}
+    not_json(file, b'{"a": [1, 2, 3], "b": 0}', "more than 4 values")
+    not_json(file, b'{"a": [1, 2], "b": {}}', "more than 4 values")
+    not_json(file, b'{"a": 1, "a": 1}', "more than once")
+    not_json(file, b"[]", "object")
+
+
+def test_places_without_json(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json(file, "a test", dict)
+    refused(lambda: read_json(tmp_path, "a test", dict), CheckpointError, tmp_path, "regular file")
+    file.symlink_to(file)
+    refused(lambda: read_json(file, "a test", dict), CheckpointError, file, "a test")
+
+
+def test_reasons_are_short_lines() -> None:
+    assert reason_of(ValueError("a\nb.")) == "a b"
+    assert reason_of(OSError(5, "Input/output error.", "x")) == "Input/output error"
+    assert reason_of(ValueError()) == "ValueError"
+    assert reason_of(ValueError("x" * 160)) == "x" * 160
+    assert reason_of(ValueError("x" * 161)) == "x" * 160
+
+
+# Values that lie in files
+
+
+def source(path: Path, values: bytes) -> SourceFile:
+    path.write_bytes(values)
+    return SourceFile(path)
+
+
+def tensor(path: Path, dtype: str, shape: tuple[int, ...], values: bytes, **fields: Any) -> Any:
+    return StoredTensor(source(path, values), "w", dtype, shape, fields.pop("at", 0), **fields)
+
+
+VALUES_OF = {
+    "F32": np.array([1.5, -2, 3, 4], "<f4"),
+    "F16": np.array([1.5, -2, 3, 4], "<f2"),
+    "F64": np.array([1.5, -2, 3, 4], "<f8"),
+    "BF16": np.array([0x3FC0, 0xC000, 0x4040, 0x4080], "<u2"),
+}
+
+
+def test_values_of_every_type(file: Path) -> None:
+    for dtype, values in VALUES_OF.items():
+        found = tensor(file, dtype, (2, 2), values.tobytes())
+        assert found.nbytes == values.nbytes
+        assert repr(found) == f"a tensor [2, 2] of {dtype}"
+        assert found.rows(0, 2).tolist() == [[1.5, -2], [3, 4]]
+        assert found.rows(0, 2).dtype == np.float32
+        assert found.rows(1, 9).tolist() == [[3, 4]]
+        assert found.rows(2, 9).shape == found.rows(5, 9).shape == (0, 2)
+        part = found.named("n").part(1, 2)
+        assert (part.name, part.shape, part.path) == ("n", (1, 2), file)
+        assert part.rows(0, 1).tolist() == [[3, 4]]
+    for dtype, kind in (("I32", "<i4"), ("I64", "<i8")):
+        found = tensor(file, dtype, (3,), np.array([1, -2, 3], kind).tobytes())
+        assert (found.integers().tolist(), found.integers().dtype) == ([1, -2, 3], np.int64)
+    huge = tensor(file, "F64", (1,), np.array([1e300]).tobytes())
+    assert huge.rows(0, 1).tolist() == [np.inf]
+
+
+def test_values_in_steps(file: Path) -> None:
+    data = np.arange(24, dtype="<f4")
+    whole = data.reshape(2, 3, 4)
+    for view in (whole, whole[:, 1:, ::2], whole.transpose(2, 0, 1), whole[1:, :, 3:]):
+        at = (view.__array_interface__["data"][0] - data.__array_interface__["data"][0]) // 4
+        strides = tuple(step // 4 for step in view.strides)
+        found = tensor(file, "F32", view.shape, data.tobytes(), at=4 * at, strides=strides)
+        assert found.rows(0, 9).tolist() == view.tolist()
+        assert found.rows(1, 9).tolist() == view[1:].tolist()
+        assert stored.extent(view.shape, strides) <= 24 - at
+    assert stored.extent((2, 0), (7, 1)) == 0
+    assert stored.extent((2, 3), (7, 1)) == 10
+    assert stored.extent((), ()) == 1
+    assert stored.plain_strides((2, 3, 4)) == (12, 4, 1)
+
+
+def test_every_type_has_its_width() -> None:
+    widths = {
+        1: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+        2: "BF16 F16 I16 U16",
+    }
+    widths |= {4: "F32 I32 U32", 8: "F64 I64 U64 C64", 16: "C128"}
+    assert {n: w for w, names in widths.items() for n in names.split()} == stored.VALUE_NBYTES
+    assert stored.FLOATS.keys() | stored.INTEGERS.keys() == stored._NUMPY.keys()
+
+
+def test_shapes() -> None:
+    most = 1 << 48
+    assert check_shape("w", [most]) == (most,)
+    assert check_shape("w", [0, most]) == (0, most)
+    assert check_shape("w", [1] * 8) == (1,) * 8
+    assert check_shape("w", []) == ()
+    for shape in ([most + 1], [-1], [1] * 9, [True], [1.0], ["1"], [None], [10**600]):
+        with pytest.raises(ValueError, match="impossible shape") as caught:
+            check_shape("w", shape)
+        assert len(str(caught.value)) < 100
+    with pytest.raises(ValueError, match=f"has more than {most} values"):
+        check_shape("w", [most, 2])
+
+
+def test_types(file: Path) -> None:
+    good = tensor(file, "F64", (1,), bytes(8))
+    assert check_type(good) is good
+    whole = tensor(file, "I64", (1,), bytes(8))
+    assert check_type(whole, stored.INTEGERS) is whole
+    refused(lambda: check_type(whole), CheckpointError, file, "w is I64", "BF16, F16, F32, F64")
+
+
+def test_files_that_are_no_files(tmp_path: Path) -> None:
+    gone, loop = tmp_path / "gone", tmp_path / "loop"
+    refused(lambda: SourceFile(gone), CheckpointError, gone, "missing")
+    loop.symlink_to(loop)
+    refused(lambda: SourceFile(loop), CheckpointError, loop, "cannot open")
+    refused(lambda: SourceFile(tmp_path), CheckpointError, tmp_path, "not a regular file")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    assert source(tmp_path / "real", b"x" * 600).head == b"x" * 512
+    assert SourceFile(link).read(598, 2) == b"xx"
+    assert source(tmp_path / "short", b"ab").head == b"ab"
+
+
+def test_files_that_cannot_be_read_to_their_end(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = source(file, bytes(100))
+    file.write_bytes(bytes(90))
+    refused(
+        lambda: opened.read(80, 20), CheckpointError, file, "ends at byte 90, and there were 100"
+    )
+    assert opened.read(80, 10) == bytes(10)
+
+    def broken(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk, "pread", broken)
+    refused(lambda: opened.read(7, 1), CheckpointError, file, "from byte 7", "Input/output error")
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10, 11])
+def test_checksums(file: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(stored, "PIECE_NBYTES", piece)
+    data = bytes(range(20))
+    opened = source(file, data)
+    sum_of = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
+    found = StoredTensor(opened, "w", "I32", (2,), 5, checksum=sum_of)
+    assert found.named("x").part(0, 1)._checksum is sum_of
+    assert found.integers().tolist() == list(struct.unpack("<2i", data[5:13]))
+    file.write_bytes(bytes(20))
+    found.integers()  # it was compared once
+    other = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
+    for _ in range(2):
+        refused(other.compare, CheckpointError, file, "10 bytes at byte 5", "checksum")
+
+
+# safetensors
+
+
+def opened(folder: Path, data: bytes) -> dict[str, StoredTensor]:
+    (folder / "model.safetensors").write_bytes(data)
+    return open_tensors(folder / "model.safetensors")
+
+
+def not_opened(folder: Path, data: bytes, *said: str) -> None:
+    refused(lambda: opened(folder, data), CheckpointError, folder / "model.safetensors", *said)
+
+
+def test_the_length_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert safetensors_files.MAX_HEADER_NBYTES == 100_000_000
+    assert opened(tmp_path, encoded(b"{}", b"")) == {}
+    not_opened(tmp_path, encoded(b"1", b""), "a header of 1 bytes; expected 2")
+    size = len(json.dumps(HEADER))
+    monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size)
+    assert [*opened(tmp_path, encoded())] == ["a", "b"]
+    monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size - 1)
+    not_opened(tmp_path, encoded(), f"a header of {size} bytes; expected 2 to {size - 1}")
+    not_opened(tmp_path, bytes(7), "it has 7 bytes")
+    not_opened(tmp_path, struct.pack("<Q", 3) + b"{}", "a header of 3 bytes in a file of 10")
+
+
+def test_headers_that_begin_like_something_else(tmp_path: Path) -> None:
+    """The length of a header can be any bytes, those of a pickle as well."""
+    for length in (0x0280, 0x8B1F):
+        header = json.dumps(HEADER).encode().ljust(length)
+        assert [*opened(tmp_path, encoded(header))] == ["a", "b"]
+        not_opened(tmp_path, encoded(b" " + header[:-1]), "it is a")
+
+
+def placed(first: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> Any:
+    return HEADER | {"b": {"dtype": dtype, "shape": shape or [2], "data_offsets": [first, end]}}
+
+
+def test_where_tensors_lie(tmp_path: Path) -> None:
+    found = opened(tmp_path, encoded(placed(24, 32)))["b"]
+    assert (found.name, found.dtype, found.shape, found.nbytes) == ("b", "F32", (2,), 8)
+    assert found._at == (tmp_path / "model.safetensors").stat().st_size - 8
+    start = len(encoded(placed(23, 31))) - 32
+    not_opened(tmp_path, encoded(placed(23, 31)), "tensor b lies over another one", str(start + 23))
+    not_opened(tmp_path, encoded(placed(26, 34)), "tensor b lies behind 2 bytes of no tensor")
+    not_opened(tmp_path, encoded(placed(24, 31)), "has 7 bytes, needs 8")
+    not_opened(tmp_path, encoded(placed(24, 36, [3])), "tensor b ends at byte", "of")
+    not_opened(tmp_path, encoded(placed(24, 32, None, "F9")), "of the unknown type F9")
+    not_opened(tmp_path, encoded(placed(24, 16, [0])), "has -8 bytes, needs 0")
+    not_opened(tmp_path, encoded(values=VALUES + b"xy"), "2 bytes are stray")
+    meta = HEADER | {"__metadata__": {"format": "pt"}}
+    assert [*opened(tmp_path, encoded(meta))] == ["a", "b"]
+
+
+def folder_of(folder: Path, places: dict[str, str], headers: dict[str, Any]) -> TensorFiles:
+    for name, header in headers.items():
+        (folder / name).write_bytes(encoded(header, bytes(4 * len(header))))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return TensorFiles(folder)
+
+
+def one(*names: str) -> dict[str, Any]:
+    """A header of tensors of one value."""
+    at = enumerate(names)
+    return {n: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, n in at}
+
+
+ONE, TWO = "1.safetensors", "2.safetensors"
+FOLDERS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
+    "twice": ({"a": ONE, "b": TWO}, {ONE: one("a"), TWO: one("b", "a")}, ("a is in 1.saf", TWO)),
+    "gone": ({"a": ONE, "b": ONE}, {ONE: one("a")}, (f"(b is not in {ONE})",)),
+    "elsewhere": (
+        {"a": ONE, "b": ONE, "c": TWO},
+        {ONE: one("a"), TWO: one("b", "c")},
+        (f"(b is not in {ONE})",),
+    ),
+    "no file": ({"a": ONE, "b": TWO}, {ONE: one("a")}, (TWO, "as are 0 others of the 2 files")),
+    "a path": ({"a": "x/" + ONE}, {}, ("tensor a lies in 'x/1.safetensors'",)),
+    "another kind": ({"a": "a.bin"}, {}, ("tensor a lies in 'a.bin'",)),
+    "no name": ({"a": ".safetensors"}, {}, ("tensor a lies in '.safetensors'",)),
+    "a long name": ({"a": "x" * 201 + ".safetensors"}, {}, ("tensor a lies in",)),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_indexes_that_do_not_fit(tmp_path: Path, case: str) -> None:
+    places, headers, said = FOLDERS[case]
+    refused(lambda: folder_of(tmp_path, places, headers), CheckpointError, tmp_path, *said)
+
+
+def test_tensors_of_a_folder_are_taken_once(tmp_path: Path) -> None:
+    long = "x" * 200 + ".safetensors"
+    found = folder_of(tmp_path, {"a": ONE, "b": long}, {ONE: one("a"), long: one("b")})
+    assert (found.names, "a" in found, "c" in found) == (["a", "b"], True, False)
+    assert found.take("a").name == "a"
+    assert found.names == ["b"]
+    refused(lambda: found.take("a"), CheckpointError, tmp_path, "no tensor a")
+    refused(lambda: found.take("b", {"I64": 8}), CheckpointError, "b is F32")
+    (tmp_path / "model.safetensors").write_bytes(encoded())
+    assert TensorFiles(tmp_path).names == ["a", "b"]  # before an index
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_as_many_problems_as_are_shown(tmp_path: Path, count: int) -> None:
+    read: Callable[[], object] = lambda: folder_of(
+        tmp_path, {str(n): "x" for n in range(count)}, {}
+    )
+    message = refused(read, CheckpointError, tmp_path, "tensor 0 lies in", "7 lies in")
+    assert ("8 lies in" in message, ", and 1 more" in message) == (False, count == 9)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    for n in range(9):
+        (tmp_path / f"f{n}").touch()
+    message = refused(lambda: TensorFiles(tmp_path), CheckpointError, tmp_path, "f0, f1", "f7;")
+    assert "f8" not in message

@@ -1,0 +1,189 @@
+"""Names of files and strict JSON: what is just inside a limit is taken, what is just outside refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stem_edge import file_names, strict_json
+from stem_edge.file_names import check_names
+from stem_edge.strict_json import check_depth, check_json, one_line
+
+
+def test_limits_are_what_is_documented() -> None:
+    assert (strict_json.MAX_DEPTH, strict_json.MAX_REASON_CHARS) == (32, 300)
+    assert (file_names.MAX_PART_NBYTES, file_names.MAX_NAME_NBYTES) == (255, 1024)
+    assert file_names.MAX_FILES == 8192
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        ("a" * 255, True),
+        ("a" * 256, False),
+        ("é" * 127 + "a", True),
+        ("é" * 128, False),
+        ("/".join(["a" * 204] * 4 + ["b" * 204]), True),  # 1,024 bytes
+        ("/".join(["a" * 204] * 4 + ["b" * 205]), False),
+        ("/".join(["é" * 102] * 4 + ["é" * 102]), True),
+        ("/".join(["é" * 102] * 4 + ["é" * 102 + "b"]), False),
+        ("con1", True),
+        ("con", False),
+        ("CON.txt", False),
+        ("a/nul .b", False),
+        ("com0", False),
+        ("com10", True),
+        ("lpt¹", False),
+        ("conin$", False),
+        ("conout$.x", False),
+        ("clock$", False),
+        ("prn", False),
+        ("aux.a.b", False),
+        ("a.aux", True),
+        ("...", False),
+        ("a.", False),
+        ("a ", False),
+        (" a", True),
+        (".a", True),
+        ("a/b", True),
+        ("a//b", False),
+        ("a/./b", False),
+        ("a/../b", False),
+        ("..", False),
+        (".", False),
+        ("", False),
+        ("/a", False),
+        ("a/", False),
+        ("a\\b", False),
+        ("a:b", False),
+        ("a<b", False),
+        ("a>b", False),
+        ('a"b', False),
+        ("a|b", False),
+        ("a?b", False),
+        ("a*b", False),
+        ("a\x7fb", False),
+        ("e\u0301", False),
+        ("\u00e9", True),
+    ],
+)
+def test_names(name: str, valid: bool) -> None:
+    if valid:
+        check_names([name, "other"])
+    else:
+        with pytest.raises(ValueError, match="file name"):
+            check_names(["other", name])
+
+
+@pytest.mark.parametrize(("count", "valid"), [(8192, True), (8193, False)])
+def test_the_number_of_files(count: int, valid: bool) -> None:
+    names = [str(number) for number in range(count)]
+    if valid:
+        check_names(names)
+    else:
+        with pytest.raises(ValueError, match="8193 files; expected at most 8192"):
+            check_names(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "valid"),
+    [
+        (["a", "A"], False),
+        (["a/x", "A/y"], False),
+        (["a/b/x", "a/B/y"], False),
+        (["ß", "ss"], False),
+        (["a/x", "a/y", "b/x"], True),
+        (["a", "a/x"], False),
+        (["a/b/c", "a"], False),
+        (["a/b/c", "a/b"], False),
+        (["a/b/c", "a/c", "c"], True),
+    ],
+)
+def test_names_beside_each_other(names: list[str], valid: bool) -> None:
+    if valid:
+        check_names(names)
+    else:
+        with pytest.raises(ValueError, match=r"are the same|of a file and of a folder"):
+            check_names(names)
+
+
+# Strict JSON
+
+
+@pytest.mark.parametrize(("depth", "valid"), [(32, True), (33, False)])
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_the_depth_of_nesting(depth: int, valid: bool, brackets: str) -> None:
+    opening, closing = brackets.encode("ascii")[:1], brackets.encode("ascii")[1:]
+    some = opening * depth + closing * depth
+    for data in (some, b"[" + some[1:-1] + b"]", b"x" + some * 3):
+        if valid:
+            check_depth(data)
+        else:
+            with pytest.raises(ValueError, match="at byte"):
+                check_depth(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'["[[{{"]', rb'["\"[["]', rb'["\\", "[["]', b'"' + b"[" * 99, b'"' + b"[" * 99 + b"\\"],
+)
+def test_brackets_in_texts_do_not_count(data: bytes) -> None:
+    check_depth(data * 32 if data.startswith(b"[") else data)
+
+
+def test_where_nesting_is_too_deep() -> None:
+    with pytest.raises(ValueError, match=r"deeper than 32 .* at byte 43$"):
+        check_depth(b'"[[[[[[[[ "' + b"[" * 31 + b"{{[")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "empty"),
+        (b" \n\t ", "empty"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
+        (b'{"a": "\xff"}', "utf-8"),
+        (b'{"a": 1, "a": 1}', "'a' is there more than once"),
+        (b'[{"b": {"c": 1, "d": 1, "c": 2}}]', "'c' is there more than once"),
+        (b'{"a": 1', "delimiter"),
+    ],
+)
+def test_what_is_no_strict_json(data: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_json(data)
+
+
+@pytest.mark.parametrize("data", [b"{}", b" [1] ", b'{"a": {"a": 1}, "b": {"a": 1}}', b'{"a": 1}'])
+def test_what_is_strict_json(data: bytes) -> None:
+    check_json(data)
+
+
+def test_numbers_are_not_computed() -> None:
+    """Python refuses to make an int of so many digits, and would take long for fewer."""
+    check_json(b"[" + b"9" * 100_000 + b", 1e" + b"9" * 1000 + b"]")
+
+
+@pytest.mark.parametrize("length", [80, 81])
+def test_a_long_name_is_cut(length: int) -> None:
+    name = "n" * length
+    with pytest.raises(ValueError, match=f"^'{'n' * 80}' is there"):
+        check_json(json.dumps({name: 1}).replace("}", f', "{name}": 2}}').encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("x" * 300, "x" * 300),
+        ("x" * 301, "x" * 300 + "..."),
+        ("a\nb", r"a\nb"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("é", "é"),
+        (ValueError("no"), "no"),
+    ],
+)
+def test_one_line(text: object, line: str) -> None:
+    assert one_line(text) == line

@@ -1,0 +1,207 @@
+"""What chat templates can use, in this process, where it can be measured; bounds: faults/test_t_templates."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stem_edge import chat_worker
+from stem_edge.chat_template import _end, _Worker
+from stem_edge.chat_worker import answer, environment, serve
+from stem_edge.child import module_command, run_child
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def ask(template: str, **changes: Any) -> dict[str, Any]:
+    request = {"template": template, "messages": HELLO, "tokens": {}, "add_generation_prompt": 1}
+    return answer(request | changes)
+
+
+def test_limits_are_what_is_documented() -> None:
+    assert (chat_worker.MAX_OUTPUT_CHARS, chat_worker.MEMORY_NBYTES) == (2**20, 2**29)
+    assert (chat_worker.CPU_SECONDS, chat_worker.MAX_DATE_FORMAT) == (20, 64)
+    assert chat_worker.READY == b"ready\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages[0].role }}{{ messages | length }}", "user1"),
+        ("{{ add_generation_prompt is true }}", "True"),
+        ("{{ tools is none and documents is none }}", "True"),
+        ("{{ bos_token }}", "<s>"),
+        ("  {% if true %}\na\n  {% endif %}\nb", "a\nb"),
+        ("{% for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}", "01"),
+        ("a{% generation %}{{ 'b' }}{% endgeneration %}c", "abc"),
+        ("{{ {'a': '<\u00e9>'} | tojson }}", '{"a": "<\u00e9>"}'),
+        ("{{ '\u00e9' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{{ lipsum is defined }}{{ cycler is defined }}{{ joiner is defined }}", "False" * 3),
+        ("{{ nobody is defined }}{{ nobody.name if nobody else 'no' }}", "Falseno"),
+        ("{% for n in nobody %}{% endfor %}", ""),
+        ("{{ strftime_now('%Y') }}", str(datetime.datetime.now().astimezone().year)),
+        ("{{ strftime_now('x' * 65) | length }}", "64"),
+        ("{{ 'a' * 1048576 }}", "a" * 2**20),
+    ],
+)
+def test_what_a_template_can_use(template: str, text: str) -> None:
+    assert ask(template, tokens={"bos_token": "<s>"}) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{{ raise_exception('no') }}", {"refused": "no"}),
+        ("{{ raise_exception('n' * 501) }}", {"refused": "n" * 500}),
+        ("\n{% include 'x' %}", {"error": "include of another template", "line": 2}),
+        ("{% import 'x' as y %}", {"error": "import of another template", "line": 1}),
+        ("{% from 'x' import y %}", {"error": "fromimport of another template", "line": 1}),
+        ("{% extends 'x' %}", {"error": "extends of another template", "line": 1}),
+        ("\n\n{{ 1 / 0 }}", {"error": "division by zero", "line": 3}),
+        ("\n{{ nobody }}", {"error": "'nobody' is undefined", "line": 2}),
+        ("{{ " + "(" * 20_000 + " }}", {"error": "it is nested too deeply"}),
+        ("{{ 'a' * 1048577 }}", {"error": "it makes more than 1,048,576 characters"}),
+        (
+            "{% for _ in range(2) %}{{ 'a' * 524289 }}{% endfor %}",
+            {"error": "it makes more than 1,048,576 characters"},
+        ),
+        ("{% macro f(n) %}{{ n.a.b }}{% endmacro %}\n{{ f({}) }}", 1),
+        ("\n{% if %}", 2),
+        ("{% generation %}", 1),
+        ("{{ messages.append(1) }}", 1),
+    ],
+)
+def test_what_is_wrong_has_its_line(template: str, found: object) -> None:
+    told = ask(template)
+    if isinstance(found, dict):
+        assert told == found
+    else:
+        assert (told["line"], "error" in told) == (found, True)
+
+
+def test_reasons_are_cut_and_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(ask("{% " + "x" * 600 + " %}")["error"]) == 500
+    assert len(ask("{{ " + "x" * 600 + " }}")["error"]) == 500
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(chat_worker, "render", fails)
+    error: Exception = ValueError()
+    assert ask("") == {"error": "ValueError", "line": None}
+    error = MemoryError()
+    assert ask("") == {"error": "it takes more than 512 MiB of memory"}
+
+
+def test_prompts_are_asked_for_with_a_truth_value() -> None:
+    for given, shown in ((0, "False"), (1, "True"), ("", "False")):
+        told = ask("{{ add_generation_prompt }}", add_generation_prompt=given)
+        assert told == {"text": shown}
+
+
+def test_a_template_is_compiled_once() -> None:
+    chat_worker.compiled.cache_clear()
+    for _ in range(3):
+        ask("x")
+    assert chat_worker.compiled.cache_info().misses == 1
+    ask("y")
+    ask("x")
+    assert chat_worker.compiled.cache_info().misses == 3
+
+
+def test_nothing_is_kept_between_conversations() -> None:
+    made = environment()
+    assert made.undefined is chat_worker.Missing
+    assert made.trim_blocks
+    assert made.lstrip_blocks
+    assert set(made.globals) == {"dict", "namespace", "range", "raise_exception", "strftime_now"}
+
+
+def line(template: str) -> bytes:
+    request = {"template": template, "messages": HELLO, "tokens": {}, "add_generation_prompt": True}
+    return json.dumps(request).encode() + b"\n"
+
+
+def test_it_serves_until_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[tuple[int, int]] = []
+    monkeypatch.setattr(chat_worker, "limit_this_process", lambda *pair: bounds.append(pair))
+    requests, sent = [line("a"), line("{{ 1 / 0 }}"), b""], list[bytes]()
+    serve(lambda: requests.pop(0), sent.append)
+    assert sent[0] == b"ready\n"
+    assert json.loads(sent[1]) == {"text": "a"}
+    assert json.loads(sent[2])["error"] == "division by zero"
+    assert all(one.endswith(b"\n") and one.count(b"\n") == 1 for one in sent)
+    assert bounds == [(2**29, 20)] * 2
+
+
+def test_it_reads_and_writes_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[bytes] = []
+
+    class Output(io.BytesIO):
+        def flush(self) -> None:
+            flushed.append(self.getvalue())
+
+    out = Output()
+    monkeypatch.setattr(chat_worker, "limit_this_process", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line("a"))))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out))
+    chat_worker.main()
+    assert flushed[:2] == [b"ready\n", b'ready\n{"text": "a"}\n']
+
+
+def test_without_requests_it_ends() -> None:
+    ended = run_child(module_command("stem_edge.chat_worker"), 60)
+    assert (ended.status, ended.stdout.strip()) == (0, b"ready")
+
+
+def test_a_process_belongs_to_who_started_it() -> None:
+    worker = _Worker()
+    detached = worker.close.detach()
+    assert detached is not None
+    _, function, arguments, _ = detached
+    assert function is _end
+    owner, process, thread = arguments
+    assert owner == os.getpid()
+    _end(owner + 1, process, thread)  # as a fork of its owner
+    assert json.loads(worker.ask(line("a"), 60.0)) == {"text": "a"}
+    _end(*arguments)
+    assert process.returncode is not None
+    assert process.stdin is not None
+    assert process.stdin.closed
+    assert not thread.is_alive()
+    with pytest.raises((OSError, ValueError)):
+        worker.ask(line("a"), 60.0)
+
+
+def test_a_process_that_does_not_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stem_edge import chat_template
+
+    monkeypatch.setattr(chat_template, "START_SECONDS", 1.0)
+    for code, error in (("import time; time.sleep(600)", TimeoutError), ("", BrokenPipeError)):
+        command = [sys.executable, "-c", code]
+        monkeypatch.setattr(chat_template, "module_command", lambda name, given=command: given)
+        if error is BrokenPipeError:
+            monkeypatch.setattr(chat_template, "START_SECONDS", 60.0)
+        with pytest.raises(error):
+            _Worker()
+
+
+def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stem_edge import chat_template
+
+    code = "import sys; print('ready', flush=True); input(); sys.stdout.write('half')"
+    monkeypatch.setattr(chat_template, "module_command", lambda name: [sys.executable, "-c", code])
+    worker = _Worker()
+    try:
+        with pytest.raises(BrokenPipeError):
+            worker.ask(b"{}\n", 60.0)
+    finally:
+        worker.close()
