@@ -17,6 +17,7 @@ import msgspec
 
 from stem_edge.bundle import (
     GGUF,
+    MANIFEST,
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -41,6 +42,7 @@ from stem_edge.units import format_size
 # Names of what a system or an interpreter would run.
 CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}
 OK = "ok"
+STRAY = "a link, a device or something that can be run; stem-edge does not touch it, remove it"
 COPY_AGAIN = "copy the bundle again from its source or export it again"
 
 
@@ -64,20 +66,30 @@ def check_safety(
     """Check everything about a bundle, and try it anew whatever is known about it.
 
     cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. Raises
-    BundleError when there is no bundle whose files could be looked at.
+    BundleError when there is no such folder.
     """
     root = Path(path)
-    manifest = open_manifest(root)
+    try:
+        manifest = open_manifest(root)
+    except BundleError as error:
+        if not root.is_dir():
+            raise
+        reason = _within(root, error)
+        return Safety(files={MANIFEST: reason}, reasons=[reason], checked=[], advice=COPY_AGAIN)
     tables = sum(e.nbytes for n, e in manifest.files.items() if n.startswith(f"{TABLES}/"))
     with Progress(manifest.nbytes + tables, "verifying", progress) as bar:
         files = verify(root, bar.advance)
-        strays = files.keys() - manifest.files.keys()
-        files |= {name: _stray(root / name, files[name]) for name in strays}
-        wrong = {name: found for name, found in files.items() if found != OK}
+        beside = files.keys() - manifest.files.keys()
+        # A model hub adds a README, a system its own notes: nobody reads them.
+        ignored = {name for name in beside if _is_harmless(root / name)}
+        strays = beside - ignored
+        files |= {name: f"{files[name]}, and {STRAY}" for name in strays}
+        wrong = {n: found for n, found in files.items() if found != OK and n not in ignored}
         reasons = [f"{name}: {found}" for name, found in wrong.items()]
         if wrong.keys() - strays:  # what is damaged in any case needs no further look
             return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
         checked = [f"{len(manifest.files)} files, {format_size(manifest.nbytes)}, as exported"]
+        checked += [f"{len(ignored)} other files, which nothing reads"] if ignored else []
         bad = _check_parts(root, manifest, bar.advance, checked)
     if not bad:
         bad = _try(open_bundle(root), cache_dir, checked)
@@ -143,12 +155,11 @@ def _try(bundle: Bundle, cache_dir: str | Path | None, checked: list[str]) -> li
     return bad
 
 
-def _stray(path: Path, found: str) -> str:
-    """What to say of a file that is not part of the bundle."""
+def _is_harmless(path: Path) -> bool:
+    """Whether a file that is not part of the bundle is a plain file that nobody would run."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
-    if suffixes & CODE or _is_executable(path):
-        return f"{found}, and something that can be run; stem-edge does not, remove it"
-    return found
+    plain = path.is_file() and not path.is_symlink()
+    return plain and not suffixes & CODE and not _is_executable(path)
 
 
 def _is_executable(path: Path) -> bool:

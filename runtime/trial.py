@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge import errors
-from stem_edge.bundle import Bundle, EngineName
+from stem_edge.bundle import GGUF, Bundle, EngineName
 from stem_edge.child import (
     SIGKILL,
     Ended,
@@ -27,9 +27,13 @@ from stem_edge.child import (
 )
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.ggml_check import checked_ggml
+from stem_edge.gguf_check import check_backbone
+from stem_edge.gguf_file import read_gguf
+from stem_edge.onnx_check import check_graphs
 from stem_edge.progress import Progress
 from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
+from stem_edge.strict_json import one_line
 from stem_edge.units import format_size
 from stem_edge.user_folder import cache_folder
 from stem_edge.verdicts import Records
@@ -38,8 +42,8 @@ WORKER = "stem_edge.runtime.trial_worker"
 # Weights are copied once, and once more while they are packed; rows lie in slots, and one may be
 # widened to float32.
 BASE_NBYTES, COPIES_OF_WEIGHTS, COPIES_OF_ROWS = 1 << 30, 3, 8
-# A second loads several hundred megabytes, where nothing else runs.
-CPU_SECONDS, CPU_SECONDS_PER_GB = 6, 30
+# A second loads several hundred megabytes; computing with them on a slow board takes much longer.
+CPU_SECONDS, CPU_SECONDS_PER_GB = 6, 120
 # More than the processor's, so that a loop is known for one; and machines are busy, but nobody is to
 # wait much longer than ten seconds for a small file that hangs.
 STEP_SECONDS, STEP_SECONDS_PER_GB = 8, 180
@@ -94,13 +98,17 @@ def try_first(
     Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
     """
     records = Records(bundle, engine, cache_dir)
-    show = progress if records.nbytes > UNSEEN_NBYTES else False
-    with Progress(records.nbytes, "checking files", show) as bar:
+    if anew or not records.place_is_known():
+        _check_headers(bundle, engine)  # before gigabytes are hashed that nothing will read
+    show = progress if records.hashed_nbytes > UNSEEN_NBYTES else False
+    with Progress(records.hashed_nbytes, "checking files", show) as bar:
         records.check_place(bar.advance, anew=anew)
     known = None if anew else records.verdict()
     if known is not None:
         certain = known.until is None
-        failed = _Failed(known.reason, kept=True, certain=certain) if known.reason else None
+        failed = (
+            _Failed(one_line(known.reason), kept=True, certain=certain) if known.reason else None
+        )
     else:
         limits = limits or Limits.of(records)
         failed = _run(records, cache_dir, command or module_command(WORKER), limits)
@@ -109,6 +117,14 @@ def try_first(
             records.keep_verdict(reason, certain=certain)
     if failed is not None:
         raise BackendError(f"{bundle.path}: {failed.reason}; {_advice(bundle, failed)}")
+
+
+def _check_headers(bundle: Bundle, engine: EngineName) -> None:
+    """Raises BundleError unless the backbone is one of the manifest's model."""
+    if engine == "ggml":
+        check_backbone(read_gguf(bundle.file(GGUF)), bundle.manifest)
+    else:
+        check_graphs(bundle)
 
 
 def _advice(bundle: Bundle, failed: _Failed) -> str:

@@ -28,7 +28,7 @@ from stem_edge.runtime.text import TextCodec
 DONE = "done"
 # Exit statuses; an abort on Windows is 3.
 REFUSED, NO_MEMORY = 11, 12  # stderr: "ErrorClass: message"; it needed more than the limit
-COMPUTED_TOKENS = 4
+COMPUTED_TOKENS = 16  # and as many logits: what a prompt needs at once shows in memory
 OPENED_BY: dict[EngineName, str] = {
     "onnxruntime": "stem_edge.runtime.backend_ort",
     "ggml": "stem_edge.runtime.loading_ggml",
@@ -59,7 +59,7 @@ def try_backbone(bundle: Bundle, engine: EngineName, cache_dir: str | None, say:
         context = backend.open_context(count)
         context.begin(np.arange(count), 0, prefill=prefill)
         with contextlib.suppress(NotFiniteError):  # rows of zeros are those of no token
-            context.finish(slots, 1)
+            context.finish(slots, count)
 
 
 def _open_graphs(bundle: Bundle, layout: RecordLayout | None, count: int, say: Say) -> Backend:

@@ -84,7 +84,7 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(
-            f"{path}: no chat template; run without one (--chat, --apply_chat_template), or export "
+            f"{path}: no chat template; leave out --chat or --apply_chat_template, or export "
             "with a tokenizer that has one"
         )
     if len(template.encode()) > MAX_TEMPLATE_NBYTES:
@@ -201,6 +201,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        self._kill = process.kill
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._stdin = cast(IO[bytes], process.stdin)
         thread = threading.Thread(
@@ -219,8 +220,15 @@ class _Worker:
 
     def ask(self, request: bytes, seconds: float) -> bytes:
         """The answer to a request, a line each. Raises OSError, of it TimeoutError."""
-        self._stdin.write(request)
-        self._stdin.flush()
+        # A process that does not read would have us wait in `write` for ever.
+        end = threading.Timer(seconds, self._kill)
+        end.start()
+        try:
+            self._stdin.write(request)
+            self._stdin.flush()
+        finally:
+            end.cancel()
+            end.join()
         return self._next(seconds)
 
     def _next(self, seconds: float) -> bytes:

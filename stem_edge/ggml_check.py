@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge import __version__
+from stem_edge import __version__, disk
 from stem_edge.child import (
     SIGKILL,
     WINDOWS_CRASH,
@@ -115,8 +115,7 @@ def library_files(library: Path) -> tuple[str, list[tuple[str, int, int]]]:
 def read_verdict(path: Path) -> Verdict | None:
     """A verdict that was kept; None if there is none, or it is damaged or of another format."""
     try:
-        with path.open("rb") as file:
-            verdict = msgspec.json.decode(file.read(MAX_NBYTES), type=Verdict)
+        verdict = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
     except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
         return None
     return verdict if verdict.format == FORMAT else None

@@ -33,6 +33,7 @@ from stem_edge.graph_io import (
     graph_file,
     graph_inputs,
     graph_outputs,
+    layer_graphs,
 )
 from stem_edge.onnx_file import Node, OnnxFile, Place, Tensor, parse_onnx
 from stem_edge.onnx_operators import OPSETS, find_operator, results
@@ -42,6 +43,8 @@ IR_VERSION = 10
 # A layer of the graph for prompts has about 10 KiB. What is above is refused before it is read.
 LAYER_NBYTES = 1 << 16
 MAX_GRAPH_NBYTES = 1 << 24
+# Of all that is exported, a layer for prompts has the most operators: 70. A head has 6.
+NODES_OF_LAYER, NODES_BESIDE_LAYERS = 96, 16
 ALIGNMENT = 64  # of tensors in the file beside the graph
 SHOWN_DIFFERENCES = 3
 MAX_REASON = 800  # characters; names in a file can be long
@@ -73,6 +76,7 @@ def check_graph(data: bytes, path: Path, graph: str, manifest: Manifest) -> list
         if len(data) > limit:
             raise ValueError(f"more than {limit} bytes, the most for so many layers")
         file = parse_onnx(data)
+        _check_count(file, graph, manifest)
         _check_places(file.tensors.values(), graph, manifest)
         _check_values(file, graph, manifest)
         _check_nodes(file, graph, manifest)
@@ -101,6 +105,14 @@ def _check_data(path: Path, nbytes: int, places: list[Place]) -> None:
             raise BundleError(
                 f"{path}: the weights at bytes {one.offset} and {other.offset} overlap; {REMEDY}"
             )
+
+
+def _check_count(file: OnnxFile, graph: str, manifest: Manifest) -> None:
+    """All results of a step may be in memory at once, so their number is part of the memory plan."""
+    layers = layer_graphs(manifest.model) | {PREFILL: range(manifest.model.n_layers)}
+    most = NODES_BESIDE_LAYERS + NODES_OF_LAYER * len(layers.get(graph, ()))
+    if len(file.nodes) > most:
+        raise ValueError(f"{len(file.nodes)} operators, expected at most {most}")
 
 
 def _check_places(tensors: Iterable[Tensor], graph: str, manifest: Manifest) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -30,6 +31,7 @@ from stem_edge.bundle import (
     MANIFEST,
     MAX_MANIFEST_NBYTES,
     PREFILL_DATA,
+    TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
@@ -39,6 +41,7 @@ from stem_edge.errors import BundleError
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files
 from stem_edge.graph_io import graph_file
+from stem_edge.plain_files import unreadable
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 
@@ -74,6 +77,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     engine: EngineName
 
 
+HASHED_TABLES_NBYTES = 1 << 30  # a second or two; above, only `verify` hashes them
 Kept = TypeVar("Kept", Verdict, Place)
 
 
@@ -85,7 +89,7 @@ class Records:
         root = cache_folder(cache_dir)
         try:
             data = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
-            stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.native_files())]
+            stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.hashed_files())]
         except OSError as error:
             raise BundleError(
                 f"{bundle.path}: cannot read ({error.strerror}); copy or export the bundle again"
@@ -93,12 +97,13 @@ class Records:
         sha256 = hashlib.sha256(data).hexdigest()
         self.versions, self._cpu = versions(engine), cpu_digest()
         files = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
-        self._path = str(bundle.path.resolve())
+        # Names that are no UTF-8 cannot be kept as they are.
+        self._path = os.fsencode(bundle.path.resolve()).decode(errors="backslashreplace")
         self.verdict_file = root / TRIALS / _name(sha256, engine, self.versions, self._cpu)
         self.place_file = root / PLACES / _name(sha256, engine, self._path, files)
 
     def native_files(self) -> list[str]:
-        """Files that go to native code as they are; records of tables carry checksums."""
+        """Files that go to native code as they are."""
         manifest = self.bundle.manifest
         names = [TOKENIZER, TOKENIZER_CONFIG]
         if self.engine == "ggml":
@@ -107,10 +112,25 @@ class Records:
         names += [graph_file(graph) for graph in manifest.graphs()]
         return names + [name for name in data if name in manifest.files]
 
+    def hashed_files(self) -> list[str]:
+        """These, and tables that are small: checksums of records do not say whose records they are."""
+        files = self.bundle.manifest.files
+        tables = [name for name in files if name.startswith(f"{TABLES}/")]
+        small = sum(files[name].nbytes for name in tables) <= HASHED_TABLES_NBYTES
+        return self.native_files() + (tables if small else [])
+
     @property
     def nbytes(self) -> int:
         """Of the native files."""
-        return sum(self.bundle.manifest.files[name].nbytes for name in self.native_files())
+        return self._nbytes(self.native_files())
+
+    @property
+    def hashed_nbytes(self) -> int:
+        """Of all that is hashed."""
+        return self._nbytes(self.hashed_files())
+
+    def _nbytes(self, names: list[str]) -> int:
+        return sum(self.bundle.manifest.files[name].nbytes for name in names)
 
     def verdict(self) -> Verdict | None:
         """The verdict that counts, if there is one."""
@@ -143,18 +163,16 @@ class Records:
             _keep(self.place_file, Place(format=FORMAT, bundle=self._path, engine=self.engine))
 
     def check_files(self, progress: Callable[[int], object] = lambda nbytes: None) -> None:
-        """Hash the native files. Raises BundleError, which names the one that differs.
+        """Hash the files. Raises BundleError, which names the one that differs.
 
         progress: is called with the number of bytes just hashed.
         """
-        for name in self.native_files():
+        for name in self.hashed_files():
             path, entry = self.bundle.file(name), self.bundle.manifest.files[name]
             try:
                 found = _sha256(path, progress)
             except OSError as error:
-                raise BundleError(
-                    f"{path}: cannot read ({error.strerror}); copy or export the bundle again"
-                ) from error
+                raise unreadable(path, "file", error) from error
             if found != entry.sha256:
                 raise BundleError(
                     f"{path}: sha256 is {found}, expected {entry.sha256}; the file is damaged: copy "
@@ -209,7 +227,7 @@ def _version(module: str) -> str:
     # Imported by name: whoever asks is about to use it, and importing this file shall cost nothing.
     try:
         return str(import_module(module).__version__)
-    except ImportError:
+    except ModuleNotFoundError:  # not ImportError: that is also what an interrupted import raises
         return ""
 
 

@@ -323,8 +323,9 @@ def test_files_without_an_edit_or_a_version_say_so(tmp_path: Path) -> None:
 
 def test_edits_are_values_with_named_fields() -> None:
     for made in (REPLACEMENT, ROWS.change, EDIT):
+        kind: Any = type(made)
         with pytest.raises(TypeError):
-            type(made)("a", "b")
+            kind("a", "b")
         with pytest.raises(AttributeError):
             setattr(made, made.__struct_fields__[0], None)
 

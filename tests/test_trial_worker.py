@@ -44,14 +44,14 @@ def test_every_graph_is_loaded_and_used(quantized: Path) -> None:
     graphs = [name for name in told if name.endswith(".onnx")]
     assert len(graphs) == len(bundle.manifest.graphs())
     assert told[0] == "the checks of the graphs"
-    assert told[-2:] == ["computing 4 tokens", "computing 4 tokens of a prompt"]
+    assert told[-2:] == ["computing 16 tokens", "computing 16 tokens of a prompt"]
 
 
 @needs_ggml
 def test_a_backbone_for_ggml(tiny_gguf: Path, tried: Path) -> None:
     told: list[str] = []
     try_backbone(open_bundle(tiny_gguf), "ggml", str(tried), told.append)
-    assert told == ["backbone.gguf", "computing 4 tokens"]
+    assert told == ["backbone.gguf", "computing 16 tokens"]
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])
@@ -90,12 +90,12 @@ def test_what_is_computed(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(trial_worker, "_open_ggml", lambda *_: context)
     bundle = open_bundle(quantized)
     try_backbone(bundle, "onnxruntime", None, lambda step: None)
-    ids = [0, 1, 2, 3]
-    once = [("open", 4), ("begin", ids, 0, False)]
+    ids = list(range(16))
+    once = [("open", 16), ("begin", ids, 0, False)]
     assert context.calls[:2] == once
-    assert context.calls[3:5] == [("open", 4), ("begin", ids, 0, True)]
+    assert context.calls[3:5] == [("open", 16), ("begin", ids, 0, True)]
     assert [call[0] for call in context.calls] == ["open", "begin", "finish"] * 2
-    assert context.calls[2][2] == 1
+    assert context.calls[2][2] == 16
     context.calls.clear()
     try_backbone(bundle, "ggml", None, lambda step: None)
     assert context.calls[:2] == once

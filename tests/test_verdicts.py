@@ -132,13 +132,13 @@ def test_hashing_tells_how_far_it_is(records: Records, monkeypatch: pytest.Monke
     told: list[int] = []
     monkeypatch.setattr(verdicts, "HASH_PIECE_NBYTES", 1000)
     records.check_place(told.append)
-    assert sum(told) == records.nbytes
+    assert sum(told) == records.hashed_nbytes
     assert max(told) == 1000
     told.clear()
     records.check_place(told.append)
     assert not told
     records.check_place(told.append, anew=True)
-    assert sum(told) == records.nbytes
+    assert sum(told) == records.hashed_nbytes
     records.check_place()  # without
     records.check_files()
 

@@ -357,6 +357,22 @@ def test_b16_a_graph_that_is_too_large(tiny_bundle: Path, layers: int) -> None:
     )
 
 
+def test_b15_more_operators_than_a_graph_has(tiny_bundle: Path) -> None:
+    """Each keeps its result, so thousands of small ones take gigabytes."""
+    manifest = stem_edge.open_bundle(tiny_bundle).manifest
+
+    def many(model: onnx.ModelProto) -> None:
+        names = [f"unused{number}" for number in range(20)]
+        model.graph.node.extend([helper.make_node("Tanh", ["hidden"], [name]) for name in names])
+
+    data = changed(tiny_bundle, HEAD, many)
+    refused(
+        lambda: check_graph(data, Path("head.onnx"), HEAD, manifest),
+        BundleError,
+        "operators, expected at most 16",
+    )
+
+
 def test_b16_no_more_is_read_than_a_graph_may_have(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with ChatTemplate(write(tmp_path, TURNS)) as template:
         children()[0].kill()
         refused(lambda: template.render(HELLO), BundleError, "its process ended")
+        assert template.render(HELLO).startswith("<s>")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
+def test_t11_a_process_that_does_not_read_is_ended(tmp_path: Path) -> None:
+    """A long message fills the pipe, and writing to it would wait for ever."""
+    with ChatTemplate(write(tmp_path, TURNS), 1.0) as template:
+        children()[0].send_signal(signal.SIGSTOP)
+        long = [{"role": "user", "content": "x" * 400_000}]
+        refused(lambda: template.render(long), BundleError)
         assert template.render(HELLO).startswith("<s>")
 
 
