@@ -152,7 +152,7 @@ def test_a_file_that_differs_or_cannot_be_read_is_named(
     with pytest.raises(BundleError, match=rf"^{path}: sha256 is \w+, expected \w+; the file is da"):
         records.check_files()
     path.unlink()
-    with pytest.raises(BundleError, match=rf"^{path}: cannot read \(No such file"):
+    with pytest.raises(BundleError, match=rf"^{path}: cannot read this file \(No such file"):
         records.check_files()
     with pytest.raises(BundleError, match=r"model: cannot read \(No such file.*\); copy or export"):
         Records(records.bundle, "onnxruntime", None)
