@@ -19,6 +19,7 @@ from stem_edge.bundle import EngineName
 from stem_edge.edit_file import SCOPES
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.runtime import Model
+from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -282,7 +283,8 @@ def test_a_damaged_target_is_an_error_and_the_rest_goes_on(
     data = bytearray(shard.read_bytes())
     data[ord("m") * (2 * 80 * 4 + 4) + 9] ^= 1  # in the record of "m"
     shard.write_bytes(data)
-    with load(out, slots=4, overlap=overlap, warm_start=False) as model:
+    options: LoadOptions = {"slots": 4, "overlap": overlap, "warm_start": False, "trial": False}
+    with stem_edge.load(out, **options) as model:
         ids = model.tokenize("a cat.")
         before = model.logits(ids)
         with model.edited(stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average")):

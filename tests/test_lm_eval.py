@@ -345,5 +345,7 @@ def test_a_chat_template_that_fails(tmp_path: Path, template: str) -> None:
 def test_without_a_chat_template(model: StemEdgeLM, tmp_path: Path) -> None:
     assert model.chat_template(False) == ""
     assert model.tokenizer_name.startswith("stem_edge-")
-    with pytest.raises(InputError, match=r"tokenizer_config\.json: no chat template; run without"):
+    with pytest.raises(
+        InputError, match=r"tokenizer_config\.json: no chat template; leave out --chat or --apply"
+    ):
         model.apply_chat_template(CHAT)
