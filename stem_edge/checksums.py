@@ -65,17 +65,22 @@ def _verify_file(
 ) -> str:
     try:
         folders.check(path)
-        check_file(path, entry.nbytes)
-        descriptor = open_plain(path, "file")
-        try:
-            # The file that is read is the one that was looked at, whatever is at the path by now.
-            check_status(path, os.fstat(descriptor), entry.nbytes)
-            found = _digest(path, descriptor, entry.nbytes, progress)
-        finally:
-            disk.close(descriptor)
+        found = sha256_of(path, entry.nbytes, progress)
     except BundleError as error:
         return str(error).removeprefix(f"{path}: ")
     return "ok" if found == entry.sha256 else f"sha256 is {found}, expected {entry.sha256}"
+
+
+def sha256_of(path: Path, nbytes: int, progress: Callable[[int], object]) -> str:
+    """Of a plain file of so many bytes. Raises BundleError if it is none, or cannot be read."""
+    check_file(path, nbytes)
+    descriptor = open_plain(path, "file")
+    try:
+        # The file that is read is the one that was looked at, whatever is at the path by now.
+        check_status(path, os.fstat(descriptor), nbytes)
+        return _digest(path, descriptor, nbytes, progress)
+    finally:
+        disk.close(descriptor)
 
 
 def _digest(path: Path, descriptor: int, nbytes: int, progress: Callable[[int], object]) -> str:

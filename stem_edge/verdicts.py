@@ -37,18 +37,17 @@ from stem_edge.bundle import (
     Bundle,
     EngineName,
 )
+from stem_edge.checksums import sha256_of
 from stem_edge.errors import BundleError
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files
 from stem_edge.graph_io import graph_file
-from stem_edge.plain_files import unreadable
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 
 FORMAT = 1
 TRIALS, PLACES = "trials", "places"  # folders
 MAX_NBYTES = 1 << 16
-HASH_PIECE_NBYTES = 1 << 20
 DOUBT_SECONDS = 3600  # that a verdict counts which is not certain
 
 
@@ -169,10 +168,7 @@ class Records:
         """
         for name in self.hashed_files():
             path, entry = self.bundle.file(name), self.bundle.manifest.files[name]
-            try:
-                found = _sha256(path, progress)
-            except OSError as error:
-                raise unreadable(path, "file", error) from error
+            found = sha256_of(path, entry.nbytes, progress)
             if found != entry.sha256:
                 raise BundleError(
                     f"{path}: sha256 is {found}, expected {entry.sha256}; the file is damaged: copy "
@@ -237,12 +233,3 @@ def _name(*parts: object) -> str:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
-
-
-def _sha256(path: Path, progress: Callable[[int], object]) -> str:
-    digest, piece = hashlib.sha256(), memoryview(bytearray(HASH_PIECE_NBYTES))
-    with disk.Reader(path) as file:
-        while count := file.readinto(piece):
-            digest.update(piece[:count])
-            progress(count)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge import verdicts
+from stem_edge import checksums, verdicts
 from stem_edge.bundle import TOKENIZER, EngineName, open_bundle
 from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
@@ -54,13 +54,13 @@ def trials(tmp_path: Path) -> Trials:
 
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of files, as they are hashed."""
-    real, seen = verdicts._sha256, list[str]()
+    real, seen = checksums.sha256_of, list[str]()
 
-    def watch(path: Path, progress: object) -> str:
+    def watch(path: Path, nbytes: int, progress: object) -> str:
         seen.append(path.name)
-        return real(path, lambda nbytes: None)
+        return real(path, nbytes, lambda count: None)
 
-    monkeypatch.setattr(verdicts, "_sha256", watch)
+    monkeypatch.setattr(verdicts, "sha256_of", watch)
     return seen
 
 
@@ -197,7 +197,7 @@ def test_what_was_exported_here_is_not_tried(
 
 def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "run_steps", None)
-    monkeypatch.setattr(verdicts, "_sha256", None)
+    monkeypatch.setattr(verdicts, "sha256_of", None)
     with stem_edge.load(trials.path, cache_dir=trials.cache, warm_start=False, trial=False):
         assert not trials.cache.exists()
 

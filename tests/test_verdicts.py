@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from conftest import DEMO
 
-from stem_edge import __version__, disk, verdicts
+from stem_edge import __version__, checksums, disk, verdicts
 from stem_edge.bundle import GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.user_folder import KEY_CHARS, cpu_digest
@@ -40,7 +40,7 @@ def records(bundle: Bundle, tmp_path: Path) -> Records:
 def test_limits_are_what_is_documented() -> None:
     assert (verdicts.FORMAT, verdicts.MAX_NBYTES, DOUBT_SECONDS) == (1, 2**16, 3600)
     assert (verdicts.TRIALS, verdicts.PLACES) == ("trials", "places")
-    assert verdicts.HASH_PIECE_NBYTES == 2**20
+    assert verdicts.HASHED_TABLES_NBYTES == 2**30
 
 
 def test_files_that_go_to_native_code(records: Records, tiny_gguf: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_engines_and_places_have_their_own(records: Records, tmp_path: Path) -> 
 
 def test_hashing_tells_how_far_it_is(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    monkeypatch.setattr(verdicts, "HASH_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
     records.check_place(told.append)
     assert sum(told) == records.hashed_nbytes
     assert max(told) == 1000
@@ -152,7 +152,7 @@ def test_a_file_that_differs_or_cannot_be_read_is_named(
     with pytest.raises(BundleError, match=rf"^{path}: sha256 is \w+, expected \w+; the file is da"):
         records.check_files()
     path.unlink()
-    with pytest.raises(BundleError, match=rf"^{path}: cannot read this file \(No such file"):
+    with pytest.raises(BundleError, match=rf"^{path}: missing or unreadable \(No such file"):
         records.check_files()
     with pytest.raises(BundleError, match=r"model: cannot read \(No such file.*\); copy or export"):
         Records(records.bundle, "onnxruntime", None)
@@ -243,6 +243,6 @@ def test_files_are_read_through_the_seam(records: Records, monkeypatch: pytest.M
     monkeypatch.setattr(disk, "read_file", fails)
     with pytest.raises(BundleError, match="Input/output error"):
         Records(records.bundle, "onnxruntime", None)
-    monkeypatch.setattr(disk, "Reader", fails)
+    monkeypatch.setattr(disk, "open_file", fails)
     with pytest.raises(BundleError, match="Input/output error"):
         records.check_files()
