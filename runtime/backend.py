@@ -35,11 +35,12 @@ class BackendContext(Protocol):
         prefill: with the graph for prompts, if the backend has one.
         """
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Take the same tokens, whose rows are in slots [T], to their end.
 
         Returns logits [logits, V] of the last so many of them; the next call may overwrite them.
-        They are finite. Raises BackendError, after which the same step can be tried again, and
+        They are finite; but where `top` is not 0, only that many of the largest are wanted, and a
+        backend that would have to fetch the others from a device may give -inf for them. Raises BackendError, after which the same step can be tried again, and
         other contexts are as they were.
         """
 

@@ -3,6 +3,7 @@
     manifest.json                     this module's Manifest
     backbone.*.onnx  backbone.onnx.data   stem_edge.graph_io: the backbone for onnxruntime
     prefill.onnx  prefill.onnx.data       optional: int8 matrices for prompts
+    device.*.onnx  portable.*.onnx        optional: graphs for accelerators, over backbone.onnx.data
     backbone.gguf                     stem_edge.gguf_schema: the backbone for ggml
     tables.zarr/                          stem_edge.table_store; a dense model has none
     tokenizer.json  tokenizer_config.json
@@ -24,7 +25,7 @@ from stem_edge import disk
 from stem_edge.config import MAX_VOCAB, ModelConfig
 from stem_edge.errors import BundleError
 from stem_edge.file_names import check_names
-from stem_edge.graph_io import PREFILL, decode_graphs, graph_file
+from stem_edge.graph_io import PREFILL, Variant, decode_graphs, graph_file, variant_graphs
 from stem_edge.plain_files import PlainFolders, check_file, not_plain, unreadable
 from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout
@@ -83,6 +84,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     asymmetric: bool = False  # whether each block has a zero point of its own
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether there is a graph of its own for prompts
+    variants: tuple[Variant, ...] = ()  # of the graphs that decode, for accelerators
 
     def type_of(self, kind: MatrixKind) -> WeightType:
         """Type of the matrices of a kind."""
@@ -207,6 +209,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             return []
         return decode_graphs(self.model) + ([PREFILL] if self.has_prefill else [])
 
+    def all_graphs(self) -> list[tuple[str, Variant | None]]:
+        """These, and those of each variant: name and variant."""
+        variants = self.backbone.variants if self.backbone is not None else ()
+        plain: list[tuple[str, Variant | None]] = [(name, None) for name in self.graphs()]
+        return plain + [(g, v) for v in variants for g in variant_graphs(self.model, v)]
+
     def backbone_files(self) -> dict[EngineName, list[str]]:
         """Engine -> the files that hold its matrices, those of the prefill graph not among them."""
         onnx = [BACKBONE_DATA, *(graph_file(graph) for graph in decode_graphs(self.model))]
@@ -215,7 +223,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def required_files(self) -> list[str]:
         """Files without which the bundle is incomplete; shards follow from the tables."""
-        names = [graph_file(graph) for graph in self.graphs()]
+        names = [graph_file(graph, variant) for graph, variant in self.all_graphs()]
         names += [TOKENIZER, TOKENIZER_CONFIG]
         names += [BACKBONE_DATA] if self.backbone is not None else []
         names += [PREFILL_DATA] if self.has_prefill else []

@@ -32,20 +32,50 @@ matrices are int8, which is faster for many tokens and slower for one. All graph
 | new_hidden | float32 [1, T, dim] | of all but the head |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
 | logits | float32 [1, T, V] | of the head |
+
+Accelerators run variants of these graphs, which the exporter derives from them; they read the same
+weights from the same file. "fp32" and "fp16" (files device.fp32.*.onnx, device.fp16.*.onnx) keep
+everything in the memory of a device. They differ from the above in this:
+
+| graph | differs |
+|---|---|
+| all | fp16: what is float32 above is float16, but for logits and rows that are stored as floats |
+| early, late | rows have an even number of groups (stem_edge.device_rows): some providers want that |
+| head | takes wanted, int64 [n]: the places in the step whose logits are wanted; logits [1, n, V] |
+| rows | puts rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the same with new_ before it, in the same memory |
+| top | logits float32 [1, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [1, n, count] |
+
+"portable" (portable.*.onnx) has ONNX's own operators alone and leaves to the runtime what they would
+need sizes for: rows, places of RoPE and the KV cache come in ready for use. Its graphs are embed,
+early, late and head, float32 throughout.
+
+| input or output of portable | shape | meaning |
+|---|---|---|
+| rope_cos, rope_sin | [T, head_width/2] | of the step's places |
+| mask.<w> | [T, P + T] | added to scores: 0, or MASKED; P tokens were there before. One for each width w of a window in the model, 0 where there is none |
+| keys.<l>, values.<l> | [1, kv heads, P, head_width] | of those; not an output |
+| row.<l> | [1, T, row width] | rows of the tokens |
+| wanted | int64 [n] | as above |
+| new_keys.<l>, new_values.<l> | [1, kv heads, T, head_width] | of the step's tokens alone |
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from stem_edge.config import ModelConfig
 from stem_edge.rows import RecordLayout
+
+Variant = Literal["fp32", "fp16", "portable"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 EMBED = "embed"
 EARLY = "early"
 LATE = "late"
 HEAD = "head"
 PREFILL = "prefill"
+ROWS = "rows"  # of variants for devices
+TOP = "top"
 
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
@@ -59,6 +89,15 @@ VALUES = "values."
 NEW = "new_"
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
+WANTED = "wanted"
+RECORDS = "records"
+SLOTS = "slots"
+COUNT = "count"
+TOP_LOGITS = "top_logits"
+TOP_IDS = "top_ids"
+MASK = "mask."
+ROW = "row."
+MASKED = -1e9  # added to a score, leaves nothing of it after the softmax
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
 
@@ -83,9 +122,17 @@ class Value(NamedTuple):
 Values = dict[str, Value]
 
 
-def graph_file(graph: str) -> str:
-    """File of a graph in the bundle."""
+def graph_file(graph: str, variant: Variant | None = None) -> str:
+    """File of a graph in the bundle, or of a variant of it."""
+    if variant is not None:
+        return f"portable.{graph}.onnx" if variant == "portable" else f"device.{variant}.{graph}.onnx"
     return "prefill.onnx" if graph == PREFILL else f"backbone.{graph}.onnx"
+
+
+def variant_graphs(config: ModelConfig, variant: Variant) -> list[str]:
+    """Graphs of a variant, in order: those that decode, and those that serve a device's memory."""
+    served = [] if variant == "portable" else [*([ROWS] if config.stem_layers else []), TOP]
+    return decode_graphs(config) + served
 
 
 def row_codes(layer: int, part: int = 0) -> str:
