@@ -22,7 +22,7 @@ from stem_edge.bundle import (
 from stem_edge.export.files import write_file
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
-from stem_edge.export.onnx_steps import PREFILL_STEP
+from stem_edge.export.onnx_steps import PREFILL_STEP, planned_variants
 from stem_edge.export.probe import Comparison, check_divergence, compare_logits
 from stem_edge.export.report import errors
 from stem_edge.quantize import F32
@@ -92,7 +92,8 @@ class Acceptance:
         reports: dict[EngineName, QualityReport] = dict(base.manifest.reports) if base else {}
         match self.options.backbone:
             case BackboneFormat() as new:
-                backbone = msgspec.structs.replace(new, prefill=prefill)
+                variants = planned_variants(self.job).variants
+                backbone = msgspec.structs.replace(new, prefill=prefill, variants=variants)
             case GgufFormat() as gguf:
                 pass
         return Manifest(

@@ -120,15 +120,21 @@ def keep_files(
     manifest = base.manifest
     replaced = {GGUF}
     if engine == "onnxruntime":
-        replaced = {BACKBONE_DATA, PREFILL_DATA, *map(graph_file, manifest.graphs())}
-    kept = {name: entry for name, entry in manifest.files.items() if name not in replaced}
-    for name, entry in kept.items():
-        disk.make_folders((folder / name).parent)
-        try:
-            disk.link(base.file(name), folder / name)
-        except OSError:
-            _copy(base.file(name), folder / name, entry)
-    return {folder / name: entry for name, entry in kept.items()}
+        graphs = {graph_file(graph, variant) for graph, variant in manifest.all_graphs()}
+        replaced = {BACKBONE_DATA, PREFILL_DATA, *graphs}
+    kept = [name for name in manifest.files if name not in replaced]
+    return {folder / name: keep_file(base, name, folder) for name in kept}
+
+
+def keep_file(base: Bundle, name: str, folder: Path) -> FileEntry:
+    """One file of the bundle in another folder, as a hard link if it can be."""
+    entry = base.manifest.files[name]
+    disk.make_folders((folder / name).parent)
+    try:
+        disk.link(base.file(name), folder / name)
+    except OSError:
+        _copy(base.file(name), folder / name, entry)
+    return entry
 
 
 def _copy(source: Path, target: Path, entry: FileEntry) -> None:

@@ -18,9 +18,19 @@ from stem_edge.export.linear import DecodeLinear, Weights
 from stem_edge.export.quantizers import Quantizer, Rounding, Searching
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.token_linear import TokenLinear
+from stem_edge.export.variant_files import VariantPlan, plan_variants, write_variants
 from stem_edge.quantize import F32
 
 PREFILL_STEP = "prefill"
+
+
+def planned_variants(job: Job) -> VariantPlan:
+    """Variants of the graphs that an export writes. Raises ExportError if one cannot be."""
+    format = job.options.backbone
+    if not isinstance(format, BackboneFormat):
+        return VariantPlan((), ())
+    layout = job.tables.format.tables if job.tables else None
+    return plan_variants(job.source.config, layout, format, job.options.variants)
 
 
 class OnnxBackbone:
@@ -34,11 +44,13 @@ class OnnxBackbone:
         self._job, self._format, self._peaks, self._tell = job, format, peaks, tell
         self._config, self._options = job.source.config, job.options
         layout = job.tables.format.tables if job.tables else None
+        self._layout, self._plan = layout, planned_variants(job)
         self._source = Source(self._config, layout, job.source.backbone)
 
     def steps(self) -> list[tuple[str, Work]]:
         """Name and work of each step."""
         steps: list[tuple[str, Work]] = [("backbone", self._backbone)]
+        steps += [("variants", self._variants)] if self._plan.variants else []
         return steps + ([(PREFILL_STEP, self._prefill)] if self._options.prefill else [])
 
     def _backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
@@ -60,6 +72,10 @@ class OnnxBackbone:
         finally:
             weights.close()
         return {path: data.entry} | self._write_graphs(graphs)
+
+    def _variants(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        """The graphs for accelerators, out of those for decoding."""
+        return write_variants(self._job.folder, self._config, self._layout, self._plan.variants)
 
     def _quantizer(self) -> Quantizer:
         format, text = self._format, self._job.text_ids

@@ -84,7 +84,8 @@ class DeviceRows:
             view = packed[:, start : start + slab.words].view(slab.dtype)
             if slab.scales:
                 scales = self.layout.scales(records, index)
-                view[:] = np.repeat(scales, self.repeats, axis=1)
+                with np.errstate(over="ignore"):  # what comes of inf is refused with the logits
+                    view[:] = np.repeat(scales, self.repeats, axis=1)
             else:
                 view[:] = self.layout.codes(records, index)
             start += slab.words

@@ -125,7 +125,9 @@ Values = dict[str, Value]
 def graph_file(graph: str, variant: Variant | None = None) -> str:
     """File of a graph in the bundle, or of a variant of it."""
     if variant is not None:
-        return f"portable.{graph}.onnx" if variant == "portable" else f"device.{variant}.{graph}.onnx"
+        return (
+            f"portable.{graph}.onnx" if variant == "portable" else f"device.{variant}.{graph}.onnx"
+        )
     return "prefill.onnx" if graph == PREFILL else f"backbone.{graph}.onnx"
 
 

@@ -10,7 +10,8 @@ can take. Weights can have any values: only checksums see those (stem-edge verif
 | protobuf.py | how messages are written |
 | onnx_file.py | what messages and tensors a graph may have |
 | onnx_operators.py, onnx_rules.py, onnx_fused.py | what operators, with what attributes, on what shapes |
-| graph_io.py | what goes in and comes out |
+| onnx_device.py, onnx_portable.py | those that variants have |
+| onnx_expected.py | what each graph must be; graph_io.py what goes in and comes out |
 
 Graphs that onnxruntime wrote itself, in the cache folder, are not of this kind and are not checked.
 """
@@ -18,55 +19,53 @@ Graphs that onnxruntime wrote itself, in the cache folder, are not of this kind 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from stem_edge import disk
 from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, Bundle, Manifest
 from stem_edge.errors import BundleError
-from stem_edge.graph_io import (
-    EMBED,
-    PREFILL,
-    Value,
-    Values,
-    graph_file,
-    graph_inputs,
-    graph_outputs,
-    layer_graphs,
-)
+from stem_edge.graph_io import PREFILL, VARIANTS, Value, Values, Variant, graph_file
+from stem_edge.onnx_expected import Expected, expected
 from stem_edge.onnx_file import Node, OnnxFile, Place, Tensor, parse_onnx
-from stem_edge.onnx_operators import OPSETS, find_operator, results
+from stem_edge.onnx_operators import find_operator, results
 from stem_edge.onnx_rules import Step
 
 IR_VERSION = 10
 # A layer of the graph for prompts has about 10 KiB. What is above is refused before it is read.
 LAYER_NBYTES = 1 << 16
 MAX_GRAPH_NBYTES = 1 << 24
-# Of all that is exported, a layer for prompts has the most operators: 70. A head has 6.
-NODES_OF_LAYER, NODES_BESIDE_LAYERS = 96, 16
 ALIGNMENT = 64  # of tensors in the file beside the graph
 SHOWN_DIFFERENCES = 3
 MAX_REASON = 800  # characters; names in a file can be long
+EVERY: tuple[Variant | None, ...] = (None, *VARIANTS)
 REMEDY = "copy the bundle again, or export it again with: stem-edge export CHECKPOINT OUT"
 
 
-def check_graphs(bundle: Bundle) -> None:
-    """Raises BundleError unless all graphs of a bundle are backbones of its model."""
-    places: dict[str, list[Place]] = {}
-    for graph in bundle.manifest.graphs():
-        path = bundle.file(graph_file(graph))
+def check_graphs(bundle: Bundle, variants: Collection[Variant | None] = EVERY) -> None:
+    """Raises BundleError unless the graphs of a bundle are backbones of its model.
+
+    variants: whose graphs; None for those of the CPU. Default: all.
+    """
+    # Variants share weights; each by itself has them once.
+    places: dict[tuple[str, Variant | None], list[Place]] = {}
+    graphs = [pair for pair in bundle.manifest.all_graphs() if pair[1] in variants]
+    for graph, variant in graphs:
+        path = bundle.file(graph_file(graph, variant))
         try:
             data = disk.read_file(path, MAX_GRAPH_NBYTES)
         except OSError as error:
             raise BundleError(f"{path}: cannot read ({error.strerror}); {REMEDY}") from error
-        for place in check_graph(data, path, graph, bundle.manifest):
-            places.setdefault(place.location, []).append(place)
-    for name, found in places.items():
+        for place in check_graph(data, path, graph, bundle.manifest, variant):
+            places.setdefault((place.location, variant), []).append(place)
+    for (name, _), found in places.items():
         _check_data(bundle.file(name), bundle.manifest.files[name].nbytes, found)
 
 
-def check_graph(data: bytes, path: Path, graph: str, manifest: Manifest) -> list[Place]:
+def check_graph(
+    data: bytes, path: Path, graph: str, manifest: Manifest, variant: Variant | None = None
+) -> list[Place]:
     """Check the bytes of one graph; returns where its weights lie. Raises BundleError.
 
     path: for messages only.
@@ -75,12 +74,12 @@ def check_graph(data: bytes, path: Path, graph: str, manifest: Manifest) -> list
     try:
         if len(data) > limit:
             raise ValueError(f"more than {limit} bytes, the most for so many layers")
-        file = parse_onnx(data)
-        _check_count(file, graph, manifest)
+        file, known = parse_onnx(data), expected(graph, variant, manifest)
+        _check_count(file, known)
         _check_places(file.tensors.values(), graph, manifest)
-        _check_values(file, graph, manifest)
-        _check_nodes(file, graph, manifest)
-        _check_versions(file)
+        _check_values(file, known)
+        _check_nodes(file, known, manifest)
+        _check_versions(file, known)
     except ValueError as error:
         raise BundleError(
             f"{path}: not the graph that the bundle's manifest describes ({str(error)[:MAX_REASON]}); {REMEDY}"
@@ -107,12 +106,9 @@ def _check_data(path: Path, nbytes: int, places: list[Place]) -> None:
             )
 
 
-def _check_count(file: OnnxFile, graph: str, manifest: Manifest) -> None:
-    """All results of a step may be in memory at once, so their number is part of the memory plan."""
-    layers = layer_graphs(manifest.model) | {PREFILL: range(manifest.model.n_layers)}
-    most = NODES_BESIDE_LAYERS + NODES_OF_LAYER * len(layers.get(graph, ()))
-    if len(file.nodes) > most:
-        raise ValueError(f"{len(file.nodes)} operators, expected at most {most}")
+def _check_count(file: OnnxFile, known: Expected) -> None:
+    if len(file.nodes) > known.nodes:
+        raise ValueError(f"{len(file.nodes)} operators, expected at most {known.nodes}")
 
 
 def _check_places(tensors: Iterable[Tensor], graph: str, manifest: Manifest) -> None:
@@ -133,17 +129,10 @@ def _check_places(tensors: Iterable[Tensor], graph: str, manifest: Manifest) -> 
             )
 
 
-def _check_values(file: OnnxFile, graph: str, manifest: Manifest) -> None:
-    """Inputs and outputs are those of stem_edge.graph_io; rows are declared without shapes."""
-    inputs = graph_inputs(graph, manifest.model, manifest.tables)
-    outputs = graph_outputs(graph, manifest.model)
-    declared = {
-        name: value._replace(shape=None) if "slots" in (value.shape or ()) else value
-        for name, value in inputs.items()
-    }
+def _check_values(file: OnnxFile, known: Expected) -> None:
     differences = [
-        *_differences("input", file.inputs, declared),
-        *_differences("output", file.outputs, outputs),
+        *_differences("input", file.inputs, known.declared),
+        *_differences("output", file.outputs, known.outputs),
     ]
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
@@ -160,39 +149,37 @@ def _differences(what: str, found: Values, expected: Values) -> Iterator[str]:
         yield f"{what} {name} is none of this graph's"
 
 
-def _check_nodes(file: OnnxFile, graph: str, manifest: Manifest) -> None:
+def _check_nodes(file: OnnxFile, expected: Expected, manifest: Manifest) -> None:
     """Each operator gets what it can take, and the last of them give what the graph must give."""
-    known = graph_inputs(graph, manifest.model, manifest.tables)
-    # Rules know inputs by their names, so nothing else has such a name, whichever graph takes it.
-    reserved = {
-        n for g in (EMBED, PREFILL) for n in graph_inputs(g, manifest.model, manifest.tables)
-    }
+    known = dict(expected.inputs)
     made = {name for node in file.nodes for name in node.outputs}
-    if taken := sorted(reserved & (made | file.tensors.keys())):
+    # Rules know inputs by their names, so nothing else has such a name, whichever graph takes it.
+    if taken := sorted(expected.reserved & (made | file.tensors.keys())):
         raise ValueError(f"{taken[0]!r} is made in it, and is the name of an input")
     for name, tensor in file.tensors.items():
         known[name] = Value(tensor.type, tensor.dims, tensor.sizes)
     for node in file.nodes:
         try:
-            _add_results(known, node, manifest)
+            _add_results(known, node, expected, manifest)
         except ValueError as error:
             raise ValueError(f"{node.operator} {node.outputs[:1]!a}: {error}") from error
     uses = Counter(name for node in file.nodes for name in node.inputs)
     for name, tensor in file.tensors.items():
         if tensor.place is not None and uses[name] != 1:
             raise ValueError(f"tensor {name!r} is used {uses[name]} times, expected once")
-    for name, value in graph_outputs(graph, manifest.model).items():
+    for name, value in expected.outputs.items():
         if name not in made or known[name] != value:
             raise ValueError(f"output {name} is {known.get(name, 'not made')}, expected {value}")
 
 
-def _add_results(known: Values, node: Node, manifest: Manifest) -> None:
-    operator = find_operator(node)
+def _add_results(known: Values, node: Node, expected: Expected, manifest: Manifest) -> None:
+    operator = find_operator(node, expected.operators)
     for name in node.inputs:
         if name and name not in known:
             raise ValueError(f"its input {name!r} is made by no node before it")
     inputs = [known[name] if name else None for name in node.inputs]
-    made = results(operator, Step(node, inputs, manifest.model, manifest.tables))
+    step = Step(node, inputs, manifest.model, manifest.tables, expected.floats)
+    made = results(operator, step)
     for name, value in zip(node.outputs, made, strict=True):
         if (value is None) != (not name):
             raise ValueError(f"its outputs are {node.outputs}")
@@ -203,7 +190,7 @@ def _add_results(known: Values, node: Node, manifest: Manifest) -> None:
         known[name] = value
 
 
-def _check_versions(file: OnnxFile) -> None:
-    found, expected = (file.ir_version, file.opsets), (IR_VERSION, OPSETS)
-    if found != expected:
-        raise ValueError(f"IR version and operator sets are {found}, expected {expected}")
+def _check_versions(file: OnnxFile, known: Expected) -> None:
+    found, versions = (file.ir_version, file.opsets), (IR_VERSION, known.opsets)
+    if found != versions:
+        raise ValueError(f"IR version and operator sets are {found}, expected {versions}")

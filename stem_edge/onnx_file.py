@@ -26,17 +26,18 @@ EXTERNAL_KEYS = ("location", "offset", "length")
 EXTERNAL = 1  # of TensorProto.DataLocation
 MAX_DIGITS = 19
 
-# Element type of ONNX -> its name and bytes.
+# Element type of ONNX -> its name and bits.
 ELEMENTS = {
-    1: ("float32", 4),
-    2: ("uint8", 1),
-    3: ("int8", 1),
-    6: ("int32", 4),
-    7: ("int64", 8),
-    10: ("float16", 2),
+    1: ("float32", 32),
+    2: ("uint8", 8),
+    3: ("int8", 8),
+    6: ("int32", 32),
+    7: ("int64", 64),
+    10: ("float16", 16),
+    21: ("uint4", 4),
 }
 # Attribute type of ONNX -> the field that has the value.
-ATTRIBUTE_FIELDS = {1: "f", 2: "i", 3: "s", 4: "t"}
+ATTRIBUTE_FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 7: "ints"}
 
 ENTRY: Schema = {1: Field("key", "text"), 2: Field("value", "text")}
 TENSOR: Schema = {
@@ -56,6 +57,7 @@ ATTRIBUTE: Schema = {
     4: Field("s", "text"),
     5: Field("t", TENSOR),
     6: Field("g: a subgraph", "bytes", 0),
+    8: Field("ints", "ints", MAX_RANK),
     10: Field("tensors", "bytes", 0),
     11: Field("graphs: subgraphs", "bytes", 0),
     20: Field("type", "int"),
@@ -189,10 +191,13 @@ def _node(node: Message) -> Node:
 def _attribute(attribute: Message) -> tuple[str, Any]:
     name, kind = _name(attribute.get("name", ""), "an attribute"), attribute.get("type", 0)
     field = ATTRIBUTE_FIELDS.get(kind)
-    others = attribute.keys() - {"name", "type", field}
-    if field is None or field not in attribute or others:
+    given = {field for field, value in attribute.items() if value != []}
+    if field is None or field not in given or given - {"name", "type", field}:
         raise ValueError(f"attribute {name!r} has no value of its type {kind}, or another one")
-    value = attribute[field] if field != "t" else _tensor(attribute[field])
+    value = attribute[field]
+    if field == "ints":
+        return name, tuple(value)
+    value = _tensor(value) if field == "t" else value
     if isinstance(value, Tensor) and value.place is not None:
         raise ValueError(f"the tensor in attribute {name!r} lies in a file")
     return name, value
@@ -224,14 +229,14 @@ def _element(kind: int, name: str) -> tuple[str, int]:
 def _tensor(tensor: Message) -> Tensor:
     """A tensor, wherever it is in the graph."""
     name = _name(tensor.get("name", ""), "a tensor")
-    kind, width = _element(tensor.get("data_type", 0), name)
+    kind, bits = _element(tensor.get("data_type", 0), name)
     dims = tuple(tensor["dims"])
     if min(dims, default=1) < 1:
         raise ValueError(f"tensor {name!r} has dims {list(dims)}; expected positive ones")
     # These are Python's integers: no product is too great to be compared with what is there.
-    nbytes = prod(dims) * width
+    nbytes = -(-prod(dims) * bits // 8)
     entries, location = tensor["external_data"], tensor.get("data_location", 0)
-    inline = len(tensor["int32_data"]) * width + len(tensor.get("raw_data", b""))
+    inline = len(tensor["int32_data"]) * bits // 8 + len(tensor.get("raw_data", b""))
     if not entries and location != EXTERNAL:
         if inline != nbytes or inline > MAX_INLINE_NBYTES:
             raise ValueError(

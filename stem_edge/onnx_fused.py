@@ -11,7 +11,7 @@ import numpy as np
 from stem_edge import graph_io as io
 from stem_edge.config import ModelConfig
 from stem_edge.graph_io import Value
-from stem_edge.onnx_rules import F32, U8, Step, check_epsilon, numbers
+from stem_edge.onnx_rules import U8, Step, check_epsilon, numbers
 
 
 def gather_blocks(step: Step) -> list[Value | None]:
@@ -22,20 +22,20 @@ def gather_blocks(step: Step) -> list[Value | None]:
     if len(outer) != 1 or width % block:
         raise ValueError(f"input 0 is {step.inputs[0]}, which has no whole blocks of {block}")
     groups = width // block
-    step.expect(2, F32, (*outer, groups))
+    step.expect(2, step.floats, (*outer, groups))
     step.expect(3, U8, (*outer, -(-groups * bits // 8)))
-    return [Value(F32, (*numbers(step, outer[0]), width))]
+    return [Value(step.floats, (*numbers(step, outer[0]), width))]
 
 
 def skip_norm(step: Step) -> list[Value | None]:
     """RMS norm of a sum, and the sum."""
     _, width = step.line(0)
-    step.expect(1, F32, step.shape(0))
-    step.expect(2, F32, (width,))
+    step.expect(1, step.floats, step.shape(0))
+    step.expect(2, step.floats, (width,))
     check_epsilon(step)
     if step.node.outputs[1] or step.node.outputs[2]:
         raise ValueError("it has outputs 1 and 2, which only training has")
-    value = Value(F32, step.shape(0))
+    value = Value(step.floats, step.shape(0))
     return [value, None, None, value]
 
 
@@ -44,7 +44,7 @@ def fused_matmul(step: Step) -> list[Value | None]:
     (outer, width), matrix = step.line(0), step.shape(1)
     if len(outer) != 2 or matrix[1:] != (width,) or not isinstance(matrix[0], int):
         raise ValueError(f"{step.inputs[0]} cannot be multiplied with {step.inputs[1]}")
-    return [Value(F32, (*outer, matrix[0]))]
+    return [Value(step.floats, (*outer, matrix[0]))]
 
 
 def block_product(step: Step) -> list[Value | None]:
@@ -55,10 +55,10 @@ def block_product(step: Step) -> list[Value | None]:
         raise ValueError(f"input 0 is {step.inputs[0]}, expected {width} in blocks of {block}")
     blocks = width // block
     step.expect(1, U8, (rows, blocks, block * bits // 8))
-    step.expect(2, F32, (rows * blocks,))
+    step.expect(2, step.floats, (rows * blocks,))
     if len(step.inputs) == 4:
         step.expect(3, U8, (rows * -(-blocks * bits // 8),))
-    return [Value(F32, (*outer, rows))]
+    return [Value(step.floats, (*outer, rows))]
 
 
 def integer_product(step: Step) -> list[Value | None]:
@@ -66,12 +66,12 @@ def integer_product(step: Step) -> list[Value | None]:
     outer, width = step.line(0, U8)
     _, columns = step.line(1, "int8")
     step.expect(1, "int8", (width, columns))
-    step.expect(2, F32, ())
-    step.expect(3, F32, (columns,))
+    step.expect(2, step.floats, ())
+    step.expect(3, step.floats, (columns,))
     step.expect(4, U8, ())
     if len(outer) != 2:
         raise ValueError(f"input 0 is {step.inputs[0]}, expected [1, T, width]")
-    return [Value(F32, (*outer, columns))]
+    return [Value(step.floats, (*outer, columns))]
 
 
 def attention(step: Step) -> list[Value | None]:
@@ -88,11 +88,11 @@ def attention(step: Step) -> list[Value | None]:
     width = io.head_width(model)
     q, kv = model.n_heads * width, model.n_kv_heads * width
     if step.inputs[1] is None and step.inputs[2] is None:
-        step.expect(0, F32, (1, "T", q + 2 * kv))
+        step.expect(0, step.floats, (1, "T", q + 2 * kv))
     else:
         for index, size in enumerate((q, kv, kv)):
-            step.expect(index, F32, (1, "T", size))
-    return [Value(F32, (1, "T", q)), step.inputs[3], step.inputs[4]]
+            step.expect(index, step.floats, (1, "T", size))
+    return [Value(step.floats, (1, "T", q)), step.inputs[3], step.inputs[4]]
 
 
 def _check_attributes(step: Step, model: ModelConfig, layer: int) -> None:
@@ -134,6 +134,6 @@ def _mixture(
             raise ValueError(f"its inputs are {names}, expected rows of one layer")
     if any(step.inputs[index] is not None for index in left_out):
         raise ValueError(f"its inputs are {names}, expected none in places {left_out}")
-    step.expect(0, F32, (1, "T", model.dim))
-    step.expect(1, F32, ("T", "slots"))
-    return [Value(F32, step.shape(0))]
+    step.expect(0, step.floats, (1, "T", model.dim))
+    step.expect(1, step.floats, ("T", "slots"))
+    return [Value(step.floats, step.shape(0))]

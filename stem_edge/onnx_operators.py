@@ -36,9 +36,10 @@ class Operator(NamedTuple):
     inputs: tuple[int, ...]  # how many; one that is left out has an empty name
     attributes: Mapping[str, Allowed] = MappingProxyType({})
     optional: Mapping[str, Allowed] = MappingProxyType({})
-    outputs: int = 1
+    outputs: int | range = 1
 
 
+Known = Mapping[tuple[str, str], Operator]  # domain and name -> what is known
 EXPERTS: dict[str, Allowed] = {
     "k": (1,),
     "normalize_routing_weights": (1,),
@@ -107,9 +108,9 @@ OPERATORS: dict[tuple[str, str], Operator] = {
 }
 
 
-def find_operator(node: Node) -> Operator:
+def find_operator(node: Node, known: Known = OPERATORS) -> Operator:
     """What is known of a node's operator, if it may be there. Raises ValueError."""
-    operator = OPERATORS.get((node.domain, node.operator))
+    operator = known.get((node.domain, node.operator))
     if operator is None:
         raise ValueError(
             f"operator {node.operator!r} of domain {node.domain!r} is none that a backbone has; "
@@ -121,17 +122,20 @@ def find_operator(node: Node) -> Operator:
             raise ValueError(f"attribute {name!r} is {ascii(value)[:80]}, which it may not be")
     if missing := sorted(operator.attributes.keys() - attributes):
         raise ValueError(f"attributes {', '.join(missing)} are missing")
-    if len(node.inputs) not in operator.inputs or len(node.outputs) != operator.outputs:
+    outputs = operator.outputs
+    given = outputs if isinstance(outputs, range) else (outputs,)
+    if len(node.inputs) not in operator.inputs or len(node.outputs) not in given:
         raise ValueError(
             f"{len(node.inputs)} inputs and {len(node.outputs)} outputs; expected "
-            f"{operator.inputs[0]} to {operator.inputs[-1]} and {operator.outputs}"
+            f"{operator.inputs[0]} to {operator.inputs[-1]} and {given[0]} to {given[-1]}"
         )
     return operator
 
 
 def _fits(value: object, allowed: Allowed) -> bool:
     if isinstance(allowed, type):
-        return isinstance(value, allowed)
+        # Several numbers are a tuple, and so is a tensor, the only one that is allowed by its type.
+        return isinstance(value, allowed) and type(value) is not tuple
     return type(value) is type(allowed[0]) and value in allowed
 
 

@@ -108,7 +108,7 @@ class Records:
         if self.engine == "ggml":
             return [*names, GGUF]
         data = (BACKBONE_DATA, PREFILL_DATA)
-        names += [graph_file(graph) for graph in manifest.graphs()]
+        names += [graph_file(graph, variant) for graph, variant in manifest.all_graphs()]
         return names + [name for name in data if name in manifest.files]
 
     def hashed_files(self) -> list[str]:

@@ -119,6 +119,7 @@ GOLDEN = """\
   "kinds": {},
   "prefill": false,
   "quantizer": "rtn",
+  "variants": [],
   "weights": "int4"
  },
  "files": {

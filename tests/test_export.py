@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_the_old_bundle_and_what_was_done(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "out"]
 
 
-@pytest.mark.parametrize("steps", range(7))
+@pytest.mark.parametrize("steps", range(8))
 def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
@@ -175,7 +175,14 @@ def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
     assert done == ALL_STEPS[steps:]
 
 
-ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]
+ALL_STEPS = [
+    "tokenizer",
+    "backbone",
+    "variants",
+    "prefill",
+    "tables",
+    *(f"records {n}" for n in range(3)),
+]
 
 
 def test_what_another_checkpoint_or_option_left_is_not_used(

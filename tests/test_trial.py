@@ -86,7 +86,7 @@ def test_a_dense_bundle(tmp_path: Path) -> None:
 def test_once(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = hashed(monkeypatch)
     assert [trials.count(), trials.count()] == [1, 0]
-    assert len(seen) == 12
+    assert len(seen) == 28
 
 
 def test_what_is_known_costs_next_to_nothing(trials: Trials) -> None:
@@ -106,7 +106,7 @@ def test_a_copy_is_hashed_and_not_tried(
     seen = hashed(monkeypatch)
     copy = Path(shutil.copytree(trials.path, tmp_path / "copy"))
     assert [trials.count(copy), trials.count(copy)] == [0, 0]
-    assert len(seen) == 12
+    assert len(seen) == 28
 
 
 def test_tables_of_another_export_are_found_at_the_first_load(

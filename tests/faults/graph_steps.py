@@ -39,6 +39,14 @@ def f32(*shape: int | str) -> Value:
     return Value("float32", shape)
 
 
+def f16(*shape: int | str) -> Value:
+    return Value("float16", shape)
+
+
+def i32(*shape: int | str) -> Value:
+    return Value("int32", shape)
+
+
 def u8(*shape: int | str) -> Value:
     return Value("uint8", shape)
 
@@ -58,12 +66,13 @@ def run(
     outputs: tuple[str, ...] = ("y",),
     layout: RecordLayout | None = LAYOUT,
     model: ModelConfig = MODEL,
+    floats: str = "float32",
     **attributes: Any,
 ) -> Made:
     """What a rule makes of these; names: of those inputs where they matter."""
     called = [(names or {}).get(at, f"x{at}" if value else "") for at, value in enumerate(inputs)]
     node = Node("Op", "", called, list(outputs), attributes)
-    return rule(Step(node, list(inputs), model, layout))
+    return rule(Step(node, list(inputs), model, layout, floats))
 
 
 def fails(rule: Rule, *inputs: Value | None, **options: Any) -> None:
@@ -75,7 +84,10 @@ def others(value: Value | None) -> list[Value | None]:
     """Inputs that differ from one in one thing."""
     if value is None:
         return [f32(1)]
-    found: list[Value | None] = [None, value._replace(type="int32")]
+    found: list[Value | None] = [
+        None,
+        value._replace(type="int32" if value.type != "int32" else "int8"),
+    ]
     shape = value.shape or ()
     for at, size in enumerate(shape):
         changed: list[int | str] = [1, "capacity"]

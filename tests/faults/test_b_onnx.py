@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import onnx
 import pytest
 from contract import refused
 from hostile_graphs import (
+    Change,
     attribute,
     change_refused,
     changed,
@@ -30,11 +32,11 @@ from onnx import TensorProto, helper
 
 import stem_edge
 from stem_edge import disk, onnx_check
-from stem_edge.bundle import BACKBONE_DATA, Bundle
+from stem_edge.bundle import BACKBONE_DATA, Bundle, open_manifest
 from stem_edge.config import MAX_LAYERS
 from stem_edge.errors import BundleError
 from stem_edge.export import linear
-from stem_edge.graph_io import graph_file
+from stem_edge.graph_io import Variant, graph_file
 from stem_edge.onnx_check import check_graph, check_graphs
 from stem_edge.onnx_operators import CONTRIB, OPERATORS
 
@@ -391,3 +393,99 @@ def test_b16_no_more_is_read_than_a_graph_may_have(
     moved = Bundle(copy, bundle.manifest)
     refused(lambda: check_graphs(moved), BundleError, copy / graph_file(LATE), "more than")
     assert max(limits) == onnx_check.MAX_GRAPH_NBYTES
+
+
+# Variants for accelerators: the same checks
+
+
+def variant_refused(bundle: Path, graph: str, variant: Variant, change: Change, *said: str) -> None:
+    """A graph of a variant is refused after a change, and is not without it."""
+    path, manifest = bundle / graph_file(graph, variant), open_manifest(bundle)
+    model = onnx.load_model(str(path), load_external_data=False)
+    check_graph(model.SerializeToString(), path, graph, manifest, variant)
+    change(model)
+    data = model.SerializeToString()
+    refused(lambda: check_graph(data, path, graph, manifest, variant), BundleError, path, *said)
+
+
+def first(operator: str, name: str, value: object) -> Change:
+    """A change of a field of the first node of an operator."""
+    return lambda model: setattr(node(model, operator), name, value)
+
+
+def test_b12_variants_have_their_own_operators() -> None:
+    variant_refused(DEMO, LATE, "fp16", first("Mul", "op_type", "MoE"), "'MoE'")
+    variant_refused(DEMO, LATE, "portable", first("Mul", "domain", CONTRIB), "'Mul'")
+    variant_refused(DEMO, "rows", "fp32", first("ScatterND", "op_type", "Add"), "'Add'")
+    variant_refused(DEMO, "top", "fp32", first("TopK", "op_type", "ScatterND"), "'ScatterND'")
+    opset = helper.make_opsetid(CONTRIB, 1)
+    variant_refused(DEMO, HEAD, "portable", lambda m: m.opset_import.append(opset), CONTRIB)
+
+
+def test_b14_variants_have_their_own_inputs_and_outputs() -> None:
+    cases: list[tuple[Variant, str, int]] = [("fp16", "float16", 1), ("fp32", "float32", 10)]
+    for variant, found, other in cases:
+        said = f"expected {found} [1, T, 128]"
+        change = partial(_retype, name="hidden", kind=other)
+        variant_refused(DEMO, LATE, variant, change, said)
+    variant_refused(
+        DEMO, HEAD, "fp16", lambda m: setattr(_value(m, "logits"), "elem_type", 10), "float32 [1, n"
+    )
+    variant_refused(DEMO, HEAD, "fp32", lambda m: m.graph.input.pop(), "wanted is missing")
+    variant_refused(
+        DEMO, "rows", "fp16", lambda m: _value(m, "records").shape.dim.pop(), "records is int32 [n]"
+    )
+    variant_refused(
+        DEMO, "top", "fp16", lambda m: _value(m, "count").shape.dim.pop(), "count is int64 []"
+    )
+    data = (DEMO / graph_file(LATE)).read_bytes()
+    path, manifest = DEMO / "x.onnx", open_manifest(DEMO)
+    refused(lambda: check_graph(data, path, LATE, manifest, "fp16"), BundleError, "expected")
+
+
+def _retype(model: onnx.ModelProto, name: str, kind: int) -> None:
+    _value(model, name).elem_type = kind
+
+
+def _append(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    model.graph.node.extend(nodes)
+
+
+def test_b14_names_of_inputs_are_those_of_the_variant() -> None:
+    """An output that is called as an input of another graph would be taken for it by a rule."""
+    for graph, name in ((HEAD, "slots"), ("rows", "wanted"), ("top", "logits")):
+        extra = helper.make_node("Tanh" if graph == HEAD else "Split", ["x"], [name])
+        change = partial(_append, nodes=[extra])
+        variant_refused(DEMO, graph, "fp32", change, "name of an input")
+
+
+def test_b15_more_operators_than_a_variant_has() -> None:
+    cases: list[tuple[str, Variant, int]] = [(HEAD, "fp16", 16), ("rows", "fp16", 592)]
+    for graph, variant, most in [*cases, (HEAD, "portable", 48)]:
+        names = [f"unused{number}" for number in range(most + 1)]
+        nodes = [helper.make_node("Tanh", ["hidden"], [name]) for name in names]
+        said = f"operators, expected at most {most}"
+        variant_refused(DEMO, graph, variant, partial(_append, nodes=nodes), said)
+
+
+def test_b11_weights_are_shared_by_variants_and_within_one_they_are_not(tmp_path: Path) -> None:
+    name = graph_file(LATE, "fp16")
+    model = onnx.load_model(str(DEMO / name), load_external_data=False)
+    shared = {n for n, t in ((t.name, t) for t in model.graph.initializer) if t.external_data}
+    plain = {t.name for t in graph_of(DEMO, LATE).graph.initializer if t.external_data}
+    assert shared == plain
+    one, other = (external(model, index) for index in (0, 1))
+    offset = next(entry.value for entry in one.external_data if entry.key == "offset")
+    next(entry for entry in other.external_data if entry.key == "offset").value = offset
+    copy = resealed(DEMO, tmp_path / "copy", {name: model.SerializeToString()})
+    bundle = stem_edge.open_bundle(copy)
+    refused(lambda: check_graphs(bundle), BundleError, copy / BACKBONE_DATA, "overlap")
+
+
+def test_b11_every_graph_of_a_variant_is_read(tmp_path: Path) -> None:
+    for graph, variant in open_manifest(DEMO).all_graphs():
+        name = graph_file(graph, variant)
+        copy = resealed(DEMO, tmp_path / name, {name: b"no graph"})
+        bundle = stem_edge.open_bundle(copy)
+        check = partial(check_graphs, bundle)
+        refused(check, BundleError, copy / name, "begin with b'no graph'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from gguf_files import BOOL, FLOAT32, UINT8, Tensor, array, gguf, number, strings, text
 from onnx import TensorProto, helper
 
-from stem_edge import gguf_file, onnx_check, onnx_file, protobuf
+from stem_edge import gguf_file, onnx_check, onnx_expected, onnx_file, protobuf
 from stem_edge.errors import BundleError
+from stem_edge.export import linear
 from stem_edge.gguf_file import GgufFile, parse_gguf
 from stem_edge.graph_io import Value
 from stem_edge.onnx_file import OnnxFile, Place, parse_onnx
@@ -134,7 +136,7 @@ SCHEMAS: dict[str, Schema] = {
     "ModelProto": onnx_file.MODEL,
 }
 MOST = {
-    "dims": 4, "int32_data": 1024, "external_data": 4, "input": 4096, "output": 4096,
+    "dims": 4, "ints": 4, "int32_data": 1024, "external_data": 4, "input": 4096, "output": 4096,
     "attribute": 16, "dim": 4, "node": 131_072, "initializer": 131_072, "opset_import": 8,
 }  # fmt: skip
 KINDS = {"int": (3, 5), "ints": (3, 5), "float": (2,), "text": (9, 12), "bytes": (11, 12)}
@@ -205,12 +207,18 @@ def outside(**entries: str) -> TensorProto:
 
 
 def test_elements() -> None:
-    widths = {1: ("float32", 4), 2: ("uint8", 1), 3: ("int8", 1), 6: ("int32", 4)}
-    widths |= {7: ("int64", 8), 10: ("float16", 2)}
+    widths: dict[int, tuple[str, float]] = {
+        1: ("float32", 4),
+        2: ("uint8", 1),
+        3: ("int8", 1),
+        6: ("int32", 4),
+    }
+    widths |= {7: ("int64", 8), 10: ("float16", 2), 21: ("uint4", 0.5)}
     for kind in range(24):
         if kind in widths:
             name, width = widths[kind]
-            found = graph(initializer=[tensor(3, data_type=kind, raw_data=bytes(3 * width))])
+            raw = bytes(math.ceil(3 * width))
+            found = graph(initializer=[tensor(3, data_type=kind, raw_data=raw)])
             assert found.tensors["t"][:3] == ("t", name, (3,))
         else:
             invalid(f"element type {kind};", initializer=[tensor(data_type=kind, raw_data=b"")])
@@ -283,6 +291,9 @@ def test_attributes() -> None:
     assert found.attributes.pop("t")[:3] == ("t", "uint8", (4,))
     assert found.attributes == {"f": 0.5, "i": -3, "s": "text"}
     assert (found.operator, found.domain, found.outputs) == ("Abs", "", ["y"])
+    several = [helper.make_attribute("perm", [1, 0])]
+    assert graph(node=[node(attribute=several)]).nodes[0].attributes == {"perm": (1, 0)}
+    invalid("more than 4", node=[node(attribute=[helper.make_attribute("perm", [1] * 5)])])
     sixteen = [helper.make_attribute(f"a{n}", n) for n in range(17)]
     assert len(graph(node=[node(attribute=sixteen[:16])]).nodes[0].attributes) == 16
     invalid("more than 16 attribute", node=[node(attribute=sixteen)])
@@ -331,6 +342,11 @@ def test_the_limits_of_graphs_are_what_is_documented() -> None:
     assert (onnx_check.MAX_GRAPH_NBYTES, onnx_check.LAYER_NBYTES) == (16_777_216, 65_536)
     assert (onnx_check.ALIGNMENT, onnx_check.IR_VERSION) == (64, 10)
     assert protobuf.MAX_VARINT_NBYTES == 10
+    assert (onnx_expected.NODES_OF_LAYER, onnx_expected.NODES_BESIDE_LAYERS) == (96, 16)
+    assert onnx_expected.NODES_OF_PORTABLE_LAYER == 160
+    assert onnx_expected.NODES_BESIDE_PORTABLE_LAYERS == 48
+    assert onnx_expected.PIECE_VALUES == linear.SPLIT_VALUES == 16_777_216
+    assert (onnx_expected.NODES_OF_PIECE, onnx_expected.NODES_OF_PORTABLE_PIECE) == (2, 8)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from graph_steps import MODEL, f32
 
+from stem_edge import onnx_device
 from stem_edge.onnx_file import Node
-from stem_edge.onnx_operators import CONTRIB, OPERATORS, OPSETS, find_operator, results
+from stem_edge.onnx_operators import CONTRIB, OPERATORS, OPSETS, Known, find_operator, results
 from stem_edge.onnx_rules import Step
 
 EXPERTS = {
@@ -68,12 +69,67 @@ KNOWN: dict[tuple[str, str], tuple[Any, int, dict[str, Any], dict[str, Any]]] = 
 
 
 def test_every_operator_is_what_it_was() -> None:
-    found = {
-        key: (tuple(o.inputs), o.outputs, dict(o.attributes), dict(o.optional))
-        for key, o in OPERATORS.items()
-    }
-    assert found == KNOWN
+    assert table(OPERATORS) == KNOWN
     assert OPSETS == {"": 21, "com.microsoft": 1}
+
+
+DEVICES: dict[tuple[str, str], tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    **{("", name): KNOWN["", name] for name in ("Add", "Div", "Mul", "Reshape", "Split", "Tanh")},
+    ("", "SimplifiedLayerNormalization"): KNOWN["", "SimplifiedLayerNormalization"],
+    **{
+        (CONTRIB, name): KNOWN[CONTRIB, name]
+        for name in ("GatherBlockQuantized", "GroupQueryAttention", "QuickGelu")
+    },
+    (CONTRIB, "SkipSimplifiedLayerNormalization"): ((3,), 4, NORMS, {}),
+    ("", "Cast"): ((1,), 1, {"to": (1, 10)}, {}),
+    ("", "Concat"): (tuple(range(2, 4096)), 1, {"axis": (-1, 2)}, {}),
+    ("", "ConstantOfShape"): ((1,), 1, {"value": tuple}, {}),
+    ("", "Gather"): ((2,), 1, {}, {"axis": (1,)}),
+    ("", "MatMul"): ((2,), 1, {}, {}),
+    ("", "Transpose"): ((1,), 1, {}, {}),
+    ("", "Unsqueeze"): ((2,), 1, {}, {}),
+    (CONTRIB, "MatMulNBits"): (
+        (3, 4),
+        1,
+        {"K": SIZES, "N": SIZES, "bits": (4, 8), "block_size": BLOCKS},
+        {},
+    ),
+}  # fmt: skip
+SERVING = {
+    "rows": {
+        ("", "Split"): ((2,), range(1, 4096), {"axis": (1,)}, {}),
+        ("", "ScatterND"): ((3,), 1, {}, {}),
+    },
+    "top": {("", "TopK"): ((2,), 2, {}, {})},
+}
+
+
+def table(
+    operators: Known,
+) -> dict[tuple[str, str], tuple[Any, Any, dict[str, Any], dict[str, Any]]]:
+    return {
+        key: (tuple(o.inputs), o.outputs, dict(o.attributes), dict(o.optional))
+        for key, o in operators.items()
+    }
+
+
+def test_every_operator_for_devices_is_what_it_was() -> None:
+    assert table(onnx_device.OPERATORS) == DEVICES
+    assert {graph: table(known) for graph, known in onnx_device.SERVING.items()} == SERVING
+
+
+def test_several_outputs_and_attributes() -> None:
+    known = onnx_device.SERVING["rows"]
+    for count, valid in ((0, False), (1, True), (4095, True), (4096, False)):
+        node = Node("Split", "", ["x", "s"], ["y"] * count, {"axis": 1})
+        if valid:
+            assert find_operator(node, known).outputs == range(1, 4096)
+        else:
+            with pytest.raises(ValueError, match=f"{count} outputs; expected 2 to 2 and 1 to 4095"):
+                find_operator(node, known)
+    filling = Node("ConstantOfShape", "", ["x"], ["y"], {"value": (1, 2)})
+    with pytest.raises(ValueError, match="attribute 'value' is"):
+        find_operator(filling)
 
 
 def node_of(inputs: int = 3, outputs: int = 1, **attributes: Any) -> Node:

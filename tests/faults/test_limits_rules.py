@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from graph_steps import Made, f32, fails, i64, others, run, sizes, u8
+from graph_steps import Made, f16, f32, fails, i32, i64, others, run, sizes, u8
 
 from stem_edge import onnx_fused as fused
 from stem_edge import onnx_rules as rules
@@ -21,6 +21,8 @@ from stem_edge.onnx_rules import Rule
 
 FILLING = Tensor("v", "uint8", (1,), None, None)
 NORM = {"epsilon": 1e-5}
+HALF = {"floats": "float16"}
+SAME: dict[str, Any] = {"names": {0: "x", 1: "x"}, "axis": 2}
 GATHER = {1: "token_ids"}
 GATHERED = {"bits": 4, "block_size": 32}
 PRODUCT = {"N": 6, "K": 96, "bits": 4, "block_size": 32}
@@ -37,7 +39,54 @@ FITTING: dict[str, Case] = {
         [f32(1, "T", 8)],
     ),
     "widened, names": (rules.widened, (f32("T", 1), f32(1, 1)), {}, [f32("T", 1)]),
-    "cast": (rules.cast, (Value("float16", (1, "T")),), {}, [f32(1, "T")]),
+    "cast": (rules.cast, (f16(1, "T"),), {"to": 1}, [f32(1, "T")]),
+    "cast to half": (rules.cast, (f32(1, "T"),), {"to": 10}, [f16(1, "T")]),
+    "wanted": (
+        rules.gather,
+        (f16(1, "T", 32), i64("n")),
+        {"names": {0: "hidden", 1: "wanted"}, "axis": 1} | HALF,
+        [f16(1, "n", 32)],
+    ),
+    "twice": (
+        rules.concat,
+        (f16(300, 3, 1), f16(300, 3, 1)),
+        {"names": {0: "x", 1: "x"}, "axis": 2, "floats": "float16"},
+        [f16(300, 3, 2)],
+    ),
+    "one more dimension": (rules.unsqueeze, (f32(300, 3), sizes(2)), {}, [f32(300, 3, 1)]),
+    "turned": (rules.transpose, (f32(5, 32),), {}, [f32(32, 5)]),
+    "product": (rules.product, (f32(1, "T", 32), f32(32, 5)), {}, [f32(1, "T", 5)]),
+    "zero points": (
+        rules.constant_points,
+        (sizes(300, 3),),
+        {"value": FILLING},
+        [u8(300, 3)],
+    ),
+    "words": (
+        rules.split_words,
+        (i32("n", 7), sizes(4, 3)),
+        {"outputs": ("y", "z")},
+        [i32("n", 4), i32("n", 3)],
+    ),
+    "into slots": (
+        rules.scatter,
+        (i32("slots", 4), i64("n", 1), i32("n", 4)),
+        {"names": {1: "slots"}},
+        [i32("slots", 4)],
+    ),
+    "the greatest": (
+        rules.top,
+        (f32(1, "n", 300), i64(1)),
+        {"names": {0: "logits", 1: "count"}, "floats": "float16"},
+        [f32(1, "n", "count"), i64(1, "n", "count")],
+    ),
+    "in half": (rules.norm, (f16(1, "T", 8), f16(8)), NORM | HALF, [f16(1, "T", 8)]),
+    "blocks in half": (
+        fused.block_product,
+        (f16(1, "T", 96), u8(6, 3, 16), f16(18)),
+        PRODUCT | HALF,
+        [f16(1, "T", 6)],
+    ),
     "concat": (rules.concat, (f32(1, "T", 100), f32(1, "T", 200)), {}, [f32(1, "T", 300)]),
     "filling": (rules.constant_of_shape, (sizes("T"),), {"value": FILLING}, [u8("T")]),
     "gather": (rules.gather, (f32(300, 32), i64(1, "T")), {"names": GATHER}, [f32(1, "T", 32)]),
@@ -138,6 +187,46 @@ def test_any_other_input_is_refused_or_makes_something_else(case: str) -> None:
 
 
 REFUSED: list[Case] = [
+    (rules.gather, (f32(1, "T", 32), i64("n")), {"axis": 1, "names": {1: "wanted"}}, []),
+    (rules.gather, (f32(1, "T", 32), i64("n")), {"axis": 1, "names": {0: "hidden"}}, []),
+    (rules.concat, (f32(300, 3, 1), f32(300, 3, 1)), {"axis": 2}, []),
+    (rules.concat, (f32(300, 3, 2), f32(300, 3, 2)), SAME, []),
+    (rules.concat, (f32(300, 3), f32(300, 3)), SAME, []),
+    (rules.concat, (f32(3, 3, 1),) * 3, SAME | {"names": {0: "x", 1: "x", 2: "x"}}, []),
+    (rules.unsqueeze, (f32(300, 3), sizes(1)), {}, []),
+    (rules.unsqueeze, (f32(300, 3, 1), sizes(2)), {}, []),
+    (rules.transpose, (f32(300, 3, 1),), {}, []),
+    (rules.transpose, (f32("T", 3),), {}, []),
+    (rules.product, (f32("T", 32), f32(32, 5)), {}, []),
+    (rules.product, (f32(1, "T", 32), f32(32, 5, 1)), {}, []),
+    (rules.product, (f32(1, "T", 32), f32(5, 32)), {}, []),
+    (rules.product, (f32(1, "T", 32), f32(32, "T")), {}, []),
+    *(
+        (rules.constant_points, (size,), {"value": FILLING}, [])
+        for size in (sizes(300), sizes(301, 3), sizes(300, 0), sizes(300, 32), sizes(300, "T"))
+    ),
+    (rules.constant_points, (sizes(300, 3),), {"value": FILLING._replace(dims=(2,))}, []),
+    (rules.constant_points, (sizes(300, 3),), {"value": FILLING._replace(type="int8")}, []),
+    *(
+        (rules.split_words, (i32("n", 7), size), {"outputs": ("y", "z")}, [])
+        for size in (
+            sizes(7),
+            sizes(4, 4),
+            sizes(9, -2),
+            sizes(7, 0),
+            sizes(7, "T"),
+            sizes(4, 2, 1),
+        )
+    ),
+    (rules.scatter, (i32("slots", 4), i64("n", 1), i32("n", 4)), {}, []),
+    (rules.scatter, (i32("n", 4), i64("n", 1), i32("n", 4)), {"names": {1: "slots"}}, []),
+    (rules.scatter, (i32("slots", 4, 1), i64("n", 1), i32("n", 4)), {"names": {1: "slots"}}, []),
+    (rules.scatter, (i32("slots", 4), i64("n", 1), i32("n", 5)), {"names": {1: "slots"}}, []),
+    (rules.top, (f32(1, "n", 300), i64(1)), {"names": {0: "logits"}}, []),
+    (rules.top, (f32(1, "n", 300), i64(1)), {"names": {1: "count"}}, []),
+    (rules.top, (f16(1, "n", 300), i64(1)), {"names": {0: "logits", 1: "count"}}, []),
+    (rules.norm, (f32(1, "T", 8), f32(8)), NORM | HALF, []),
+    (rules.norm, (f16(1, "T", 8), f32(8)), NORM | HALF, []),
     (rules.quantize_linear, (f32("T", 8), f32(8), u8(8)), {}, []),
     (rules.widened, (f32("T", 8), f32(8, "T")), {}, []),
     (rules.widened, (f32("T", 8), f32(2, "T", 8, 3)), {}, []),

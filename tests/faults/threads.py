@@ -66,7 +66,7 @@ def rows_of(model: Model) -> Prefetcher:
     return model.engine.rows
 
 
-class Poisoned:
+class Poisoned(Slots):
     """Slots that hold not-a-numbers from eviction until the new row is there."""
 
     def __init__(self, slots: Slots, while_poisoned: Callable[[], object]) -> None:

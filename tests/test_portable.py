@@ -1,0 +1,158 @@
+"""Portable graphs: ONNX's own operators alone, over the very bytes of the graphs they come from."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from test_architectures import HASHED, SIZES, VARIANTS, write
+
+import stem_edge
+from stem_edge.bundle import BACKBONE_DATA, BackboneFormat, Bundle, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.export.portable import lower, obstacle
+from stem_edge.graph_io import decode_graphs, graph_file
+from stem_edge.onnx_check import check_graph
+from stem_edge.onnx_portable import OPERATORS
+from stem_edge.rows import make_layout
+
+KINDS = [name for name, fields in VARIANTS.items() if "n_experts" not in fields]
+# Of these, those whose graphs have nodes that no other's have.
+DISTINCT = ["stem", "dense", "stem-plus", "low rank, gate", "q and k norm, halves", "all at once"]
+Quantized = tuple[dict[str, Any], dict[str, Any]]  # of the model, of the export
+QUANTIZED: dict[str, Quantized] = {
+    "int4": ({}, {"backbone": "int4", "tables": "int4"}),
+    "int8": ({}, {"backbone": "int8", "tables": "int8"}),
+    "int4 with zero points": (
+        {"dim": 64, "d_ff": 64},
+        {"backbone": "int4", "tables": "fp16", "asymmetric": True},
+    ),
+    "int8 with zero points": ({}, {"backbone": "int8", "tables": "int8", "asymmetric": True}),
+    "low rank": ({"row_rank": 32}, {"backbone": "int4", "tables": "int8"}),
+    "tied, normed heads": (
+        {"tied_head": True, "qk_norm_eps": 1e-5},
+        {"backbone": "int4", "tables": "int4"},
+    ),
+}
+
+
+def graph_of(bundle: Bundle, graph: str) -> onnx.ModelProto:
+    return onnx.load_model(str(bundle.file(graph_file(graph))), load_external_data=False)
+
+
+def lowered(bundle: Bundle) -> dict[str, onnx.ModelProto]:
+    """The portable graphs of a bundle."""
+    config, layout = bundle.manifest.model, bundle.manifest.tables
+    graphs = decode_graphs(config)
+    return {name: lower(name, graph_of(bundle, name), config, layout) for name in graphs}
+
+
+def portable_files(bundle: Bundle, folder: Path) -> dict[str, Path]:
+    """They as files, beside the same weights."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(bundle.file(BACKBONE_DATA), folder / BACKBONE_DATA)
+    files = {}
+    for name, model in lowered(bundle).items():
+        files[name] = folder / graph_file(name, "portable")
+        files[name].write_bytes(model.SerializeToString(deterministic=True))
+    return files
+
+
+def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
+    """A bundle with a quantized backbone, and some ids."""
+    fields, options = QUANTIZED[name]
+    path, ids, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | fields)))
+    out = folder / "bundle"
+    return stem_edge.export_bundle(path, out, block_size=16, prefill_graph=False, **options), ids
+
+
+@pytest.fixture(scope="module", params=[*DISTINCT, *QUANTIZED])
+def bundle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bundle]:
+    folder = tmp_path_factory.mktemp("bundle")
+    if request.param in QUANTIZED:
+        yield quantized(folder, request.param)[0]
+        return
+    path, _, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | VARIANTS[request.param])))
+    yield stem_edge.export_bundle(path, folder / "bundle", backbone="fp32", tables="fp32")
+
+
+def test_graphs_are_valid_onnx_of_known_operators(bundle: Bundle, tmp_path: Path) -> None:
+    for name, path in portable_files(bundle, tmp_path).items():
+        onnx.checker.check_model(str(path), full_check=True)
+        model = onnx.load_model(str(path), load_external_data=False)
+        assert {(node.domain, node.op_type) for node in model.graph.node} <= OPERATORS.keys()
+        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 21)]
+        check_graph(path.read_bytes(), path, name, bundle.manifest, "portable")
+
+
+def test_weights_stay_where_they_are(bundle: Bundle) -> None:
+    for name, model in lowered(bundle).items():
+        before = _places(graph_of(bundle, name))
+        assert _places(model) == before
+    assert bundle.manifest.files.keys() >= {BACKBONE_DATA}
+
+
+def _places(model: onnx.ModelProto) -> dict[str, list[tuple[str, str]]]:
+    return {
+        tensor.name: sorted((entry.key, entry.value) for entry in tensor.external_data)
+        for tensor in model.graph.initializer
+        if tensor.external_data
+    }
+
+
+def test_the_graph_that_decodes_is_left_alone(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    plain = graph_of(bundle, "late")
+    before = hashlib.sha256(plain.SerializeToString(deterministic=True)).digest()
+    config, layout = bundle.manifest.model, bundle.manifest.tables
+    one, other = (lower("late", plain, config, layout) for _ in range(2))
+    assert hashlib.sha256(plain.SerializeToString(deterministic=True)).digest() == before
+    assert one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
+
+
+FORMAT = BackboneFormat(weights="int4", head="int8", block_size=32)
+ODD = BackboneFormat(weights="int4", head="int8", block_size=16, asymmetric=True)
+
+
+def test_what_has_no_portable_graphs_says_why() -> None:
+    plain, hashed = ModelConfig(**SIZES), ModelConfig(**(SIZES | HASHED))
+    experts = make_layout(5, hashed.stem_layers, hashed.row_parts(), "int8", 16)
+    assert "experts" in obstacle(hashed, experts, FORMAT)
+    assert obstacle(plain, None, FORMAT) == ""
+    # Three zero points in a row, of a matrix with 48 inputs; two bytes hold them, and one of nobody.
+    assert "--bits qkv=8" in obstacle(plain, None, ODD)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({"dim": 64}, "down"), ({"dim": 64, "d_ff": 96, "row_rank": 48}, "project")],
+)
+def test_zero_points_of_other_matrices(fields: dict[str, Any], kind: str) -> None:
+    config = ModelConfig(**(SIZES | fields))
+    assert f"--bits {kind}=8" in obstacle(config, None, ODD)
+
+
+def test_zero_points_that_can_be_read() -> None:
+    even = ModelConfig(**(SIZES | {"dim": 64, "d_ff": 96}))
+    bytes_of_each = BackboneFormat(weights="int8", head="int8", block_size=16, asymmetric=True)
+    floats = BackboneFormat(weights="fp32", head="fp32", block_size=16, asymmetric=True)
+    assert obstacle(even, None, ODD) == ""
+    assert obstacle(ModelConfig(**SIZES), None, bytes_of_each) == ""
+    assert obstacle(ModelConfig(**SIZES), None, floats) == ""
+
+
+def test_an_odd_number_of_zero_points_of_the_embedding(tmp_path: Path) -> None:
+    """They are taken apart in the graph: 48 values are three blocks."""
+    bundle, _ = quantized(tmp_path, "int4")
+    model = lowered(bundle)["embed"]
+    cut = [node for node in model.graph.node if node.op_type == "Slice"]
+    assert len(cut) == 1
+    assert np.prod(next(t for t in model.graph.initializer if "zero_points" in t.name).dims) > 0
