@@ -43,3 +43,15 @@ class InputError(StemEdgeError, ValueError):
 
 class OutOfMemoryError(StemEdgeError, MemoryError):
     """An allocation failed; what is loaded stays usable."""
+
+
+class DeviceLostError(BackendError):
+    """The device that the backbone runs on is gone: the model has to be loaded again."""
+
+
+class MissingOperatorsError(BackendError):
+    """An execution provider lacks operators of a graph, and the CPU was not allowed to take them."""
+
+    def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.operators = operators  # ONNX names, each once

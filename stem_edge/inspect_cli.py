@@ -29,6 +29,14 @@ from stem_edge.gguf_schema import matrix_types
 from stem_edge.measuring.cost_report import cost_figures, cost_report
 from stem_edge.measuring.cost_table import cost_table
 from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry
+from stem_edge.providers_cli import (
+    add_listing,
+    check_listing,
+    is_listing,
+    parse_libraries,
+    parse_providers,
+    show_listing,
+)
 from stem_edge.units import format_size
 from stem_edge.verify_cli import printable
 
@@ -40,14 +48,17 @@ Show a bundle: architecture, STEM layers, parameters in all and for one token, b
 of the backbone, types, quality of the export, files. Reads only the manifest.
 With --memory, show instead what loading it here and now would take; with --cost, what a layer, the
 whole model and a text cost by the formulas of the STEM paper; with --geometry, how the rows of the
-tables lie to each other, which reads the tables once from end to end."""
+tables lie to each other, which reads the tables once from end to end. With --providers, and no
+bundle: what onnxruntime can compute on here."""
 
 FILES_SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", nargs="?", help="folder that stem-edge export wrote"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -63,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--geometry", action="store_true", help="show how rows spread over directions, and norms"
     )
+    add_listing(parser)
     parser.add_argument(
         "--context-length", type=int, metavar="N", help="for --memory and --cost, in tokens"
     )
@@ -85,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    check_listing(args)
     if args.text is not None and not (args.cost or args.geometry):
         raise InputError(
             f"--text {args.text} belongs to --cost or --geometry, and neither is given; add --cost "
@@ -95,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "--engine and --repack belong to --memory, which is not given; add --memory"
         )
+    if is_listing(args):
+        show_listing(args)
+        return 0
     if args.geometry:
         show_geometry(args)
         return 0
@@ -109,6 +125,9 @@ def run(args: argparse.Namespace) -> int:
             args.context_length,
             engine=args.engine,
             repack=args.repack,
+            providers=parse_providers(args.providers),
+            provider_libraries=parse_libraries(args.provider_library),
+            device_memory=args.device_memory,
         )
         print(json.dumps(memory_figures(plan), indent=1) if args.json else memory_table(plan))
         return 0
@@ -133,14 +152,25 @@ def figures(manifest: Manifest) -> dict[str, object]:
 
 def memory_figures(plan: MemoryPlan) -> dict[str, object]:
     """The plan as plain JSON values, bytes and counts."""
-    return asdict(plan) | {"total": plan.total}
+    figures = asdict(plan) | {"total": plan.total}
+    return figures | (
+        {"device": figures["device"] | {"total": plan.device.total}} if plan.device else {}
+    )
 
 
 def memory_table(plan: MemoryPlan) -> str:
     """The plan for people: anonymous memory, part by part."""
     lines = [f"{'engine':<34}{plan.engine:>10}"]
-    lines += [f"{name:<34}{format_size(nbytes):>10}" for name, nbytes in plan.parts()]
-    return "\n".join([*lines, f"{'anonymous memory at most':<34}{format_size(plan.total):>10}"])
+    lines += [f"{'provider':<34}{plan.provider:>10}"] if plan.variant else []
+    lines += _parts(plan.parts(), "anonymous memory at most", plan.total)
+    if plan.device is not None:
+        lines += ["", f"memory of the device ({plan.provider}, {plan.variant})"]
+        lines += _parts(plan.device.parts(), "at most", plan.device.total)
+    return "\n".join(lines)
+
+
+def _parts(parts: list[tuple[str, int]], all: str, total: int) -> list[str]:
+    return [f"{name:<34}{format_size(nbytes):>10}" for name, nbytes in [*parts, (all, total)]]
 
 
 def table(bundle: Bundle) -> str:

@@ -123,7 +123,7 @@ def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
     assert "upgrade stem-edge" in one_line(capsys)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--unknown"], ["a", "b"]])
+@pytest.mark.parametrize("arguments", [["--unknown"], ["a", "b"]])
 def test_wrong_usage_shows_the_usage(capsys: Capture, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["inspect", *arguments])

@@ -1,0 +1,250 @@
+"""Execution providers of onnxruntime: how users name them, and what stands behind a name here.
+
+Some are built into the installed onnxruntime package, others come as plug-in libraries. onnxruntime
+itself falls back to the CPU when one cannot start; here that is an error which says what to install.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from stem_edge.errors import BackendError, InputError, OutOfMemoryError
+from stem_edge.runtime import plugins
+from stem_edge.runtime.ort_module import ort
+from stem_edge.runtime.provider_names import (
+    AUTO,
+    CPU_NAME,
+    ELSEWHERE,
+    KNOWN,
+    PREFERRED,
+    full_names,
+    short_name,
+)
+from stem_edge.runtime.provider_start import check_starts
+
+# A name, names in the order of preference, each with its options if need be; None: the CPU.
+Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"
+Libraries: TypeAlias = "Mapping[str, str | Path] | None"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider that is available, as a session is opened on it."""
+
+    name: str  # the short one, for people
+    full: str  # onnxruntime's
+    options: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[Any, ...] = ()  # OrtEpDevice; of built-in providers none
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this is onnxruntime's own, which runs everything."""
+        return self.full == CPU_NAME
+
+    @property
+    def own_memory(self) -> bool:
+        """Whether arrays can lie in memory of its device, and not in that of this process."""
+        if self.devices:
+            return any(map(plugins.has_memory, self.devices))
+        return self.name in KNOWN and KNOWN[self.name].own_memory
+
+
+CPU = Provider("cpu", CPU_NAME)
+
+
+class UnavailableError(BackendError):
+    """Nothing that is installed here has the provider; says what would bring it."""
+
+
+def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]:
+    """What `providers` and `provider_libraries` of stem_edge.load name, in their order.
+
+    None is the CPU alone; "auto" the first with memory of its own that starts here, else the CPU.
+    CPU at the end allows operators on the CPU that the providers before it lack. libraries: paths
+    of plug-ins by the names to use them by.
+
+    Raises InputError for names and options that make no sense, BackendError for a provider that is
+    not available, saying which package brings it.
+    """
+    paths = checked_libraries(libraries)
+    if wanted is None:
+        return (CPU,)
+    pairs = [_pair(item) for item in ([wanted] if isinstance(wanted, str) else wanted)]
+    names = [name for name, _ in pairs]
+    if names == [AUTO] and not pairs[0][1]:
+        return (next(_accelerators(paths), CPU),)
+    _check_order(names)
+    found = tuple(_available(name, options, paths) for name, options in pairs)
+    _check_together(found)
+    return found
+
+
+def _accelerators(libraries: Mapping[str, str | Path]) -> Iterator[Provider]:
+    """Providers with memory of their own that can be used here, the preferred first."""
+    for name in [*libraries, *(name for name in PREFERRED if name not in libraries)]:
+        try:
+            provider = find(name, {}, libraries)
+        except (BackendError, OutOfMemoryError):  # not here: that is what "auto" asks
+            if name in libraries:  # but this one the user says is here
+                raise
+            continue
+        if provider.own_memory:
+            yield provider
+
+
+def _available(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]) -> Provider:
+    try:
+        return find(name, options, libraries)
+    except UnavailableError as error:
+        raise BackendError(
+            f"{short_name(name)} is not available: {error}; available here: "
+            f"{', '.join(available_names())}"
+        ) from error
+
+
+def _check_together(found: Sequence[Provider]) -> None:
+    fulls = [provider.full for provider in found]
+    twice = [provider.name for provider in found if fulls.count(provider.full) > 1]
+    if twice:
+        raise InputError(f"providers has {twice[0]} more than once; name each once")
+    plugged = [provider.name for provider in found if provider.devices]
+    built_in = [p.name for p in found if not p.devices and not p.on_cpu]
+    if plugged and built_in:
+        raise InputError(
+            f"providers has {plugged[0]}, which is opened by its devices, and {built_in[0]}, by its "
+            "name; onnxruntime takes only one of the kinds: leave one of them out"
+        )
+
+
+def _pair(item: object) -> tuple[str, dict[str, str]]:
+    """Name and options of one item of `providers`."""
+    name, options = (item, {}) if isinstance(item, str) else _split(item)
+    if not name.strip():
+        raise InputError("providers has an empty name; expected one like cuda or webgpu")
+    name = AUTO if name.strip().lower() == AUTO else name.strip()
+    return name, {key: _text(name, key, value) for key, value in options.items()}
+
+
+def _split(item: object) -> tuple[str, Mapping[Any, object]]:
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        name, options = item
+        if isinstance(name, str) and isinstance(options, Mapping):
+            return name, options
+    raise InputError(
+        f"providers has {item!r}; expected a name, or a name and its options like "
+        "('cuda', {'device_id': 1})"
+    )
+
+
+def _text(name: str, key: object, value: object) -> str:
+    """An option's value as onnxruntime takes it."""
+    if not isinstance(key, str) or not key:
+        raise InputError(f"providers: {name} has an option named {key!r}; expected a text")
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise InputError(
+        f"providers: {key} of {name} is {value!r}; expected a text, a number, True or False"
+    )
+
+
+def _check_order(names: list[str]) -> None:
+    if not names:
+        raise InputError('providers is empty; leave it out for the CPU, or say "auto"')
+    if AUTO in names:
+        raise InputError(
+            f'providers has "{AUTO}" with others or options; say "{AUTO}" alone, or names alone'
+        )
+    if any(short_name(name) == CPU.name for name in names[:-1]):
+        raise InputError(
+            "providers has cpu before others, which would leave them nothing to do; put it last, "
+            "where it takes the operators that the others lack"
+        )
+
+
+def checked_libraries(libraries: Libraries) -> dict[str, str | Path]:
+    """Paths by names in small letters. Raises InputError."""
+    found: dict[str, str | Path] = {}
+    for name, path in (libraries or {}).items():
+        if not isinstance(name, str) or not name or not isinstance(path, (str, Path)) or not path:
+            raise InputError(
+                f"provider_libraries has {name!r}: {path!r}; expected a name and the path of a library"
+            )
+        if name.lower() in (AUTO, CPU.name):
+            raise InputError(f"provider_libraries has a library named {name}; choose another name")
+        found[name.lower()] = path
+    return found
+
+
+def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]) -> Provider:
+    """The provider of one name, once it starts. Raises InputError, BackendError."""
+    short = short_name(name)
+    if short == CPU.name:
+        if options:  # onnxruntime would take any, and do nothing with them
+            raise InputError(f"providers: cpu has no options, and {', '.join(options)} is given")
+        return CPU
+    if name.lower() in libraries or short in libraries:
+        key = name.lower() if name.lower() in libraries else short
+        return _of_library(key, libraries[key], options)
+    known = KNOWN.get(short)
+    full = known.full if known else _full_name(name, [*libraries])
+    short = short if known else short_name(full)
+    devices = plugins.registered_devices(full)  # by us, by the program around us, or built in
+    if devices:
+        return Provider(short, full, options, plugins.preferred(devices))
+    library = plugins.package_library(known.module) if known and known.module else None
+    if library is not None:  # first, for onnxruntime calls available what is registered
+        return _of_library(short, library, options)
+    if full in ort.get_available_providers():
+        check_starts(short, full, options)
+        return Provider(short, full, options)
+    raise UnavailableError(known.bring if known else "nothing that is installed brings it")
+
+
+def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Provider:
+    full = KNOWN[name].full if name in KNOWN else name
+    devices = plugins.register(full, library)
+    if not devices:
+        raise BackendError(
+            f"{name}: {library} finds no device here that it could use; onnxruntime sees "
+            f"{_hardware()}. Install the driver of the device; in a container, show it the device "
+            "(on Linux also /sys/class/drm)"
+        )
+    ours = [device for device in devices if device.ep_name == full] or [
+        device for device in devices if device.ep_name == devices[0].ep_name
+    ]
+    return Provider(name, str(ours[0].ep_name), options, plugins.preferred(ours))
+
+
+def _hardware() -> str:
+    kinds = {plugins.kind_of(device) for device in ort.get_ep_devices()}
+    return (
+        "only the CPU" if kinds <= {"CPU"} else f"devices of the kinds {', '.join(sorted(kinds))}"
+    )
+
+
+def _full_name(name: str, more: Sequence[str]) -> str:
+    """onnxruntime's spelling of a name of its own; raises InputError if it has none such."""
+    listed = [str(device.ep_name) for device in ort.get_ep_devices()]
+    fulls = {full.lower(): full for full in [*full_names(), *listed]}
+    shorts = {short_name(full): full for full in fulls.values()}
+    found = fulls.get(name.lower()) or shorts.get(name.lower())
+    if found:
+        return found
+    close = get_close_matches(short_name(name), {*KNOWN, *more, *shorts}, n=3)
+    raise InputError(
+        f"providers has {name!r}, which onnxruntime {ort.__version__} does not know; "
+        + (f"did you mean {' or '.join(close)}?" if close else f"expected {', '.join(KNOWN)}")
+    )
+
+
+def available_names() -> list[str]:
+    """Short names of what is built in and registered, as onnxruntime orders them."""
+    fulls = [*ort.get_available_providers(), *(d.ep_name for d in ort.get_ep_devices())]
+    names = dict.fromkeys(short_name(full) for full in fulls)
+    return [name for name in names if name not in ELSEWHERE]

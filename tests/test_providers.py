@@ -1,0 +1,458 @@
+import _ctypes
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+import stem_edge
+from stem_edge import providers_cli
+from stem_edge.cli import main
+from stem_edge.errors import (
+    BackendError,
+    DeviceLostError,
+    InputError,
+    MissingOperatorsError,
+    OutOfMemoryError,
+)
+from stem_edge.measuring import gpu
+from stem_edge.measuring.rates_ort import ATTENTION, PROBES
+from stem_edge.runtime import plugins, provider_start
+from stem_edge.runtime.backend import check_device
+from stem_edge.runtime.ort_session import REFUSED, open_session
+from stem_edge.runtime.provider_names import KNOWN, short_name
+from stem_edge.runtime.provider_start import check_starts
+from stem_edge.runtime.providers import CPU, Provider, Wanted, resolve
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+CUDA = KNOWN["cuda"].full
+# What onnxruntime-gpu 1.31.1 says where something lacks.
+NO_CUBLAS = (
+    "Failed to load libcublasLt.so.13: libcublasLt.so.13: cannot open shared object file: No such "
+    "file or directory\nPlease follow https://onnxruntime.ai/docs/install/#cuda-and-cudnn to install "
+    "CUDA."
+)
+NO_CUDNN = (
+    "[ONNXRuntimeError] : 1 : FAIL : Failed to load library /x/libonnxruntime_providers_cuda.so with "
+    "error: libcudnn.so.9: cannot open shared object file: No such file or directory"
+)
+NO_CPU = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the "
+    "default CPU EP, but fallback to CPU EP has been explicitly disabled by the user."
+)
+
+
+@dataclass
+class Device:
+    """Stands for an OrtEpDevice."""
+
+    ep_name: str
+    library: str = ""
+    kind: str = "GPU"
+    memory: bool = True
+    ep_options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ep_metadata(self) -> dict[str, str]:
+        return {plugins.LIBRARY_PATH: self.library} if self.library else {}
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(
+            type=SimpleNamespace(name=self.kind),
+            vendor="Maker",
+            vendor_id=1,
+            device_id=2,
+            metadata={"Description": "Maker's card"},
+        )
+
+    def memory_info(self, kind: Any) -> object:
+        return object() if self.memory else None
+
+
+@dataclass
+class Machine:
+    """What onnxruntime finds: built-in providers, devices, and what each library would bring."""
+
+    built_in: list[str] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    libraries: dict[str, list[Device]] = field(default_factory=dict)
+    registered: list[tuple[str, str]] = field(default_factory=list)
+    packages: dict[str, Path] = field(default_factory=dict)
+
+    def register(self, name: str, path: str) -> None:
+        if any(name == known for known, _ in self.registered):
+            raise RuntimeError(f"EP library is already registered under {name}")
+        self.registered.append((name, path))
+        self.devices += self.libraries[path]
+
+    def brings(self, path: Path, *devices: Device) -> Path:
+        """Make a file that registers these devices."""
+        path.write_bytes(plugins.MAGICS[0])
+        for device in devices:
+            device.library = str(path)
+        self.libraries[str(path)] = list(devices)
+        return path
+
+
+@pytest.fixture
+def machine(monkeypatch: Patch) -> Machine:
+    found = Machine()
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [*found.built_in, CPU.full])
+    monkeypatch.setattr(ort, "get_ep_devices", lambda: found.devices)
+    monkeypatch.setattr(ort, "register_execution_provider_library", found.register)
+    monkeypatch.setattr(plugins, "package_library", found.packages.get)
+    return found
+
+
+@pytest.mark.parametrize("wanted", [None, "cpu", "CPU", "CPUExecutionProvider", ["cpu"], " cpu "])
+def test_the_cpu_has_several_names(wanted: Wanted) -> None:
+    assert resolve(wanted) == (CPU,)
+    assert CPU.on_cpu
+    assert not CPU.own_memory
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ([], "providers is empty; leave it out"),
+        ("", "empty name"),
+        (["cpu", "cpu"], "cpu before others"),
+        (["CPUExecutionProvider", "webgpu"], "cpu before others"),
+        (["auto", "cpu"], '"auto" with others or options'),
+        ([("auto", {"a": 1})], '"auto" with others or options'),
+        ([("cpu", {"a": 1})], "cpu has no options, and a is given"),
+        ("wepgpu", "'wepgpu', which onnxruntime .* did you mean webgpu"),
+        ("NoSuchExecutionProvider", "does not know; expected cuda, webgpu"),
+        ([("cuda", {1: 2})], "cuda has an option named 1; expected a text"),
+        ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a text, a number"),
+        ([("cuda", {"a": None})], "a of cuda is None"),
+        ([("cuda",)], r"\('cuda',\); expected a name, or a name and its options"),
+        ([7], "has 7; expected a name"),
+    ],
+)
+def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        resolve(wanted)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda", r'pip install "stem-edge\[cuda\]" && pip install .* onnxruntime-gpu; available'),
+        ("CUDAExecutionProvider", r"cuda is not available: .*stem-edge\[cuda\]"),
+        ("webgpu", r'pip install "stem-edge\[webgpu\]"; available here: cpu$'),
+        ("coreml", "onnxruntime's package for macOS"),
+        ("openvino", "onnxruntime-ep-openvino"),
+        ("qnn", "onnxruntime-qnn"),
+        ("dml", "directml is not available: .*onnxruntime-directml"),
+        ("tensorrt", "onnxruntime-gpu.*TensorRT's own libraries"),
+        ("Xnnpack", "xnnpack is not available: nothing that is installed brings it"),
+    ],
+)
+def test_an_absent_provider_names_what_brings_it(machine: Machine, name: str, message: str) -> None:
+    with pytest.raises(BackendError, match=message) as caught:
+        resolve(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plug_in_package_is_registered_once_and_gets_its_options(
+    machine: Machine, tmp_path: Path
+) -> None:
+    full = KNOWN["webgpu"].full
+    weak, strong = Device(full, kind="CPU", memory=False), Device(full)
+    other = Device(full + ".AUTO")
+    library = machine.brings(tmp_path / "lib.so", weak, other, strong)
+    machine.packages["onnxruntime_ep_webgpu"] = library
+    wanted: Wanted = [("WebGPU", {"a": 1, "b": True, "c": "x"}), "cpu"]
+    for _ in range(2):
+        found, last = resolve(wanted)
+        expected = Provider("webgpu", full, {"a": "1", "b": "1", "c": "x"}, (strong,))
+        assert (found, last) == (expected, CPU)
+    assert found.own_memory
+    assert not found.on_cpu
+    assert machine.registered == [(full, str(library))]
+    with pytest.raises(InputError, match="webgpu more than once"):
+        resolve(["webgpu", full])
+
+
+def test_a_library_of_the_users_own(machine: Machine, tmp_path: Path) -> None:
+    device = Device("MineExecutionProvider", kind="NPU", memory=False)
+    library = machine.brings(tmp_path / "mine.dll", device)
+    (found,) = resolve("Mine", {"mine": library})
+    assert found == Provider("mine", "MineExecutionProvider", {}, (device,))
+    assert not found.own_memory
+    # Once it is there, onnxruntime's name will do.
+    assert resolve("mineexecutionprovider")[0].full == "MineExecutionProvider"
+    machine.brings(tmp_path / "none.so")
+    with pytest.raises(BackendError, match=r"mine: .*none.so finds no device here"):
+        resolve("mine", {"mine": tmp_path / "none.so"})
+    with pytest.raises(BackendError, match="finds no device here"):  # registered, by now
+        resolve("mine", {"mine": tmp_path / "none.so"})
+
+
+@pytest.mark.parametrize("libraries", [{"": "x"}, {"a": ""}, {"a": 1}, {1: "x"}, {"cpu": "x"}])
+def test_libraries_are_names_and_paths(libraries: Any) -> None:
+    with pytest.raises(InputError, match="provider_libraries has"):
+        resolve("a", libraries)
+
+
+def test_files_that_are_no_provider_library(tmp_path: Path) -> None:
+    text = tmp_path / "text.so"
+    text.write_text("hello")
+    for path, message in (
+        (tmp_path / "absent.so", "cannot read the provider library"),
+        (tmp_path, "cannot read the provider library"),
+        (text, "is no library: it begins with b'hell'"),
+        (Path(_ctypes.__file__), "no library of an execution provider that onnxruntime"),
+    ):
+        with pytest.raises(BackendError, match=message) as caught:
+            resolve("mine", {"mine": path})
+        assert "\n" not in str(caught.value)
+
+
+def test_auto_takes_the_first_that_starts(
+    machine: Machine, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    assert resolve("auto") == resolve(["Auto"]) == (CPU,)
+    full = KNOWN["webgpu"].full
+    machine.packages["onnxruntime_ep_webgpu"] = machine.brings(tmp_path / "w.so", Device(full))
+    machine.packages["onnxruntime_ep_openvino"] = machine.brings(
+        tmp_path / "o.so", Device(KNOWN["openvino"].full, memory=False)
+    )
+    assert [found.name for found in resolve("auto")] == ["webgpu"]
+    machine.built_in = [CUDA]
+    monkeypatch.setattr("stem_edge.runtime.providers.check_starts", lambda *given: None)
+    assert [found.name for found in resolve("auto")] == ["cuda"]
+    assert resolve("auto")[0].own_memory
+    with pytest.raises(InputError, match=r"webgpu, which is opened by its devices, and cuda"):
+        resolve(["cuda", "webgpu"])
+
+    def fails(name: str, full: str, options: Mapping[str, str]) -> None:
+        raise BackendError("no driver")
+
+    monkeypatch.setattr("stem_edge.runtime.providers.check_starts", fails)
+    assert [found.name for found in resolve("auto")] == ["webgpu"]
+
+
+def test_auto_does_not_pass_over_a_library_that_is_named(machine: Machine, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="mine: cannot read the provider library"):
+        resolve("auto", {"mine": tmp_path / "no.so"})
+
+
+def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
+    machine.built_in = [CUDA]
+    monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
+    with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is not there"):
+        resolve("cuda")
+
+    def printing(text: str) -> Callable[[], None]:
+        return lambda: print(text)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(ort, "preload_dlls", printing(NO_CUBLAS), raising=False)
+    with pytest.raises(BackendError, match=r"libcublasLt.so.13 cannot be loaded; .*\[cuda,cudnn\]"):
+        resolve("cuda")
+    monkeypatch.setattr(ort, "preload_dlls", printing(""))
+    session = SimpleNamespace(get_providers=lambda: [CPU.full])
+    monkeypatch.setattr(ort, "InferenceSession", lambda *given, **named: session)
+    with pytest.raises(BackendError, match="cuda cannot start here: onnxruntime does not say why"):
+        resolve("cuda")
+
+    def refuse(name: str, path: str) -> None:
+        raise RuntimeError(NO_CUDNN)
+
+    (tmp_path / "capi").mkdir()
+    (tmp_path / "capi" / "libonnxruntime_providers_cuda.so").touch()
+    monkeypatch.setattr(ort, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(ort, "register_execution_provider_library", refuse)
+    with pytest.raises(BackendError, match=r"error: libcudnn.so.9: cannot open shared object"):
+        resolve("cuda")
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_built_in_provider_that_starts() -> None:
+    check_starts("cpu", CPU.full, {})
+    with pytest.raises(BackendError, match="none cannot start here"):
+        check_starts("none", "NoneExecutionProvider", {})
+
+
+def test_a_session_names_operators_that_would_go_to_the_cpu() -> None:
+    azure = Provider("azure", "AzureExecutionProvider")
+    if azure.full not in ort.get_available_providers():
+        pytest.skip("this onnxruntime has no provider that lacks operators")
+    with pytest.raises(
+        MissingOperatorsError, match="azure cannot run GroupQueryAttention"
+    ) as caught:
+        open_session(PROBES / ATTENTION, 1, [azure])
+    assert caught.value.operators == ("GroupQueryAttention",)
+    assert open_session(PROBES / ATTENTION, 1, [azure, CPU]).get_providers()[0] == azure.full
+
+
+def test_a_provider_that_onnxruntime_leaves_out_is_no_missing_operator(monkeypatch: Patch) -> None:
+    assert REFUSED in NO_CPU
+
+    def opened(*given: Any, **named: Any) -> Any:
+        if opening.pop():
+            raise RuntimeError(NO_CPU)
+        return SimpleNamespace(get_providers=lambda: [CPU.full])
+
+    monkeypatch.setattr(ort, "InferenceSession", opened)
+    for strict, providers in (
+        (True, [Provider("cuda", CUDA)]),
+        (False, [Provider("cuda", CUDA), CPU]),
+    ):
+        opening = [False, strict] if strict else [False]
+        with pytest.raises(BackendError, match="did not start cuda and says not why") as caught:
+            open_session(PROBES / ATTENTION, 1, providers)
+        assert not isinstance(caught.value, MissingOperatorsError)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("CUDA failure 2: out of memory ; GPU=0", OutOfMemoryError),
+        ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemoryError),
+        ("BFCArena: Failed to allocate memory for requested buffer of size 8", OutOfMemoryError),
+        ("VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfMemoryError),
+        ("WebGPU validation failed. Device lost: gone", DeviceLostError),
+        ("VK_ERROR_DEVICE_LOST", DeviceLostError),
+    ],
+)
+def test_errors_of_devices_have_types(said: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="to compute"):
+        check_device(RuntimeError(said), "to compute")
+    check_device(RuntimeError("anything else"), "to compute")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("", "onnxruntime is incomplete"), ("raise ImportError('x')", "cannot be imported (x)")],
+)
+def test_a_damaged_onnxruntime_is_one_line(tmp_path: Path, module: str, message: str) -> None:
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text(module)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import stem_edge\n"
+        "try: stem_edge.providers()\nexcept stem_edge.BackendError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert message in done.stdout
+
+
+def test_short_names() -> None:
+    assert short_name("DmlExecutionProvider") == short_name("dml") == "directml"
+    assert short_name("OpenVINOExecutionProvider.AUTO") == "openvino.auto"
+    assert [short_name(known.full) for known in KNOWN.values()] == list(KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        (["auto"], ["auto"]),
+        (["cuda"], ["cuda"]),
+        (["cuda:a=1,b=x:y=z", "cpu"], [("cuda", {"a": "1", "b": "x:y=z"}), "cpu"]),
+    ],
+)
+def test_providers_of_a_command_line(given: list[str] | None, expected: object) -> None:
+    assert providers_cli.parse_providers(given) == expected
+
+
+@pytest.mark.parametrize("given", ["cuda:", "cuda:a", ":a=1", "cuda:a=1,a=2", "cuda:=1"])
+def test_bad_options_of_a_command_line(given: str) -> None:
+    with pytest.raises(InputError, match="expected NAME or NAME:key=value"):
+        providers_cli.parse_providers([given])
+
+
+def test_libraries_of_a_command_line() -> None:
+    assert providers_cli.parse_libraries(["a=/x=y", "b=z"]) == {"a": "/x=y", "b": "z"}
+    assert providers_cli.parse_libraries(None) is None
+    for given in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(InputError, match="--provider-library"):
+            providers_cli.parse_libraries(given)
+
+
+def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -> None:
+    machine.devices = [Device(CPU.full, kind="CPU", memory=False)]
+    library = machine.brings(tmp_path / "mine.so", Device("MineExecutionProvider"))
+    given = ["inspect", "--providers", "--provider-library", f"mine={library}"]
+    assert main(given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["provider", "devices,", "or", "what", "brings", "it"]
+    assert lines[1].split(maxsplit=1) == ["mine", "GPU Maker's card, memory of its own"]
+    assert lines[2].split(maxsplit=1) == ["cpu", "CPU Maker's card"]
+    rest = {line.split()[0]: line.split()[1] for line in lines[3:]}
+    assert set(rest) == set(KNOWN) - {"cpu"}
+    assert set(rest.values()) == {"no"}
+    assert main([*given, "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["mine"]["full"] == "MineExecutionProvider"
+    assert found["mine"]["available"] and found["mine"]["own_memory"]
+    assert found["mine"]["devices"][0]["kind"] == "GPU"
+    assert "stem-edge[cuda]" in found["cuda"]["reason"]
+    assert [listed.name for listed in stem_edge.providers() if listed.available] == [
+        "cpu",
+        "mine",  # whose library is registered now
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "inspect needs the folder of a BUNDLE, or --providers"),
+        (["model", "--providers"], "BUNDLE is given"),
+        (["model", "--provider-library", "a=b"], "--provider-library belongs to --providers"),
+        (["--providers", "--context-length", "3"], "--context-length is given"),
+        (["--providers", "--provider-library", "a"], "expected NAME=PATH"),
+        (["--providers", "--text", "x"], "--text is given"),
+        (["model", "--providers", "webgpu"], "add --memory"),
+        (["model", "--device-memory", "1GB"], "add --memory"),
+    ],
+)
+def test_inspect_refuses_what_does_not_go_together(
+    capsys: Capture, given: list[str], message: str
+) -> None:
+    assert main(["inspect", *given]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_memory_on_a_gpu(monkeypatch: Patch) -> None:
+    assert gpu.device_nbytes(1, None) == 0
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert gpu.device_nbytes(1, "cuda") is None
+    monkeypatch.setattr(shutil, "which", lambda name: "nvidia-smi")
+    said = SimpleNamespace(stdout="7, 100\n8, 1\n7, 20\n")
+    monkeypatch.setattr(subprocess, "run", lambda *given, **named: said)
+    assert gpu.device_nbytes(7, [("cuda", {"device_id": 1})]) == 120 << 20
+    assert gpu.device_nbytes(9, "cuda") is None
+    assert gpu.on_cpu({}) and gpu.on_cpu({"providers": "cpu"})
+    assert not gpu.on_cpu({"device_memory": "1GB"})
+
+
+@pytest.mark.parametrize("name", ["webgpu", "openvino"])
+def test_real_plug_ins(name: str) -> None:
+    pytest.importorskip(KNOWN[name].module or "")
+    try:
+        (found,) = resolve(name)
+    except BackendError as error:
+        pytest.skip(f"no device for it: {error}")
+    assert found.full == KNOWN[name].full and len(found.devices) == 1
+    assert resolve([name, "cpu"])[1] == CPU
+    assert name in [listed.name for listed in stem_edge.providers() if listed.available]
+    if name == "openvino":
+        with pytest.raises(MissingOperatorsError, match="openvino cannot run GroupQueryAttention"):
+            open_session(PROBES / ATTENTION, 1, [found])
+    else:
+        assert open_session(PROBES / ATTENTION, 1, [found]).get_providers()[0] == found.full
