@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.quantize import F32
 
 DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the bundle again"
@@ -15,7 +15,23 @@ LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
 MAX_REASON = 300  # characters of what an engine says
-NO_MEMORY = ("bad_alloc", "allocate memory")  # of onnxruntime
+# Of onnxruntime, CUDA and WebGPU.
+NO_MEMORY = (
+    "bad_alloc",
+    "allocate memory",
+    "out of memory",
+    "ALLOC_FAILED",
+    "OUT_OF_DEVICE_MEMORY",
+    "OUT_OF_HOST_MEMORY",
+    "out_of_memory",
+)
+LOST = (
+    "device lost",
+    "device is lost",
+    "DEVICE_LOST",
+    "DXGI_ERROR_DEVICE_REMOVED",
+    "unspecified launch failure",
+)
 
 
 class BackendContext(Protocol):
@@ -40,8 +56,9 @@ class BackendContext(Protocol):
 
         Returns logits [logits, V] of the last so many of them; the next call may overwrite them.
         They are finite; but where `top` is not 0, only that many of the largest are wanted, and a
-        backend that would have to fetch the others from a device may give -inf for them. Raises BackendError, after which the same step can be tried again, and
-        other contexts are as they were.
+        backend that would have to fetch the others from a device may give -inf for them. Raises
+        BackendError, after which the same step can be tried again, and other contexts are as they
+        were.
         """
 
 
@@ -87,4 +104,18 @@ def check_memory(error: Exception, doing: str) -> None:
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         raise OutOfMemoryError(
             f"no memory left {doing} ({reason(error)}); {LESS_MEMORY}"
+        ) from error
+
+
+def check_device(error: Exception, doing: str) -> None:
+    """As check_memory and check_lost."""
+    check_memory(error, doing)
+    check_lost(error, doing)
+
+
+def check_lost(error: Exception, doing: str) -> None:
+    """Raises DeviceLostError if the device is gone."""
+    if any(words.lower() in str(error).lower() for words in LOST):
+        raise DeviceLostError(
+            f"the device was lost {doing} ({reason(error)}); close the model and load it again"
         ) from error

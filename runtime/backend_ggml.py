@@ -96,8 +96,8 @@ class GgmlContext:
             step.graph.set(step.token_ids, token_ids.astype(np.int32))
         self._run(step, None)
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """See BackendContext.finish."""
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        """See BackendContext.finish; all logits are here in any case."""
         result = None
         if logits or self._layers[False]:
             step = self._step(logits, early=False)

@@ -23,6 +23,7 @@ from stem_edge.rope import rope_tables
 from stem_edge.runtime.backend import DAMAGED, check_logits, check_memory, reason
 from stem_edge.runtime.machine import own_pages, return_freed_memory
 from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.providers import Provider
 from stem_edge.runtime.slots import ArraySlots
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -39,7 +40,7 @@ class OrtBackend:
         files: Mapping[str, Path],
         slots: ArraySlots | None,
         threads: int,
-        providers: Sequence[str],
+        providers: Sequence[Provider],
     ) -> None:
         self.config = config
         self.sessions: dict[str, ort.InferenceSession] = {}
@@ -109,8 +110,8 @@ class OrtContext:
         for name in self._before_rows:
             self._run(name)
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
-        """See BackendContext.finish."""
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        """See BackendContext.finish; all logits are here in any case."""
         self._slot_ids[0] = slot_ids
         for name in self._after_rows:
             self._run(name)

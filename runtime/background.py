@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import TypeVar
 
-from stem_edge.quantize import U8
+T = TypeVar("T")
 
 # How often a caller who waits looks whether the thread is still there.
 POLL_SECONDS = 0.5
@@ -29,7 +30,7 @@ class Background:
             1, thread_name_prefix=self._name, initializer=_note, initargs=(self._started,)
         )
 
-    def start(self, call: Callable[[], U8]) -> Future[U8] | None:
+    def start(self, call: Callable[[], T]) -> Future[T] | None:
         """Begin a call; None if no thread can take it."""
         try:
             return self._pool.submit(call)
@@ -38,7 +39,7 @@ class Background:
             self._renew()
             return None
 
-    def result(self, call: Future[U8]) -> U8 | None:
+    def result(self, call: Future[T]) -> T | None:
         """What a call returned, once it has; None if it raised."""
         while True:
             try:

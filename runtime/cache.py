@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES
-from stem_edge.quantize import U8
-from stem_edge.runtime.slots import Slots
+from stem_edge.runtime.slots import Slots, Staged
 from stem_edge.token_counts import Counts
 
 I64 = npt.NDArray[np.int64]
@@ -59,15 +58,16 @@ class RowCache:
         """How often each record of the table store was used, halved now and then."""
         return self._count[: self.layout.records]
 
-    def expect_counts(self, counts: Counts) -> I64:
+    def expect_counts(self, counts: Counts, weight: float = 1.0) -> I64:
         """Begin as if these uses of records had been seen; the most used ones, best first.
 
-        They weigh as much as all uses between two halvings, so that new text soon outweighs them.
+        They weigh as much as all uses between two halvings, so that new text soon outweighs them;
+        with a `weight`, so many times as much.
         """
         total = int(counts.sum(dtype=np.uint64))
         if not total:
             return np.zeros(0, np.int64)
-        scale = AGEING_USES_PER_SLOT * self.slots / total
+        scale = weight * AGEING_USES_PER_SLOT * self.slots / total
         self._count[:] = counts * scale
         used = np.flatnonzero(counts)
         best = used[np.argsort(counts[used], kind="stable")[::-1]]
@@ -109,8 +109,11 @@ class RowCache:
         self._last_use[resident[resident != EMPTY]] = self._clock
         self._age(len(wanted))
 
-    def install(self, numbers: I64, records: U8, keep: I64) -> None:
-        """Put absent records [n, record_nbytes] of these numbers into slots; those of `keep` stay."""
+    def install(self, numbers: I64, records: Staged, keep: I64) -> None:
+        """Put absent records [n, record_nbytes] of these numbers into slots; those of `keep` stay.
+
+        The records as they are or as `storage.stage` gave them.
+        """
         slots = self._victims(len(numbers), keep)
         evicted = self._record_of[slots]
         # An interrupt anywhere in here must leave no record that is looked for in a slot without

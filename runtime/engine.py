@@ -139,13 +139,14 @@ class Engine:
         *,
         stem_ids: I64 | None = None,
         prefill: bool = False,
+        top: int = 0,
     ) -> F32:
         """Process ids [T], T <= chunk_tokens; logits [logits, V] of the last so many of them.
 
         The next step overwrites them. `stem_ids` [T]: what the tokens look up, if not their own
         rows. `following` are stem ids whose rows may be read meanwhile; `prefill` says that these
-        tokens are part of a prompt. When it raises, the context stands where it
-        stood and the step can be tried again.
+        tokens are part of a prompt. `top`: see BackendContext.finish. When it raises, the context
+        stands where it stood and the step can be tried again.
         """
         looked_up = token_ids if stem_ids is None else stem_ids
 
@@ -154,7 +155,7 @@ class Engine:
             slots = self.rows.fetch(looked_up)
             if following is not None:
                 self.rows.submit(following)
-            result = context.backend.finish(slots, logits)
+            result = context.backend.finish(slots, logits, top)
             context.position += len(token_ids)
             return result
 
@@ -180,10 +181,11 @@ class Engine:
         stem_ids: I64 | None = None,
         *,
         every: bool = False,
+        top: int = 0,
     ) -> Iterator[F32]:
         """Process ids chunk by chunk; yields logits [1, V] of the last, or of each chunk all.
 
-        stem_ids [T]: what they look up, if not their own rows.
+        stem_ids [T]: what they look up, if not their own rows. top: see BackendContext.finish.
         """
         if not 0 < len(token_ids) <= context.room:
             raise InputError(f"{len(token_ids)} tokens do not fit: {context.room} places are free")
@@ -191,24 +193,28 @@ class Engine:
         looked_up = tokens if stem_ids is None else stem_ids
         size = self.chunk_tokens
         chunks = list(zip(cut(tokens, size), cut(looked_up, size), strict=True))
-        return (self._overlapped if self.overlap else self._plain)(context, chunks, every)
+        return (self._overlapped if self.overlap else self._plain)(context, chunks, every, top)
 
-    def _plain(self, context: Context, chunks: list[Chunk], every: bool) -> Iterator[F32]:
+    def _plain(self, context: Context, chunks: list[Chunk], every: bool, top: int) -> Iterator[F32]:
         prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
         for number, (tokens, stem_ids) in enumerate(chunks, 1):
             wanted = len(tokens) if every else int(number == len(chunks))
-            logits = self.step(context, tokens, wanted, stem_ids=stem_ids, prefill=prefill)
+            logits = self.step(context, tokens, wanted, stem_ids=stem_ids, prefill=prefill, top=top)
             if wanted:
                 yield logits
 
-    def _overlapped(self, context: Context, chunks: list[Chunk], every: bool) -> Iterator[F32]:
+    def _overlapped(
+        self, context: Context, chunks: list[Chunk], every: bool, top: int
+    ) -> Iterator[F32]:
         """The plain loop, but the rows of the next chunk are read while this one computes."""
         prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
         self.expect(chunks[0][1])
         following = [*(stem_ids for _, stem_ids in chunks[1:]), None]
         for (tokens, stem_ids), after in zip(chunks, following, strict=True):
             wanted = len(tokens) if every else int(after is None)
-            logits = self.step(context, tokens, wanted, after, stem_ids=stem_ids, prefill=prefill)
+            logits = self.step(
+                context, tokens, wanted, after, stem_ids=stem_ids, prefill=prefill, top=top
+            )
             if wanted:
                 yield logits
 

@@ -6,9 +6,10 @@ Its libraries are imported only when it was chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 from stem_edge.bundle import Bundle, EngineName
 from stem_edge.errors import BackendError, InputError
@@ -21,12 +22,18 @@ from stem_edge.runtime.trial import try_first
 
 EngineChoice = Literal["auto", "onnxruntime", "ggml"]
 ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
+# A provider, or several in their order; each may have options. See stem_edge.runtime.providers.
+Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
+T = TypeVar("T")
 BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.*.onnx", "ggml": "backbone.gguf"}
 EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
 
 
 class EngineLoader(Protocol):
     """One engine about to load one bundle."""
+
+    fills_while_opening: bool  # whether slots can be filled while the backbone is opened
+    step_tokens: int  # that a step may have, once the backbone is open
 
     def describe(self, loading: Loading) -> Loading:
         """What this engine adds to what memory is planned from."""
@@ -79,51 +86,104 @@ def check_installed(bundle: Bundle, engine: EngineName) -> None:
 
 
 def check_options(
-    engine: EngineName, *, providers: list[str] | None, prefill_graph: bool | None, repack: bool
+    engine: EngineName,
+    *,
+    providers: Providers,
+    device_memory: int | str | None,
+    prefill_graph: bool | None,
+    repack: bool,
 ) -> None:
     """Raises InputError for options that the engine does not have."""
-    if engine == "ggml" and (providers or prefill_graph):
+    if engine == "ggml" and (providers or prefill_graph or device_memory is not None):
         raise InputError(
-            "providers and prefill_graph belong to onnxruntime, and this runs on ggml; leave them "
-            "out, or choose engine onnxruntime"
+            "providers, device_memory and prefill_graph belong to onnxruntime, and this runs on "
+            "ggml; leave them out, or choose engine onnxruntime"
         )
     if engine == "onnxruntime" and repack:
         raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
 
 
-def open_loader(
-    bundle: Bundle,
-    engine: EngineName,
-    threads: int,
-    *,
-    providers: list[str] | None,
-    prefill_graph: bool | None,
-    prepare: bool,
-    repack: bool,
-    cache_dir: str | Path | None,
-    progress: bool | None,
-    trial: bool,
-) -> EngineLoader:
-    """The loader of an engine; arguments as of stem_edge.load.
+class LoaderOptions(NamedTuple):
+    """Arguments of stem_edge.load that are for loaders."""
 
-    Raises InputError, BackendError, BundleError.
+    threads: int
+    providers: Providers
+    provider_libraries: Mapping[str, str | Path] | None
+    device_memory: int | str | None
+    prefill_graph: bool | None
+    prepare: bool
+    repack: bool
+    cache_dir: str | Path | None
+    progress: bool | None
+    trial: bool
+
+
+def with_loader(
+    bundle: Bundle, engine: EngineName, options: LoaderOptions, load: Callable[[EngineLoader], T]
+) -> T:
+    """What `load` returns for a loader of an engine that can run the bundle.
+
+    On accelerators it may be called several times: which graphs a provider runs shows in running
+    them. Raises InputError, BackendError, BundleError.
     """
     check_installed(bundle, engine)
-    check_options(engine, providers=providers, prefill_graph=prefill_graph, repack=repack)
-    if trial:  # before any native code of this process sees the bundle
-        try_first(bundle, engine, cache_dir, progress)
+    check_options(
+        engine,
+        providers=options.providers,
+        device_memory=options.device_memory,
+        prefill_graph=options.prefill_graph,
+        repack=options.repack,
+    )
+    if options.trial:  # before any native code of this process sees the bundle
+        try_first(bundle, engine, options.cache_dir, options.progress)
     if engine == "ggml":
         from stem_edge.runtime.loading_ggml import GgmlLoader
 
-        return GgmlLoader(bundle, threads, repack=repack, cache_dir=cache_dir)
-    from stem_edge.runtime.loading_ort import OrtLoader
+        return load(
+            GgmlLoader(bundle, options.threads, repack=options.repack, cache_dir=options.cache_dir)
+        )
+    return _with_onnxruntime(bundle, options, load)
 
-    return OrtLoader(
-        bundle,
-        threads,
-        providers=providers,
-        prefill_graph=prefill_graph,
-        prepare=prepare,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
+
+def _with_onnxruntime(
+    bundle: Bundle, options: LoaderOptions, load: Callable[[EngineLoader], T]
+) -> T:
+    from stem_edge.runtime.providers import resolve
+
+    providers = resolve(options.providers, options.provider_libraries)
+    if providers[0].on_cpu and options.device_memory is None:
+        from stem_edge.runtime.loading_ort import OrtLoader
+
+        loader = OrtLoader(
+            bundle,
+            options.threads,
+            prefill_graph=options.prefill_graph,
+            prepare=options.prepare,
+            cache_dir=options.cache_dir,
+            progress=options.progress,
+        )
+        return load(loader)
+    from stem_edge.runtime.loading_device import device_loaders, first_that_runs
+
+    if options.prefill_graph:
+        raise InputError("prefill_graph is of the CPU; leave it out on an accelerator")
+    loaders = device_loaders(bundle, options.threads, providers, options.device_memory)
+    return first_that_runs(bundle, loaders, load)
+
+
+def plan_on_device(
+    bundle: Bundle,
+    loading: Loading,
+    providers: Providers,
+    libraries: Mapping[str, str | Path] | None,
+    device_memory: int | str | None,
+) -> Loading:
+    """What the first loader that with_loader tries adds on an accelerator; nothing on the CPU."""
+    from stem_edge.runtime.providers import resolve
+
+    resolved = resolve(providers, libraries)
+    if resolved[0].on_cpu and device_memory is None:
+        return loading
+    from stem_edge.runtime.loading_device import device_loaders
+
+    return device_loaders(bundle, loading.threads, resolved, device_memory)[0].describe(loading)

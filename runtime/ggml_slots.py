@@ -18,9 +18,10 @@ from stem_edge import ggml_types, gguf_schema
 from stem_edge.quantize import U8, unpack_codes
 from stem_edge.rows import FP16_MAX, RecordLayout, Scales
 from stem_edge.runtime.machine import page_aligned
+from stem_edge.runtime.slots import Slots
 
 
-class BlockSlots:
+class BlockSlots(Slots):
     """An array [count, bytes] for each part of each STEM layer's row."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:

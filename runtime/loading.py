@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypedDict, TypeVar
+from typing import NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 
@@ -16,8 +17,18 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.engines import EngineChoice, check_options, choose_engine, open_loader
-from stem_edge.runtime.flash import FlashName, open_flash
+from stem_edge.runtime.engines import (
+    EngineChoice,
+    EngineLoader,
+    LoaderOptions,
+    Providers,
+    check_options,
+    choose_engine,
+    plan_on_device,
+    with_loader,
+)
+from stem_edge.runtime.flash import EmulatedFlash, FlashName, open_flash
+from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.machine import (
     available_memory,
     own_memory,
@@ -27,6 +38,7 @@ from stem_edge.runtime.machine import (
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
 from stem_edge.runtime.prefetch import NoRows, Prefetcher
+from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
 from stem_edge.runtime.warm import expected_records, fill, keep_counts
@@ -43,7 +55,10 @@ class LoadOptions(TypedDict, total=False):
     memory: int | str | None
     threads: int | None
     engine: EngineChoice
-    providers: list[str] | None
+    providers: Providers
+    provider_libraries: Mapping[str, str | Path] | None
+    device_memory: int | str | None
+    host_slots: int | None
     context_length: int | None
     reads: ReadMode
     slots: int | None
@@ -75,12 +90,15 @@ def load(
     path: str | Path,
     memory: int | str | None = None,
     threads: int | None = None,
-    providers: Sequence[str] | None = None,
+    providers: Providers = None,
     context_length: int | None = None,
     reads: ReadMode = "pread",
     *,
     engine: EngineChoice = "auto",
+    device_memory: int | str | None = None,
+    provider_libraries: Mapping[str, str | Path] | None = None,
     slots: int | None = None,
+    host_slots: int | None = None,
     resident: bool = False,
     overlap: bool = True,
     prefill_graph: bool | None = None,
@@ -98,12 +116,23 @@ def load(
         row cache gets what the rest leaves. Default: half of what the machine and its cgroups leave,
         with a row cache of up to 256 MiB.
     threads: of the backbone. Default: the CPUs this process may use.
-    providers: of onnxruntime: execution providers, tried in this order. Default: the CPU.
+    providers: of onnxruntime: the execution provider that runs the backbone: "cpu", "cuda", "webgpu",
+        "coreml", "openvino", or another by onnxruntime's name for it; with options as
+        [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must be last in the list
+        to take the rest. "auto": the first accelerator there is. Default: the CPU.
     context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
     reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
     engine: "onnxruntime" or "ggml". Default, "auto": the first of them that the bundle has a
         backbone for and that is installed; Model.plan.engine says which it was.
+    device_memory: limit for the memory of the provider's device, in bytes or like "2GB": weights, KV
+        cache, activations and slots, which lie there then. Default: what an NVIDIA driver says is
+        free; elsewhere none, and slots as without a limit for memory. With the CPU, a part of its
+        memory plays the device.
+    provider_libraries: plug-in providers by name and path of their library, which is code that you
+        trust; those that come as Python packages are found.
     slots: of the row cache, instead of as many as fit.
+    host_slots: with a device: so many records are kept in host memory, between flash and the
+        device, instead of as many as `memory` leaves room for.
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it the same tokens come out, more slowly.
     prefill_graph: of onnxruntime: whether the bundle's int8 graph takes prompts. Default: if it was the faster one
@@ -122,15 +151,20 @@ def load(
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
     bundle = open_bundle(path)
-    threads = _threads(threads)
-    context = _context(bundle, context_length)
-    flash = open_flash(emulate_flash)
     chosen = choose_engine(bundle, engine)
-    loader = open_loader(
-        bundle,
-        chosen,
-        threads,
-        providers=list(providers) if providers else None,
+    loading = Loading(
+        context_length=_context(bundle, context_length),
+        process=0,
+        engine=chosen,
+        slots=bundle.manifest.model.records if resident else slots,
+        threads=_threads(threads),
+        host_slots=_host_slots(host_slots),
+    )
+    options = LoaderOptions(
+        threads=loading.threads,
+        providers=providers,
+        provider_libraries=provider_libraries,
+        device_memory=device_memory,
         prefill_graph=prefill_graph,
         prepare=prepare,
         repack=repack,
@@ -138,35 +172,67 @@ def load(
         progress=progress,
         trial=trial,
     )
-    text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    loading = Loading(
-        context_length=context,
-        process=own_memory(),
-        engine=chosen,
-        slots=bundle.manifest.model.records if resident else slots,
-        threads=threads,
+    filling = Filling(
+        reads=reads,
+        flash=open_flash(emulate_flash),
+        overlap=overlap,
+        resident=resident,
+        warm_start=warm_start,
+        cache_dir=cache_dir,
     )
-    plan = plan_memory(bundle, loader.describe(loading), memory, available_memory())
-    format = bundle.manifest.table_format
+
+    def assemble(loader: EngineLoader) -> Model:
+        text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
+        now = dataclasses.replace(loading, process=own_memory())
+        plan = plan_memory(bundle, loader.describe(now), memory, available_memory())
+        return _assemble(bundle, loader, plan, text, filling)
+
+    return with_loader(bundle, chosen, options, assemble)
+
+
+class Filling(NamedTuple):
+    """How rows are read, and which of them before the first prompt; arguments of load."""
+
+    reads: ReadMode
+    flash: EmulatedFlash | None
+    overlap: bool
+    resident: bool
+    warm_start: bool
+    cache_dir: str | Path | None
+
+
+def _assemble(
+    bundle: Bundle, loader: EngineLoader, plan: MemoryPlan, text: TextCodec, filling: Filling
+) -> Model:
+    """Open what the plan counts."""
+    format, overlap, cache_dir = bundle.manifest.table_format, filling.overlap, filling.cache_dir
     if format is None:
-        made = Engine(loader.open(None), NoRows(), plan.chunk_tokens, overlap=overlap)
+        backend = loader.open(None)
+        chunk = min(plan.chunk_tokens, loader.step_tokens)
+        made = Engine(backend, NoRows(), chunk, overlap=overlap)
         return Model(bundle, made, plan, text)
     with ExitStack() as opened:
-        store = opened.enter_context(open_store(bundle.file(TABLES), format, reads, flash))
+        flash = opened.enter_context(
+            open_store(bundle.file(TABLES), format, filling.reads, filling.flash)
+        )
         storage = loader.make_slots(format.tables, plan.slots)
         cache = RowCache(storage)
+        store = HostTier(flash, plan.host_slots) if plan.host_slots else flash
         rows = Prefetcher(store, cache, overlap=overlap)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
-        if resident:
-            rows.fill(np.arange(plan.slots), plan.chunk_tokens)
-        elif warm_start:
+        if filling.warm_start and not filling.resident:
             wanted = expected_records(bundle, rows, cache_dir)
-        backend = _open_while_filling(
-            lambda: loader.open(storage), lambda: fill(rows, wanted, plan.chunk_tokens)
-        )
-        made = Engine(backend, rows, plan.chunk_tokens, overlap=overlap)
-        keep = (lambda: keep_counts(bundle, cache, cache_dir)) if warm_start else None
+
+        def fill_slots() -> None:
+            if filling.resident:
+                rows.fill(np.arange(plan.slots), plan.chunk_tokens)
+            fill(rows, wanted, plan.chunk_tokens)
+
+        backend = _open_and_fill(loader, storage, fill_slots)
+        chunk = min(plan.chunk_tokens, loader.step_tokens)
+        made = Engine(backend, rows, chunk, overlap=overlap)
+        keep = (lambda: keep_counts(bundle, cache, cache_dir)) if filling.warm_start else None
         model = Model(bundle, made, plan, text, keep)
         opened.pop_all()
     return model
@@ -185,10 +251,15 @@ def memory_plan(
     repack: bool = False,
     threads: int | None = None,
     cache_dir: str | Path | None = None,
+    providers: Providers = None,
+    device_memory: int | str | None = None,
+    provider_libraries: Mapping[str, str | Path] | None = None,
+    host_slots: int | None = None,
 ) -> MemoryPlan:
     """The memory plan that `load` would follow here and now; see there. Loads nothing.
 
-    prepare: as if the backbone were prepared, which a first load does.
+    prepare: as if the backbone were prepared, which a first load does. On an accelerator, as if it
+        ran the first variant of the graphs that is tried.
     """
     bundle = open_bundle(path)
     chosen = choose_engine(bundle, engine)
@@ -200,9 +271,18 @@ def memory_plan(
         slots=bundle.manifest.model.records if resident else slots,
         threads=_threads(threads),
         repack=repack,
+        host_slots=_host_slots(host_slots),
     )
-    check_options(chosen, providers=None, prefill_graph=prefill_graph, repack=repack)
-    if chosen == "onnxruntime":
+    check_options(
+        chosen,
+        providers=providers,
+        device_memory=device_memory,
+        prefill_graph=prefill_graph,
+        repack=repack,
+    )
+    if providers is not None or device_memory is not None:
+        loading = plan_on_device(bundle, loading, providers, provider_libraries, device_memory)
+    if chosen == "onnxruntime" and loading.device is None:
         from stem_edge.runtime.loading_ort import planned
 
         loading = planned(
@@ -211,21 +291,26 @@ def memory_plan(
     return plan_memory(bundle, loading, memory, available_memory())
 
 
-def _open_while_filling(
-    open_backend: Callable[[], Backend], fill_slots: Callable[[], None]
-) -> Backend:
+def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
     """Rows are read while graphs are loaded: nothing looks at the slots before both are done."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
-        filling: Callable[[], None] = fill_slots
+        filling = fill_slots
         with suppress(RuntimeError):  # no thread can start: then one after the other
-            filling = thread.submit(fill_slots).result
-        backend = open_backend()
+            if loader.fills_while_opening:
+                filling = thread.submit(fill_slots).result
+        backend = loader.open(slots)
         try:
             filling()
         except BaseException:
             backend.close()
             raise
     return backend
+
+
+def _host_slots(wanted: int | None) -> int | None:
+    if wanted is not None and wanted < 0:
+        raise InputError(f"host_slots is {wanted}; expected 0 or more")
+    return wanted
 
 
 def _threads(threads: int | None) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from stem_edge.providers_cli import add_library, parse_libraries, parse_providers
+from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engines import ENGINES
 from stem_edge.runtime.flash import FLASH_NAMES
 from stem_edge.runtime.loading import LoadOptions
@@ -25,6 +27,37 @@ def add_engine(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_providers(group: argparse._ActionsContainer) -> None:
+    """Declare what chooses what the backbone runs on."""
+    group.add_argument(
+        "--providers",
+        nargs="+",
+        metavar="NAME",
+        help="run the backbone on these of onnxruntime, like cuda or webgpu:key=value,key=value; cpu "
+        "last takes what they lack; auto: the first accelerator, else the CPU (cpu)",
+    )
+    add_library(group)
+    group.add_argument(
+        "--device-memory", metavar="SIZE", help="limit of an accelerator's memory, like 2GB"
+    )
+    group.add_argument(
+        "--host-slots",
+        type=int,
+        metavar="N",
+        help="records kept in memory between flash and an accelerator (as many as fit)",
+    )
+
+
+def device_options(args: argparse.Namespace) -> DeviceOptions:
+    """What was said of them, as arguments of stem_edge.load."""
+    return {
+        "providers": parse_providers(args.providers),
+        "provider_libraries": parse_libraries(args.provider_library),
+        "device_memory": args.device_memory,
+        "host_slots": args.host_slots,
+    }
+
+
 def add_loading(group: argparse._ArgumentGroup) -> None:
     """Declare them."""
     group.add_argument(
@@ -37,9 +70,7 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
         "--context-length", type=int, metavar="N", help="prompt and answer together, in tokens"
     )
     add_engine(group)
-    group.add_argument(
-        "--providers", nargs="+", metavar="NAME", help="onnxruntime execution providers (CPU)"
-    )
+    add_providers(group)
     group.add_argument(
         "--reads", choices=READ_MODES, default="pread", help="how records are read (pread)"
     )
@@ -71,11 +102,15 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
 
 def loading_options(args: argparse.Namespace) -> LoadOptions:
     """What was said, as arguments of stem_edge.load."""
+    device = device_options(args)
     return {
         "memory": args.memory,
         "threads": args.threads,
         "engine": args.engine,
-        "providers": args.providers,
+        "providers": device["providers"],
+        "provider_libraries": device["provider_libraries"],
+        "device_memory": device["device_memory"],
+        "host_slots": device["host_slots"],
         "context_length": args.context_length,
         "reads": args.reads,
         "slots": args.slots,

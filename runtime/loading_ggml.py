@@ -16,6 +16,7 @@ from stem_edge.runtime.backend_ggml import GgmlBackend
 from stem_edge.runtime.ggml_model import GgmlModel
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.plan import Loading
+from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.slots import Slots
 
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
@@ -23,6 +24,9 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 class GgmlLoader:
     """See stem_edge.runtime.engines.EngineLoader; arguments as of stem_edge.load."""
+
+    fills_while_opening = True
+    step_tokens = ANY_NUMBER
 
     def __init__(
         self, bundle: Bundle, threads: int, *, repack: bool, cache_dir: str | Path | None

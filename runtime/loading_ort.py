@@ -6,7 +6,6 @@ Everything in the graphs is checked before onnxruntime sees any.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from stem_edge.bundle import Bundle
@@ -15,30 +14,33 @@ from stem_edge.onnx_check import check_graphs
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import prepared as preparing
 from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.ort_session import CPU
 from stem_edge.runtime.plan import Loading
+from stem_edge.runtime.prefetch import ANY_NUMBER
+from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots, Slots
 from stem_edge.runtime.user_cache import Prepared
 
 
 class OrtLoader:
-    """See stem_edge.runtime.engines.EngineLoader; arguments as of stem_edge.load."""
+    """See stem_edge.runtime.engines.EngineLoader: on the CPU. Arguments as of stem_edge.load."""
+
+    fills_while_opening = True
+    step_tokens = ANY_NUMBER
 
     def __init__(
         self,
         bundle: Bundle,
         threads: int,
         *,
-        providers: Sequence[str] | None,
         prefill_graph: bool | None,
         prepare: bool,
         cache_dir: str | Path | None,
         progress: bool | None,
     ) -> None:
-        self._bundle, self._threads, self._providers = bundle, threads, providers or [CPU]
-        check_graphs(bundle)
+        self._bundle, self._threads = bundle, threads
+        check_graphs(bundle, [None])
         self._prepared = None
-        if prepare and on_cpu(providers):
+        if prepare:
             self._prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
         self._prefill = takes_prefill(bundle, prefill_graph, self._prepared)
 
@@ -58,7 +60,7 @@ class OrtLoader:
             raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
         files = preparing.graph_files(self._bundle, self._prepared, prefill=self._prefill)
         config = self._bundle.manifest.model
-        return OrtBackend(config, files, slots, self._threads, self._providers)
+        return OrtBackend(config, files, slots, self._threads, [CPU])
 
 
 def planned(
@@ -77,11 +79,6 @@ def planned(
         prepared=prepare and large,
         prefill=takes_prefill(bundle, prefill_graph, found),
     )
-
-
-def on_cpu(providers: Sequence[str] | None) -> bool:
-    """Whether the backbone runs on the CPU alone, for which it can be prepared."""
-    return not providers or list(providers) == [CPU]
 
 
 def takes_prefill(

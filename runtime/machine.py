@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -28,6 +30,7 @@ LEAST_NBYTES = 1 << 18
 HUGE_PAGE = 2 << 20
 # Where the system does not tell: about what Python with numpy and onnxruntime takes.
 TYPICAL_PROCESS_NBYTES = 64 << 20
+SMI_SECONDS = 10.0
 
 
 def available_memory() -> int:
@@ -35,6 +38,21 @@ def available_memory() -> int:
     import psutil  # takes 10 ms to import
 
     return min([int(psutil.virtual_memory().available), *_cgroups_left(PROC, CGROUPS)])
+
+
+def free_on_nvidia(device: str) -> int | None:
+    """Bytes that are free on an NVIDIA GPU of this number; None where its driver does not tell."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
+    try:
+        done = subprocess.run(
+            [program, *query], capture_output=True, text=True, timeout=SMI_SECONDS, check=True
+        )
+        return int(done.stdout.split()[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def own_memory() -> int:

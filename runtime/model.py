@@ -29,6 +29,7 @@ from stem_edge.runtime.sampling import (
     SamplingParams,
     TokenLogprobs,
     make_sampler,
+    needed_logits,
     token_logprobs,
 )
 from stem_edge.runtime.stats import GenerationStats, Recorder
@@ -275,9 +276,9 @@ class Model:
         """Each new token id, its log probabilities if asked for, and why it is the last."""
         room = min(self.plan.context_length - len(prompt) + 1, params.max_new_tokens)
         context = self.engine.open_context(len(prompt) + room - 1)
-        sampler, seen = make_sampler(params), list(prompt)
+        sampler, seen, top = make_sampler(params), list(prompt), needed_logits(params)
         with self._recorder() as record, lookups:
-            for logits in self.engine.process(context, prompt, lookups.prompt):
+            for logits in self.engine.process(context, prompt, lookups.prompt, top=top):
                 last = logits[0]
             record.prefilled(len(prompt))
             for number in range(1, room + 1):
@@ -297,18 +298,21 @@ class Model:
                 record.sampled()
                 yield token, logprob, reason
                 if reason is None:
-                    last = self._decode(context, token, looked_up, record)
+                    last = self._decode(context, token, looked_up, top, record)
 
     def _recorder(self) -> Recorder:
         stats = self.stats = GenerationStats(engine=self.plan.engine)
         return Recorder(stats, self.engine.rows)  # self.stats may be another thread's by now
 
-    def _decode(self, context: Context, token: int, stem_ids: I64, record: Recorder) -> F32:
+    def _decode(
+        self, context: Context, token: int, stem_ids: I64, top: int, record: Recorder
+    ) -> F32:
         """One decode step; logits [V] of the token after this one."""
         started = time.perf_counter()
-        logits: F32 = self.engine.step(context, np.array([token]), stem_ids=stem_ids)[0]
+        logits = self.engine.step(context, np.array([token]), stem_ids=stem_ids, top=top)
         record.decoded(time.perf_counter() - started)
-        return logits
+        last: F32 = logits[0]
+        return last
 
     def _checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
         self.engine.check_usable()

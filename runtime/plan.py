@@ -2,18 +2,24 @@
 
 Counts anonymous memory, which no system can take back, of this process with one generation: what it
 has taken already, and what loading and generating will add. Weights of a prepared backbone and the
-embedding are not in it: they are read in place from their files.
+embedding are not in it: they are read in place from their files. On a device with memory of its own,
+what lies there has a plan of its own (stem_edge.runtime.plan_device), and the process keeps records
+that may be wanted there: the host tier.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from stem_edge.bundle import Bundle, EngineName
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import Footprint, footprint_of
+from stem_edge.footprint import FLOAT, SLOT_BOOKKEEPING_NBYTES, Footprint, footprint_of
+from stem_edge.graph_io import Variant
 from stem_edge.runtime import plan_ggml, plan_ort
 from stem_edge.runtime.engine import LEAST_CHUNK
+from stem_edge.runtime.plan_device import DevicePlan, DevicePlanner, OnDevice
+from stem_edge.runtime.plan_portable import portable_nbytes
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.table_store import TableFormat
 from stem_edge.units import parse_size
@@ -26,7 +32,10 @@ SLOTS_PER_CHUNK_TOKEN = 8
 # Without a limit: so much of what the machine leaves, but a row cache of no more than this, which is
 # a few percent of a 1B model's tables; beyond, slots gain little.
 SHARE_OF_MACHINE = 0.5
+# What a provider's library keeps in this process for itself.
+HOST_FIXED_NBYTES = 64 << 20
 DEFAULT_CACHE_NBYTES = 256 << 20
+RECORD_NBYTES = 8  # that a row cache knows of every record
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class Loading:
     slots: int | None = None  # this many slots, and not as many as fit
     threads: int = 1  # of the backbone
     repack: bool = False  # weights are rearranged in memory
+    device: OnDevice | None = None  # that the backbone runs on, instead of the CPU
+    host_slots: int | None = None  # so many records in the host tier, and not as many as fit
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,11 @@ class MemoryPlan:
     kv_cache: int  # once the context is full; it grows in steps
     activations: int
     reads: int  # records on their way from flash
-    row_cache: int
+    row_cache: int  # of a device: the bookkeeping of its slots, and the host tier
+    host_slots: int = 0  # records of the host tier
+    provider: str = "cpu"  # of onnxruntime, that runs the backbone
+    variant: Variant | None = None  # of its graphs; None: those for the CPU
+    device: DevicePlan | None = None  # what lies in memory of the provider's device
 
     @property
     def total(self) -> int:
@@ -65,14 +80,19 @@ class MemoryPlan:
 
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of each part."""
-        return [
+        parts = [
             ("this process before loading", self.process),
             ("weights", self.weights),
             (f"KV cache of {self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             ("reads", self.reads),
-            (f"row cache of {self.slots} slots", self.row_cache),
         ]
+        if self.device is None:
+            return [*parts, (f"row cache of {self.slots} slots", self.row_cache)]
+        # What a device without memory of its own takes is memory of this process.
+        shared = [("memory of the device", self.device.total)] if self.device.shared else []
+        tier = (f"host tier of {self.host_slots} records", self.row_cache)
+        return [("this process before loading", self.process), *parts[3:], tier, *shared]
 
 
 def plan_memory(
@@ -85,6 +105,13 @@ def plan_memory(
     """
     limit = parse_size(memory) if memory is not None else loading.process + available
     footprint = footprint_of(bundle.manifest, loading.engine)
+    if loading.host_slots and (loading.device is None or not footprint.tables):
+        raise InputError(
+            f"host_slots is {loading.host_slots}, and there is no accelerator that would miss rows; "
+            "leave it out"
+        )
+    if loading.device is not None and loading.device.variant != "portable":
+        return _plan_with_device(bundle, footprint, loading, loading.device, limit, memory)
     least = least_plan(footprint, loading, limit)
     if least.total > limit:
         raise MemoryPlanError(_refusal(bundle, least, limit, loading, asked=memory is not None))
@@ -92,6 +119,72 @@ def plan_memory(
         return least
     share = limit if memory is not None else loading.process + int(available * SHARE_OF_MACHINE)
     return fill_plan(footprint, loading, least, share, capped=memory is None)
+
+
+def _plan_with_device(
+    bundle: Bundle,
+    footprint: Footprint,
+    loading: Loading,
+    device: OnDevice,
+    limit: int,
+    memory: int | str | None,
+) -> MemoryPlan:
+    """The plan of a device's memory, and what this process holds beside it."""
+    planner = DevicePlanner(footprint, device, loading.context_length)
+    found = planner.least(CHUNK_TOKENS, SMALLEST_CHUNK, loading.slots)
+    words = planner.slot_nbytes
+
+    def plan(host_slots: int) -> MemoryPlan:
+        return _host_plan(footprint, loading, found, words, host_slots)
+
+    least = plan(loading.host_slots or 0)
+    if least.total > limit:
+        raise MemoryPlanError(_refusal(bundle, least, limit, loading, asked=memory is not None))
+    if loading.slots is None:
+        # Slots take memory of this process, too: at least for what is known of them.
+        each = SLOT_BOOKKEEPING_NBYTES + (words if device.shared else 0)
+        room = (found.slots + (limit - least.total) // each) * words
+        found = planner.filled(found, room if device.asked else min(room, DEFAULT_CACHE_NBYTES))
+        least = plan(loading.host_slots or 0)
+    records = footprint.tables.records if footprint.tables else 0
+    if loading.host_slots is not None or found.slots == records:  # then nothing will be missed
+        return least
+    spare = limit - least.total
+    if memory is None:
+        spare = min(int(spare * SHARE_OF_MACHINE), DEFAULT_CACHE_NBYTES)
+    spare -= RECORD_NBYTES * records
+    return plan(min(records, max(0, spare) // _host_slot_nbytes(footprint)))
+
+
+def _host_slot_nbytes(footprint: Footprint) -> int:
+    return (footprint.tables.record_nbytes if footprint.tables else 0) + SLOT_BOOKKEEPING_NBYTES
+
+
+def _host_plan(
+    footprint: Footprint, loading: Loading, device: DevicePlan, slot_nbytes: int, host_slots: int
+) -> MemoryPlan:
+    """What this process holds while a device computes."""
+    tables, records = footprint.table_format, footprint.tables.records if footprint.tables else 0
+    known = RECORD_NBYTES * records  # of each tier's cache
+    tier = host_slots * _host_slot_nbytes(footprint) + (known if host_slots else 0)
+    kept = device.slots * SLOT_BOOKKEEPING_NBYTES + known
+    logits = 2 * FLOAT * footprint.model.vocab_size
+    return MemoryPlan(
+        engine=footprint.engine,
+        context_length=loading.context_length,
+        chunk_tokens=device.chunk_tokens,
+        slots=device.slots,
+        process=loading.process,
+        weights=0,
+        kv_cache=0,
+        activations=HOST_FIXED_NBYTES + logits + device.chunk_tokens * slot_nbytes,
+        reads=_reads_nbytes(tables, device.chunk_tokens),
+        row_cache=tier + kept + (tables.index_nbytes if tables else 0),
+        host_slots=host_slots,
+        provider=device.provider,
+        variant=device.variant,
+        device=device,
+    )
 
 
 def least_plan(footprint: Footprint, loading: Loading, limit: int) -> MemoryPlan:
@@ -108,6 +201,13 @@ def fill_plan(
     """The same with as many slots as fit, or, `capped`, as a cache of the default size has."""
     planner = _Planner(footprint, loading)
     return planner.plan(least.chunk_tokens, planner.most_slots(least, limit, capped=capped))
+
+
+class _Place(TypedDict, total=False):
+    """Where a backbone runs, of a MemoryPlan."""
+
+    provider: str
+    variant: Variant | None
 
 
 class _Planner:
@@ -163,7 +263,12 @@ class _Planner:
             activations=self._activations_nbytes(chunk),
             reads=_reads_nbytes(self.tables, chunk),
             row_cache=_row_cache_nbytes(footprint, slots),
+            **self._place(),
         )
+
+    def _place(self) -> _Place:
+        device = self.loading.device
+        return {} if device is None else {"provider": device.provider, "variant": device.variant}
 
     def _weights_nbytes(self) -> int:
         if self.footprint.engine == "ggml":
@@ -176,7 +281,9 @@ class _Planner:
         footprint, context = self.footprint, self.loading.context_length
         if footprint.engine == "ggml":
             return plan_ggml.activations_nbytes(footprint, chunk, context, self.loading.threads)
-        return plan_ort.activations_nbytes(
+        # On a device this is the variant that leaves it rows and the KV cache to copy.
+        copied = portable_nbytes(footprint, chunk, context) if self.loading.device else 0
+        return copied + plan_ort.activations_nbytes(
             footprint, chunk, context, self.loading.threads, prefill=self.loading.prefill
         )
 
@@ -192,7 +299,8 @@ def _row_cache_nbytes(footprint: Footprint, slots: int) -> int:
     """With what is known of every record, and of every token where there is an index."""
     if (tables := footprint.table_format) is None:
         return 0
-    return slots * footprint.slot_nbytes + 8 * tables.tables.records + tables.index_nbytes
+    known = RECORD_NBYTES * tables.tables.records
+    return slots * footprint.slot_nbytes + known + tables.index_nbytes
 
 
 def _refusal(

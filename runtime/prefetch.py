@@ -6,6 +6,9 @@ in the caller's thread, between two steps of the engine: the graph never reads a
 written. At most one read is under way, and a record is never read twice for the same step, unless
 the thread failed: then `fetch` reads again, and it is `fetch` that reports what still fails.
 
+Between flash and the cache there may be records in memory of the host, where the slots lie on a
+device (stem_edge.runtime.host_tier). The thread also brings records into the form of the slots.
+
 Stem ids become numbers of records here: engine and backend know tokens and slots, cache and store
 know records and slots. A stem id is a token's id, or stands for a record that an edit made.
 """
@@ -23,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import InputError
-from stem_edge.quantize import U8
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.background import Background
 from stem_edge.runtime.cache import I64, RowCache
-from stem_edge.runtime.edited_store import EditedStore
-from stem_edge.runtime.store import RowStore
+from stem_edge.runtime.edited_store import EditedStore, Records
+from stem_edge.runtime.host_tier import HostTier
+from stem_edge.runtime.slots import Staged
 
 T = TypeVar("T")
 ANY_NUMBER = 1 << 30
@@ -38,10 +41,14 @@ ANY_NUMBER = 1 << 30
 class RowCounters:
     """What was counted since the model was loaded."""
 
-    hits: int = 0
+    hits: int = 0  # uses of records that were in the row cache
     misses: int = 0
-    bytes_read: int = 0
-    stall_seconds: float = 0.0  # time that fetch waited for flash
+    bytes_read: int = 0  # from flash
+    stall_seconds: float = 0.0  # time that fetch waited for records
+    host_hits: int = 0  # records, once a read, that the host's memory had when they were missed
+    host_misses: int = 0  # and that were read from flash; both are 0 without such a tier
+    uploaded_rows: int = 0  # records that went to a device
+    uploaded_bytes: int = 0
 
 
 class Rows(Protocol):
@@ -102,11 +109,12 @@ class NoRows:
 class Prefetcher:
     """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
 
-    def __init__(self, store: RowStore, cache: RowCache, *, overlap: bool = True) -> None:
+    def __init__(self, store: Records, cache: RowCache, *, overlap: bool = True) -> None:
         self.store, self.cache = EditedStore(store), cache
+        self.host = store if isinstance(store, HostTier) else None
         self.stall_seconds = 0.0
         self._background = Background("stem-edge-prefetch") if overlap else None
-        self._pending: tuple[I64, Future[U8]] | None = None
+        self._pending: tuple[I64, Future[Staged]] | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -116,22 +124,39 @@ class Prefetcher:
 
     def counters(self) -> RowCounters:
         """Of cache, store and stalls."""
+        cache, host = self.cache, self.host
         return RowCounters(
-            self.cache.hits, self.cache.misses, self.store.bytes_read, self.stall_seconds
+            hits=cache.hits,
+            misses=cache.misses,
+            bytes_read=self.store.bytes_read,
+            stall_seconds=self.stall_seconds,
+            host_hits=host.hits if host else 0,
+            host_misses=host.misses if host else 0,
+            uploaded_rows=cache.storage.uploaded_rows,
+            uploaded_bytes=cache.storage.uploaded_nbytes,
         )
 
     def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
         """Read records into empty slots, in their order, until `deadline` (perf_counter).
 
+        What the cache has no slot for goes to the host's memory, as far as that has room.
         `batch_size` at a time: the memory plan counts so many. Raises RowReadError.
         """
-        records = records[: self.cache.slots]
-        for start in range(0, len(records), batch_size):
-            if time.perf_counter() > deadline:
-                return
-            batch = self.cache.missing(records[start : start + batch_size])
-            if len(batch):
-                self.cache.install(batch, self.store.read(batch), batch)
+        held, rest = np.split(records, [self.cache.slots])
+        tiers: list[tuple[Callable[[I64], None], I64]] = [(self._fill_cache, held)]
+        if self.host is not None:
+            tiers.append((self.host.fill, rest[: self.host.slots]))
+        for fill, wanted in tiers:
+            for start in range(0, len(wanted), batch_size):
+                if time.perf_counter() > deadline:
+                    return
+                fill(wanted[start : start + batch_size])
+
+    def _fill_cache(self, wanted: I64) -> None:
+        """Past the host's memory, which is for what the cache has not."""
+        batch, flash = self.cache.missing(wanted), self.host.flash if self.host else self.store
+        if len(batch):
+            self.cache.install(batch, flash.read(batch), batch)
 
     def make(self, recipes: Sequence[Recipe]) -> I64:
         """See Rows.make. What was released before makes room; the same recipe keeps its record."""
@@ -155,8 +180,11 @@ class Prefetcher:
             return
         wanted = self.cache.missing(self.store.records_of(stem_ids))
         if len(wanted):
-            reading = self._background.start(partial(self.store.read, wanted))
+            reading = self._background.start(partial(self._read, wanted))
             self._pending = None if reading is None else (wanted, reading)
+
+    def _read(self, wanted: I64) -> Staged:
+        return self.cache.storage.stage(self.store.read(wanted))
 
     def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """See Rows.fetch. There must be at least as many slots as distinct records.
@@ -169,7 +197,7 @@ class Prefetcher:
         self._install_pending(wanted)
         missing = self.cache.missing(wanted)
         if len(missing):
-            records = self._timed(lambda: self.store.read(missing))
+            records = self._timed(partial(self._read, missing))
             self.cache.install(missing, records, wanted)
         return self.cache.slots_of(wanted)
 

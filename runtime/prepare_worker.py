@@ -23,9 +23,10 @@ from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.made_up import slot_ids
-from stem_edge.runtime.ort_session import CPU, open_session
+from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
 from stem_edge.runtime.prepared import graph_files, worth_preparing
+from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, marks
 

@@ -38,6 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, 1024),
 }
 OPTIONAL = ("seed", "logprobs")
+MOST_NEEDED = 1024  # beyond, to find the largest takes a device longer than to send them all
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -152,6 +153,19 @@ def make_sampler(params: SamplingParams) -> Sampler:
     return choose
 
 
+def needed_logits(params: SamplingParams) -> int:
+    """How many of the largest logits decide what is sampled, so that others may be -inf; 0: all.
+
+    top_p and min_p alone are shares of what all tokens have together, and so are log probabilities;
+    a penalty can bring any token below one that was smaller.
+    """
+    if params.repetition_penalty != 1.0 or params.logprobs is not None:
+        return 0
+    if params.temperature == 0:
+        return 1
+    return params.top_k if params.top_k <= MOST_NEEDED else 0
+
+
 def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -> None:
     """Make tokens seen before less probable (CTRL, arXiv 1909.05858, section 4.1)."""
     ids = np.asarray(seen, np.int64)
@@ -225,6 +239,9 @@ def top_ids(logits: F32, count: int) -> I64:
             pool = np.arange(len(logits))
             bound = np.partition(logits, len(logits) - count)[len(logits) - count]
             pool = pool[logits >= bound]
+        if bound == -np.inf:  # where a backend gave but the largest, the others need no sorting
+            finite = np.flatnonzero(logits > bound)
+            pool = finite if len(finite) >= count else pool
     else:
         pool = np.arange(len(logits))
     order = np.argsort(-logits[pool], kind="stable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,22 +11,34 @@ from stem_edge.footprint import array_slot_nbytes
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import Codes, RecordLayout
 
+# Records as `stage` gives them: an array [n, ...] of a type that these slots know.
+Staged: TypeAlias = npt.NDArray[Any]
+
 
 class Slots(Protocol):
     """Memory for the rows of `count` records, in numbered slots."""
 
     layout: RecordLayout
     count: int
+    uploaded_rows: int = 0  # records that were brought to a device
+    uploaded_nbytes: int = 0  # what that took
 
     @property
     def slot_nbytes(self) -> int:
         """Bytes of one slot."""
 
-    def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
-        """Put records [n, record_nbytes] into these slots [n]."""
+    def stage(self, records: U8) -> Staged:
+        """Records [n, record_nbytes] in a form that is quicker to write, or as they are.
+
+        The prefetcher's thread calls it, while a step may be running.
+        """
+        return records
+
+    def write(self, slots: npt.NDArray[np.intp], records: Staged) -> None:
+        """Put records [n], staged or not, into these slots [n]."""
 
 
-class ArraySlots:
+class ArraySlots(Slots):
     """Codes and scales as records have them, for onnxruntime."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:

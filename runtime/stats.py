@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Self
 
-from stem_edge.runtime.prefetch import Rows
+from stem_edge.runtime.prefetch import RowCounters, Rows
 
 
 @dataclass
@@ -23,6 +23,10 @@ class GenerationStats:
     flash_bytes: int = 0  # of records, read from the table store
     stall_seconds: float = 0.0  # waiting for those reads
     engine: str = ""  # that computed this
+    host_hits: int = 0  # records missing in the row cache that the host's memory had
+    host_misses: int = 0  # and that it had not; both are 0 unless it keeps some
+    uploaded_rows: int = 0  # records that were copied to a device
+    uploaded_bytes: int = 0  # in which they took so many
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -40,23 +44,35 @@ class GenerationStats:
         uses = self.row_hits + self.row_misses
         return self.row_hits / uses if uses else 0.0
 
+    @property
+    def host_hit_rate(self) -> float:
+        """Share of the records missing in the row cache that the host's memory had."""
+        reads = self.host_hits + self.host_misses
+        return self.host_hits / reads if reads else 0.0
+
     def to_dict(self) -> dict[str, float | str]:
         """All figures, for JSON."""
         return asdict(self) | {
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
             "hit_rate": self.hit_rate,
+            "host_hit_rate": self.host_hit_rate,
         }
 
     def line(self) -> str:
         """One line for people."""
         engine = f"{self.engine}: " if self.engine else ""
+        host = uploaded = ""
+        if self.host_hits + self.host_misses:
+            host = f"{self.host_hit_rate:.0%} of the others in memory, "
+        if self.uploaded_bytes:
+            uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         return (
             f"{engine}prompt {self.prompt_tokens} tokens at {self.prefill_tokens_per_second:.0f}/s, "
             f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s, "
             f"first after {self.first_token_seconds * 1000:.0f} ms; "
-            f"rows {self.hit_rate:.0%} hits, {self.flash_bytes / 1e6:.2f} MB read from flash, "
-            f"{self.stall_seconds * 1000:.0f} ms stalled"
+            f"rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
+            f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled"
         )
 
 
@@ -66,11 +82,7 @@ class Recorder:
     def __init__(self, stats: GenerationStats, rows: Rows) -> None:
         self._stats, self._rows = stats, rows
         self._started = time.perf_counter()
-        self._before = self._counters()
-
-    def _counters(self) -> tuple[int, int, int, float]:
-        now = self._rows.counters()
-        return now.hits, now.misses, now.bytes_read, now.stall_seconds
+        self._before = rows.counters()
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +108,9 @@ class Recorder:
         self._update()
 
     def _update(self) -> None:
-        now = [after - before for after, before in zip(self._counters(), self._before, strict=True)]
-        stats = self._stats
-        stats.row_hits, stats.row_misses, stats.flash_bytes = int(now[0]), int(now[1]), int(now[2])
-        stats.stall_seconds = float(now[3])
+        pairs = zip(astuple(self._rows.counters()), astuple(self._before), strict=True)
+        now, stats = RowCounters(*(after - before for after, before in pairs)), self._stats
+        stats.row_hits, stats.row_misses, stats.flash_bytes = now.hits, now.misses, now.bytes_read
+        stats.stall_seconds = now.stall_seconds
+        stats.host_hits, stats.host_misses = now.host_hits, now.host_misses
+        stats.uploaded_rows, stats.uploaded_bytes = now.uploaded_rows, now.uploaded_bytes

@@ -64,7 +64,7 @@ def try_backbone(bundle: Bundle, engine: EngineName, cache_dir: str | None, say:
 
 def _open_graphs(bundle: Bundle, layout: RecordLayout | None, count: int, say: Say) -> Backend:
     from stem_edge.runtime.backend_ort import OrtBackend
-    from stem_edge.runtime.ort_session import CPU
+    from stem_edge.runtime.providers import CPU
     from stem_edge.runtime.slots import ArraySlots
 
     say("the checks of the graphs")

@@ -28,7 +28,14 @@ SECONDS = 1.0
 def expected_records(bundle: Bundle, rows: Prefetcher, cache_dir: str | Path | None) -> I64:
     """Tell the cache what was counted; what to fill it with, best first, nothing without counts."""
     counts = known_counts(bundle, rows.store.index, cache_dir)
-    return np.zeros(0, np.int64) if counts is None else rows.cache.expect_counts(counts)
+    if counts is None:
+        return np.zeros(0, np.int64)
+    best = rows.cache.expect_counts(counts)
+    if rows.host is None:
+        return best
+    missed = counts.copy()
+    missed[best] = 0
+    return np.concatenate([best, rows.host.expect_counts(missed)])
 
 
 def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None) -> Counts | None:

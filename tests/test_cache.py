@@ -338,3 +338,12 @@ def test_an_interrupt_while_room_is_made_does_no_harm(
     cache.make_room(V + 3)
     fetch(cache, np.concatenate([records, records[:3]]), ids(V + 2, 5, V))
     assert not len(cache.missing(ids(V + 2, 5, V)))
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_expected_counts_weigh_as_much_as_is_said(weight: float) -> None:
+    cache = RowCache(ArraySlots(INT4, 8))
+    best = cache.expect_counts(np.arange(0, 1000 * V, 1000, dtype=np.uint32), weight)
+    assert best.tolist() == list(range(V - 1, V - 9, -1))
+    uses = weight * AGEING_USES_PER_SLOT * 8
+    assert uses - V < cache.counts.sum() <= uses

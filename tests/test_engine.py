@@ -18,8 +18,9 @@ from stem_edge.quantize import F32
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine, cut
-from stem_edge.runtime.ort_session import CPU
+from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import ReadMode, open_store
 
@@ -35,6 +36,7 @@ def run(
     overlap: bool = True,
     reads: ReadMode = "pread",
     threads: int = 1,
+    host_slots: int = 0,
 ) -> tuple[list[int], F32]:
     """Greedy tokens after PROMPT, and the logits of the last step."""
     opened = open_bundle(bundle)
@@ -43,7 +45,8 @@ def run(
     files = {name: opened.file(graph_file(name)) for name in opened.manifest.graphs()}
     storage = ArraySlots(tables.tables, slots)
     cache = RowCache(storage)
-    store = open_store(opened.file(TABLES), tables, reads)
+    flash = open_store(opened.file(TABLES), tables, reads)
+    store = HostTier(flash, host_slots) if host_slots else flash
     backend = OrtBackend(opened.manifest.model, files, storage, threads, [CPU])
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
@@ -69,6 +72,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"reads": "mmap", "slots": 3, "overlap": False},
     {"chunk": 1},
     {"chunk": 16},
+    {"slots": 5, "host_slots": 1},
+    {"slots": 5, "host_slots": 20},
+    {"slots": 2, "host_slots": 300, "overlap": False},
+    {"slots": 9, "host_slots": 9, "chunk": 4, "reads": "mmap"},
     {"threads": 2},
     {"threads": 2, "slots": 5, "chunk": 4},
 ]

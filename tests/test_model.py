@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from conftest import DEMO
 
 import stem_edge
 from stem_edge import InputError, MemoryPlanError, RowReadError
+from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import Model, loading
+from stem_edge.runtime.backend import BackendContext
+from stem_edge.runtime.sampling import top_ids
 
 # Bytes that the demo model needs at the least with its whole context; some are for slots.
 LEAST_OF_DEMO = 18_000_000
@@ -197,7 +201,7 @@ def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
 
 
 def test_an_unknown_provider_lists_the_known_ones() -> None:
-    with pytest.raises(stem_edge.BackendError, match=r"cannot use NoSuch.*CPUExecutionProvider"):
+    with pytest.raises(InputError, match=r"'NoSuch.*does not know; expected cuda, webgpu"):
         stem_edge.load(DEMO, providers=["NoSuchExecutionProvider"])
 
 
@@ -252,3 +256,54 @@ def test_numpy_ids_are_ids(model: Model) -> None:
     array: Any = np.asarray(ids, np.int32)
     assert model.generate_text(array) == model.generate_text(ids)
     assert np.array_equal(model.logits(array), model.logits(ids))
+
+
+class OnlyTop:
+    """A context that gives no more logits than it was asked for."""
+
+    def __init__(self, context: BackendContext, asked: list[int]) -> None:
+        self._context, self._asked = context, asked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        found = self._context.finish(slot_ids, logits, top)
+        self._asked.append(top)
+        if not top:
+            return found
+        kept = np.full_like(found, -np.inf)
+        for row, values in zip(kept, found, strict=True):
+            best = top_ids(values, top)
+            row[best] = values[best]
+        return kept
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({}, 1),
+        ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, 20),
+        ({"temperature": 1.0, "top_k": 20, "min_p": 0.1}, 20),
+        ({"temperature": 1.0, "top_p": 0.9}, 0),
+        ({"temperature": 1.0, "top_k": 20, "repetition_penalty": 1.2}, 0),
+        ({"logprobs": 2}, 0),
+    ],
+)
+def test_text_is_the_same_where_a_backend_gives_only_the_logits_it_was_asked_for(
+    overlap: bool, options: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    with stem_edge.load(DEMO, overlap=overlap) as model:
+        expected = list(model.generate("The capital of", seed=7, max_new_tokens=30, **options))
+        opened = model.engine.backend.open_context
+        monkeypatch.setattr(
+            model.engine.backend, "open_context", lambda length: OnlyTop(opened(length), asked)
+        )
+        found = list(model.generate("The capital of", seed=7, max_new_tokens=30, **options))
+        assert found == expected
+        assert set(asked) == {needed} and len(asked) > 3
+        asked.clear()
+        assert np.isfinite(model.logits([1, 2, 3])).all()
+        assert set(asked) == {0}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from stores import arrays_of
 
@@ -14,7 +15,7 @@ from stem_edge.recipes import Recipe
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.slots import ArraySlots, Staged
 from stem_edge.runtime.store import RowStore
 from stem_edge.token_index import I32
 
@@ -33,6 +34,7 @@ class FakeStore(RowStore):
     def __init__(self, index: I32 | None = None) -> None:
         self.tokens_to_records = index
         self.reads: list[list[int]] = []
+        self.bytes_read = 0
         self.failures = 0  # reads still to fail
         self.gate = threading.Event()
         self.closed = False
@@ -441,3 +443,71 @@ def test_edits_that_come_and_go_never_give_a_wrong_row(
             gone = int(rng.choice(list(alive)))
             users, value = alive.pop(gone)
             rows.release([gone] * users)
+
+
+class StagingSlots(ArraySlots):
+    """Takes records that were staged, as words; notes in which thread that was done."""
+
+    def __init__(self) -> None:
+        super().__init__(LAYOUT, SLOTS)
+        self.threads: list[str] = []
+        self.failures = 0
+
+    def stage(self, records: U8) -> Staged:
+        self.threads.append(threading.current_thread().name)
+        if self.failures:
+            self.failures -= 1
+            raise MemoryError
+        return np.ascontiguousarray(records).view(np.int32)
+
+    def write(self, slots: npt.NDArray[np.intp], records: Staged) -> None:
+        assert records.dtype == np.int32
+        super().write(slots, records.view(np.uint8))
+        self.uploaded_rows += len(slots)
+        self.uploaded_nbytes += records.nbytes
+
+
+@pytest.fixture
+def staging() -> Iterator[tuple[Prefetcher, StagingSlots]]:
+    storage = StagingSlots()
+    rows = Prefetcher(FakeStore(), RowCache(storage))
+    yield rows, storage
+    rows.close()
+
+
+def test_records_are_staged_by_the_thread_that_reads_them(
+    staging: tuple[Prefetcher, StagingSlots],
+) -> None:
+    rows, storage = staging
+    rows.submit(ids(5, 7))
+    wait_until(lambda: bool(storage.threads))
+    assert not len(resident(rows))
+    assert contents(rows, rows.fetch(ids(7, 5))) == [7, 5]
+    assert [name.startswith(THREAD) for name in storage.threads] == [True]
+    assert contents(rows, rows.fetch(ids(7, 9))) == [7, 9]
+    assert [name.startswith(THREAD) for name in storage.threads] == [True, False]
+
+
+def test_of_what_was_staged_only_what_is_wanted_is_written(
+    staging: tuple[Prefetcher, StagingSlots],
+) -> None:
+    rows, _ = staging
+    rows.submit(ids(10, 11, 12, 13))
+    assert contents(rows, rows.fetch(ids(13, 1, 11))) == [13, 1, 11]
+    found = rows.counters()
+    assert (found.uploaded_rows, found.uploaded_bytes) == (3, 3 * LAYOUT.record_nbytes)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_staging_that_fails_is_tried_again_and_then_reported(
+    failures: int, staging: tuple[Prefetcher, StagingSlots]
+) -> None:
+    rows, storage = staging
+    rows.fetch(ids(1, 2))
+    storage.failures = failures
+    rows.submit(ids(3, 4))
+    if failures == 2:
+        with pytest.raises(MemoryError):
+            rows.fetch(ids(3, 4))
+        assert resident(rows) == [1, 2]
+    assert contents(rows, rows.fetch(ids(3, 4, 1))) == [3, 4, 1]

@@ -1,0 +1,64 @@
+"""Do kernels for many tokens give what those for few give? On some devices they do not, and say nothing.
+
+WebGPU's attention for prompts, from 32 tokens in a step on, is one such kernel: on devices that
+compute in groups of few lanes, its results are wrong. So before a backbone on a device is trusted
+with long steps, it takes the same tokens in short ones, and the logits are compared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.quantize import F32
+from stem_edge.rows import RecordLayout
+from stem_edge.runtime.backend import Backend, NotFiniteError
+from stem_edge.runtime.prefetch import ANY_NUMBER
+from stem_edge.runtime.slots import Slots
+
+MANY_TOKENS, FEW_TOKENS = 64, 16
+# Distance of logits of one position, as a share of their size. Right ones in float16 were up to
+# 0.003 apart in six layers, wrong ones 0.026 or more, with rows as large as what they stand for.
+MOST_APART = 0.012
+
+
+def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) -> int:
+    """How many tokens a step may have: ANY_NUMBER, unless many at once give other logits than few.
+
+    Slots are given made-up rows: nobody may look for others there. Raises BackendError: what a
+    device lacks shows when a step runs; NotFiniteError if few give none that are numbers.
+    """
+    if slots is not None:
+        _make_up_rows(slots)
+    tokens = min(MANY_TOKENS, context_length)
+    few = _last_logits(backend, slots, tokens, min(FEW_TOKENS, tokens))
+    try:
+        many = _last_logits(backend, slots, tokens, tokens)
+    except NotFiniteError:
+        return FEW_TOKENS
+    apart = np.square(many - few).mean(axis=1) / np.square(few).mean(axis=1)
+    return ANY_NUMBER if apart.max() <= MOST_APART**2 else FEW_TOKENS
+
+
+def _last_logits(backend: Backend, slots: Slots | None, tokens: int, step: int) -> F32:
+    """Logits [n, V] of the last of so many tokens, taken in steps."""
+    context = backend.open_context(tokens)
+    ids = np.arange(tokens, dtype=np.int64)
+    of = ids.astype(np.int32) % (_made_up(slots.layout, slots.count) if slots is not None else 1)
+    for start in range(0, tokens, step):
+        piece = slice(start, start + step)
+        context.begin(ids[piece], start)
+        logits = context.finish(of[piece], min(FEW_TOKENS, len(ids[piece])))
+    return logits.copy()  # the next context overwrites them
+
+
+def _made_up(layout: RecordLayout, slots: int) -> int:
+    return max(1, min(slots, layout.records, FEW_TOKENS))
+
+
+def _make_up_rows(slots: Slots) -> None:
+    """Of values about as large as those of the products that rows stand for."""
+    layout, random = slots.layout, np.random.default_rng(0)
+    count = _made_up(layout, slots.count)
+    shape = (count, layout.row_width)
+    rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
+    slots.write(np.arange(count, dtype=np.intp), layout.pack(rows))

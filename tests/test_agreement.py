@@ -1,0 +1,87 @@
+"""Whether steps of many tokens are trusted."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from stem_edge.quantize import F32
+from stem_edge.rows import make_layout
+from stem_edge.runtime.agreement import FEW_TOKENS, MANY_TOKENS, agreeing_tokens
+from stem_edge.runtime.backend import Backend, NotFiniteError
+from stem_edge.runtime.prefetch import ANY_NUMBER
+from stem_edge.runtime.slots import ArraySlots
+
+CONTEXT = 256
+
+
+class Fake:
+    """A backend whose logits are others in steps of some length or more."""
+
+    def __init__(
+        self, wrong_from: int, by: float = 0.03, finite: int = 1000, few_alone: bool = False
+    ) -> None:
+        self.wrong_from, self.by = wrong_from, by
+        self.finite, self.few_alone = finite, few_alone  # positions, and steps, that give numbers
+        self.slots: set[int] = set()
+
+    def open_context(self, length: int) -> Fake:
+        self.length, self.position = length, 0
+        return self
+
+    def begin(self, ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False) -> None:
+        assert position == self.position and not prefill
+        self.step = len(ids)
+        self.position += len(ids)
+
+    def finish(self, slots: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        assert len(slots) == self.step and not top
+        self.slots |= set(slots.tolist())
+        if self.position > self.finite or (self.few_alone and self.step > FEW_TOKENS):
+            raise NotFiniteError("nan")
+        wrong = np.zeros((logits, 8), np.float32)
+        wrong[-1] = self.by * (self.step >= self.wrong_from)  # of one position alone
+        return np.ones((logits, 8), np.float32) + wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong_from", "expected"),
+    ((1000, ANY_NUMBER), (MANY_TOKENS, FEW_TOKENS), (FEW_TOKENS + 1, FEW_TOKENS)),
+)
+def test_steps_that_give_other_logits_are_not_taken(wrong_from: int, expected: int) -> None:
+    assert agreeing_tokens(cast(Backend, Fake(wrong_from)), None, CONTEXT) == expected
+
+
+def test_rounding_is_no_reason() -> None:
+    assert agreeing_tokens(cast(Backend, Fake(17, by=0.005)), None, CONTEXT) == ANY_NUMBER
+
+
+def test_a_short_context_is_tried_whole() -> None:
+    backend = Fake(wrong_from=20)
+    assert agreeing_tokens(cast(Backend, backend), None, 10) == ANY_NUMBER
+    assert backend.length == 10
+
+
+def test_steps_that_give_no_numbers_are_not_taken() -> None:
+    backend = Fake(wrong_from=1000, few_alone=True)
+    assert agreeing_tokens(cast(Backend, backend), None, CONTEXT) == FEW_TOKENS
+
+
+@pytest.mark.parametrize("finite", (0, FEW_TOKENS, MANY_TOKENS - 1))
+def test_logits_that_are_no_numbers_are_told(finite: int) -> None:
+    with pytest.raises(NotFiniteError):
+        agreeing_tokens(cast(Backend, Fake(1000, finite=finite)), None, CONTEXT)
+
+
+@pytest.mark.parametrize("count", (1, 5, 100))
+def test_only_slots_that_are_there_are_used_and_they_have_rows(count: int) -> None:
+    slots = ArraySlots(make_layout(200, (0, 1), ((64,),), "int8", 32), count)
+    backend = Fake(1000)
+    agreeing_tokens(cast(Backend, backend), slots, CONTEXT)
+    assert backend.slots == set(range(min(count, FEW_TOKENS)))
+    used = min(count, FEW_TOKENS)
+    assert all(layer[0][:used].any(axis=1).all() for layer in slots.codes)
+    assert not any(layer[0][used:].any() for layer in slots.codes)

@@ -1,0 +1,326 @@
+"""The backend of portable graphs: logits of independent models, and what happens when a step fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+import pytest
+from conftest import DEMO
+from test_architectures import SIZES, VARIANTS, write
+from test_conformance import CASES, CONFORMANCE, reference
+from test_portable import KINDS, QUANTIZED, portable_files, quantized
+
+import stem_edge
+from stem_edge.bundle import TABLES, Bundle, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.footprint import footprint_of
+from stem_edge.graph_io import HEAD, LATE, graph_file
+from stem_edge.onnx_check import check_graph
+from stem_edge.quantize import F32
+from stem_edge.runtime import backend_portable
+from stem_edge.runtime.backend_ort import OrtBackend
+from stem_edge.runtime.backend_portable import PortableBackend, PortableContext
+from stem_edge.runtime.machine import own_pages
+from stem_edge.runtime.plan_portable import portable_nbytes
+from stem_edge.runtime.providers import CPU, Provider, resolve
+from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.store import open_store
+
+TOLERANCE = 1e-4
+
+
+class Runner:
+    """A bundle on portable graphs, with a slot for each of some tokens."""
+
+    def __init__(
+        self, bundle: Bundle, folder: Path, tokens: Sequence[int], providers: Sequence[Provider]
+    ) -> None:
+        manifest = bundle.manifest
+        self._slot = {token: n for n, token in enumerate(dict.fromkeys(tokens))}
+        self.slots: ArraySlots | None = None
+        if manifest.tables is not None and manifest.table_format is not None:
+            self.slots = ArraySlots(manifest.tables, len(self._slot))
+            with open_store(bundle.file(TABLES), manifest.table_format) as store:
+                records = store.read(np.array([*self._slot]))
+            self.slots.write(np.arange(len(self._slot)), records)
+        self.files = portable_files(bundle, folder)
+        self.backend = PortableBackend(
+            manifest.model, manifest.tables, self.files, self.slots, 1, providers
+        )
+
+    def step(self, context: PortableContext, ids: Sequence[int], position: int, logits: int) -> F32:
+        context.begin(np.array(ids, np.int64), position)
+        return context.finish(self.slot_ids(ids), logits)
+
+    def slot_ids(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Where the rows of tokens are."""
+        return np.array([self._slot[token] for token in ids], np.int32)
+
+    def logits(self, ids: Sequence[int], chunks: Sequence[int]) -> F32:
+        """Logits [T, V], in chunks of these sizes, the last one again and again."""
+        context, found, at = self.backend.open_context(len(ids)), [], 0
+        sizes = [*chunks, *[chunks[-1]] * len(ids)]
+        while at < len(ids):
+            chunk = ids[at : at + sizes.pop(0)]
+            found.append(self.step(context, chunk, at, len(chunk)))
+            at += len(chunk)
+        return np.concatenate(found)
+
+
+CHUNKS = ([64], [1], [7, 13, 1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
+    config = ModelConfig(**(SIZES | VARIANTS[name]))
+    path, ids, expected = write(tmp_path / "checkpoint", config)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    runner = Runner(bundle, tmp_path / "portable", ids, [CPU])
+    for chunks in CHUNKS:
+        assert np.abs(runner.logits(ids, chunks) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
+    """Against the plain graphs, where those do not round what they multiply."""
+    bundle, ids = quantized(tmp_path, name)
+    runner = Runner(bundle, tmp_path / "portable", ids, [CPU])
+    files = {name: _exact(bundle.file(graph_file(name))) for name in runner.files}
+    backend = OrtBackend(bundle.manifest.model, files, runner.slots, 1, [CPU])
+    context = backend.open_context(len(ids))
+    context.begin(np.array(ids), 0)
+    expected = context.finish(runner.slot_ids(ids), len(ids))
+    for chunks in CHUNKS:
+        assert np.abs(runner.logits(ids, chunks) - expected).max() < TOLERANCE
+
+
+def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stem_edge.export.linear.SPLIT_VALUES", 48 * 32)  # rows of 48, 32 at a time
+    bundle, ids = quantized(tmp_path, "int8")
+    runner = Runner(bundle, tmp_path / "portable", ids, [CPU])
+    model = onnx.load_model(str(runner.files[HEAD]), load_external_data=False)
+    assert [len(node.input) for node in model.graph.node if node.op_type == "Concat"] == [9]
+    data = runner.files[HEAD].read_bytes()
+    check_graph(data, runner.files[HEAD], HEAD, bundle.manifest, "portable")
+    monkeypatch.undo()
+    whole, _ = quantized(tmp_path / "whole", "int8")
+    other = Runner(whole, tmp_path / "other", ids, [CPU])
+    assert np.abs(runner.logits(ids, [64]) - other.logits(ids, [64])).max() < TOLERANCE
+
+
+def _exact(path: Path) -> Path:
+    model = onnx.load_model(str(path), load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 1
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_trainers_logits(case: str, tmp_path: Path) -> None:
+    source = CONFORMANCE / case
+    bundle = stem_edge.export_bundle(source, tmp_path / "out", backbone="fp32", tables="fp32")
+    ids, expected = reference(case)
+    runner = Runner(bundle, tmp_path / "portable", [token for line in ids for token in line], [CPU])
+    for line, logits in zip(ids, expected, strict=True):
+        assert np.abs(runner.logits(line, [len(line)]) - logits).max() < TOLERANCE
+        assert np.abs(runner.logits(line, [1]) - logits).max() < TOLERANCE
+
+
+# ---------------------------------------------------------------- the KV cache, and failures
+
+LONG = np.random.default_rng(3).integers(0, 1500, 200).tolist()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(open_bundle(DEMO), tmp_path_factory.mktemp("demo"), LONG, [CPU])
+
+
+def test_the_cache_grows_under_way(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = demo.logits(LONG, [200])
+    monkeypatch.setattr(backend_portable, "KV_STEP", 16)
+    context = demo.backend.open_context(200)
+    assert context.nbytes == 0
+    found = [demo.step(context, LONG[:10], 0, 10)]
+    place = context.nbytes // 16
+    assert place == 6 * 2 * 2 * 32 * 4  # layers, keys and values, heads, width, bytes
+    found.append(demo.step(context, LONG[10:40], 10, 30))
+    assert context.nbytes == 48 * place  # twice what it was is less
+    found += [demo.step(context, [LONG[at]], at, 1) for at in range(40, 120)]
+    assert context.nbytes == 192 * place
+    found.append(demo.step(context, LONG[120:], 120, 80))
+    assert context.nbytes == 200 * place  # no more than the context is long
+    assert np.abs(np.concatenate(found) - expected).max() < TOLERANCE
+
+
+def test_contexts_take_turns(demo: Runner) -> None:
+    expected = [demo.logits(ids, [20]) for ids in (LONG[:20], LONG[100:120])]
+    contexts = [demo.backend.open_context(20), demo.backend.open_context(64)]
+    for at in range(20):
+        ids = (LONG[at], LONG[100 + at])
+        # Not copied: a step of the other context may not overwrite them.
+        found = [demo.step(c, [token], at, 1) for c, token in zip(contexts, ids, strict=True)]
+        for logits, wanted in zip(found, expected, strict=True):
+            assert np.abs(logits - wanted[at]).max() < TOLERANCE
+
+
+def test_any_number_of_logits(demo: Runner) -> None:
+    expected = demo.logits(LONG[:30], [30])
+    for count in (0, 1, 7, 30):
+        found = demo.step(demo.backend.open_context(30), LONG[:30], 0, count)
+        assert found.shape == (count, 1756)
+        assert not count or np.abs(found - expected[-count:]).max() < TOLERANCE
+
+
+class Failing:
+    """A session that fails once."""
+
+    def __init__(self, session: ort.InferenceSession, error: Exception) -> None:
+        self._session, self._errors = session, [error]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def run(self, *arguments: Any) -> Any:
+        if self._errors:
+            raise self._errors.pop()
+        return self._session.run(*arguments)
+
+
+@pytest.mark.parametrize("graph", ["embed", "early", "late", "head"])
+def test_a_step_that_failed_can_be_tried_again(
+    demo: Runner, graph: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = demo.logits(LONG[:20], [20])
+    context = demo.backend.open_context(20)
+    demo.step(context, LONG[:10], 0, 0)
+    failing = Failing(demo.backend._sessions[graph], RuntimeError("kernel\nfell over"))
+    monkeypatch.setitem(demo.backend._sessions, graph, failing)
+    with pytest.raises(BackendError, match=f"{graph}.* position 10: kernel fell over;") as caught:
+        demo.step(context, LONG[10:20], 10, 10)
+    assert "\n" not in str(caught.value)
+    assert np.abs(demo.step(context, LONG[10:20], 10, 10) - expected[10:]).max() < TOLERANCE
+
+
+def test_no_memory_left_for_a_step(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(demo.backend._sessions[LATE], RuntimeError("std::bad_alloc"))
+    monkeypatch.setitem(demo.backend._sessions, LATE, failing)
+    with pytest.raises(OutOfMemoryError, match=r"for the backbone \(late\) at position 0"):
+        demo.step(demo.backend.open_context(20), LONG[:10], 0, 1)
+
+
+def test_no_memory_left_to_grow(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the layers have grown then; smaller steps go on all the same."""
+    expected = demo.logits(LONG[:40], [40])
+    monkeypatch.setattr(backend_portable, "KV_STEP", 16)
+    context = demo.backend.open_context(40)
+    demo.step(context, LONG[:10], 0, 0)
+    before, left = own_pages, [True] * 5
+
+    def pages(shape: tuple[int, ...], dtype: type[np.float32]) -> F32:
+        if not left:
+            raise MemoryError
+        left.pop()
+        return before(shape, dtype)
+
+    monkeypatch.setattr(backend_portable, "own_pages", pages)
+    with pytest.raises(MemoryError):
+        demo.step(context, LONG[10:20], 10, 10)
+    found = [demo.step(context, LONG[10:14], 10, 4)]
+    monkeypatch.setattr(backend_portable, "own_pages", before)
+    found.append(demo.step(context, LONG[14:40], 14, 26))
+    assert np.abs(np.concatenate(found) - expected[10:]).max() < TOLERANCE
+
+
+def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
+    runner = Runner(open_bundle(DEMO), tmp_path, LONG[:3], [CPU])
+    slots = runner.slots
+    assert slots is not None
+    expected = runner.logits(LONG[:3], [3])
+    context, scale = runner.backend.open_context(3), slots.scales[0][0][1].copy()
+    runner.step(context, LONG[:1], 0, 1)
+    slots.scales[0][0][1] = np.nan
+    with pytest.raises(BackendError, match="position 1 are not finite"):
+        runner.step(context, LONG[1:3], 1, 2)
+    slots.scales[0][0][1] = scale
+    # What the failed step left in the KV cache is gone, also where a shorter one tries again.
+    found = [runner.step(context, [LONG[at]], at, 1) for at in (1, 2)]
+    assert np.abs(np.concatenate(found) - expected[1:]).max() < TOLERANCE
+
+
+def test_a_closed_backend_holds_no_sessions(tmp_path: Path) -> None:
+    runner = Runner(open_bundle(DEMO), tmp_path, LONG[:3], [CPU])
+    runner.backend.close()
+    assert not runner.backend._sessions
+
+
+def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
+    files = portable_files(open_bundle(DEMO), tmp_path)
+    files[LATE].write_bytes(b"no graph")
+    manifest = open_bundle(DEMO).manifest
+    with pytest.raises(BackendError, match="late"):
+        PortableBackend(manifest.model, manifest.tables, files, None, 1, [CPU])
+
+
+def test_what_it_takes_beside_the_plan_grows_with_chunks_and_contexts() -> None:
+    footprint = footprint_of(open_bundle(DEMO).manifest, "onnxruntime")
+    least, chunk, context = (
+        portable_nbytes(footprint, *sizes) for sizes in ((16, 64), (32, 64), (16, 128))
+    )
+    matrix = 2 * 4 * 1756 * 128  # the head, in floats and turned
+    rows = 16 * 384 * 3 * 4
+    assert least > matrix + rows
+    assert chunk - least > rows
+    # Scores of four heads, and keys and values of one layer joined and turned.
+    assert context - least > 64 * (16 * 4 * 2 * 4 + 2 * 2 * 2 * 32 * 4)
+
+
+# ---------------------------------------------------------------- another provider
+
+ACCURATE = {"load_config": '{"CPU": {"EXECUTION_MODE_HINT": "ACCURACY"}}'}
+
+
+@pytest.fixture(scope="module")
+def openvino() -> Sequence[Provider]:
+    module = pytest.importorskip("onnxruntime_ep_openvino")
+    return resolve([("openvino", ACCURATE)], {"openvino": module.get_library_path()})
+
+
+def test_openvino_runs_every_operator(
+    demo: Runner, openvino: Sequence[Provider], tmp_path: Path
+) -> None:
+    """Opened without the CPU, so that nothing is left to it."""
+    runner = Runner(open_bundle(DEMO), tmp_path, LONG, openvino)
+    expected = demo.logits(LONG[:48], [48])
+    for chunks in ([48], [1], [16, 31, 1]):
+        assert np.abs(runner.logits(LONG[:48], chunks) - expected).max() < 1e-3
+
+
+def test_openvino_writes_the_same_text(openvino: Sequence[Provider], tmp_path: Path) -> None:
+    bundle = open_bundle(DEMO)
+    every = range(bundle.manifest.model.vocab_size)
+    texts = []
+    for name, providers in {"cpu": [CPU], "openvino": openvino}.items():
+        runner = Runner(bundle, tmp_path / name, every, providers)
+        texts.append(_greedy(runner, LONG[:8], 64))
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 8
+
+
+def _greedy(runner: Runner, prompt: Sequence[int], count: int) -> list[int]:
+    context, ids = runner.backend.open_context(len(prompt) + count), [*prompt]
+    logits = runner.step(context, ids, 0, 1)
+    for _ in range(count):
+        ids.append(int(logits[-1].argmax()))
+        logits = runner.step(context, ids[-1:], len(ids) - 1, 1)
+    return ids[len(prompt) :]

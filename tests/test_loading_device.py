@@ -1,0 +1,250 @@
+"""Loading on a device: which graphs run, and everything in its place. Here the CPU plays the device."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import stem_edge
+from stem_edge.bundle import MANIFEST, Bundle, open_bundle
+from stem_edge.errors import (
+    BackendError,
+    InputError,
+    MemoryPlanError,
+    OutOfMemoryError,
+)
+from stem_edge.graph_io import Variant
+from stem_edge.runtime import loading_device, machine
+from stem_edge.runtime.backend import NotFiniteError
+from stem_edge.runtime.loading_device import (
+    DeviceLoader,
+    NotRunnableError,
+    WrongStepsWarning,
+    first_that_runs,
+)
+from stem_edge.runtime.prefetch import ANY_NUMBER
+from stem_edge.runtime.providers import CPU
+
+DEMO = Path(stem_edge.__file__).parent / "demo_model"
+PROMPT = "The capital of France"
+NEW = 24
+SIZE = "60MB"
+
+
+def text(**options: Any) -> str:
+    with stem_edge.load(DEMO, **options) as model:
+        return model.generate_text(PROMPT, max_new_tokens=NEW)
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    with stem_edge.load(DEMO) as model:
+        return model.generate_text(PROMPT, max_new_tokens=NEW)
+
+
+@pytest.mark.parametrize("options", ({}, {"overlap": False}, {"resident": True}))
+def test_the_text_is_that_of_the_cpu(options: dict[str, Any], expected: str) -> None:
+    assert text(device_memory=SIZE, **options) == expected
+
+
+@pytest.mark.parametrize("host_slots", (0, 5, 1756))
+def test_few_slots_and_any_host_tier_give_the_same_text(host_slots: int, expected: str) -> None:
+    with stem_edge.load(
+        DEMO, device_memory=SIZE, slots=16, host_slots=host_slots, warm_start=False
+    ) as model:
+        assert (model.plan.slots, model.plan.host_slots) == (16, host_slots)
+        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
+        stats = model.stats
+        assert stats.uploaded_rows > 0 and stats.uploaded_bytes > 0
+        assert (stats.host_hits + stats.host_misses > 0) == (host_slots > 0)
+
+
+def test_fp16_graphs_give_the_same_text(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading_device, "ON_CPU", ("fp16",))
+    with stem_edge.load(DEMO, device_memory=SIZE) as model:
+        assert model.plan.variant == "fp16"
+        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
+
+
+def test_portable_graphs_give_the_same_text(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading_device, "ON_CPU", ("portable",))
+    with stem_edge.load(DEMO, device_memory=SIZE) as model:
+        assert model.plan.variant == "portable" and model.plan.device is None
+        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
+
+
+def test_what_is_planned_is_what_is_loaded() -> None:
+    options: dict[str, Any] = {"device_memory": "30MB", "context_length": 64}
+    plan = stem_edge.memory_plan(DEMO, **options)
+    with stem_edge.load(DEMO, **options) as model:
+        assert model.plan.slots == plan.slots
+        assert model.plan.device == plan.device is not None
+
+
+def test_a_limit_that_was_asked_for_is_kept() -> None:
+    least = stem_edge.memory_plan(DEMO, device_memory="30MB", slots=16).device
+    assert least is not None
+    with stem_edge.load(DEMO, device_memory=least.total, slots=16) as model:
+        assert model.generate_text(PROMPT, max_new_tokens=4)
+        kept = []
+        with pytest.raises(OutOfMemoryError, match="are allowed"):
+            for _ in range(1000):  # each with a KV cache of its own
+                kept.append(model.engine.open_context(256))
+        kept.clear()
+        assert model.generate_text(PROMPT, max_new_tokens=4)
+
+
+def test_too_little_device_memory_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading_device, "open_session", lambda *_: pytest.fail("opened"))
+    with pytest.raises(MemoryPlanError, match="device memory of 1,000,000 bytes"):
+        stem_edge.load(DEMO, device_memory="1MB")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        ({"device_memory": "much"}, "much"),
+        ({"device_memory": SIZE, "host_slots": -1}, "host_slots is -1"),
+        ({"device_memory": SIZE, "prefill_graph": True}, "prefill_graph"),
+        ({"device_memory": SIZE, "slots": 0}, "slots is 0"),
+        ({"host_slots": 5}, "host_slots is 5, and there is no accelerator"),
+        ({"device_memory": SIZE, "engine": "onnxruntime", "repack": True}, "repack"),
+    ),
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        stem_edge.load(DEMO, **options)
+
+
+def test_ggml_has_no_devices(tiny_gguf: Path) -> None:
+    with pytest.raises(InputError, match="device_memory"):
+        stem_edge.load(tiny_gguf, device_memory=SIZE)
+    with pytest.raises(InputError, match="device_memory"):
+        stem_edge.memory_plan(tiny_gguf, device_memory=SIZE)
+
+
+def test_a_bundle_without_such_graphs_says_so(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(DEMO, old)
+    manifest = json.loads((old / MANIFEST).read_text())
+    del manifest["backbone"]["variants"]
+    for name in list(manifest["files"]):
+        if name.startswith(("device.", "portable.")):
+            del manifest["files"][name]
+            (old / name).unlink()
+    (old / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BackendError, match=r"no graphs for cpu.*export it again"):
+        stem_edge.load(old, device_memory=SIZE)
+    with stem_edge.load(old) as model:
+        assert model.plan.provider == "cpu"
+
+
+class TestFirstThatRuns:
+    bundle: Bundle = open_bundle(DEMO)
+
+    def loaders(self, *variants: Variant) -> list[DeviceLoader]:
+        provider = SimpleNamespace(name="magic")
+        made = [SimpleNamespace(variant=variant, provider=provider) for variant in variants]
+        return cast(list[DeviceLoader], made)
+
+    def test_the_first_is_taken_and_no_other_tried(self) -> None:
+        tried: list[str] = []
+
+        def load(loader: DeviceLoader) -> str:
+            tried.append(loader.variant)
+            if loader.variant == "fp16":
+                raise NotRunnableError("no fp16 here")
+            return loader.variant
+
+        loaders = self.loaders("fp16", "fp32", "portable")
+        assert first_that_runs(self.bundle, loaders, load) == "fp32"
+        assert tried == ["fp16", "fp32"]
+
+    def test_all_reasons_are_told(self) -> None:
+        def load(loader: DeviceLoader) -> str:
+            raise NotRunnableError(f"cannot run Foo of {loader.variant}")
+
+        with pytest.raises(BackendError, match=r"magic.*Foo of fp16.*Foo of portable") as caught:
+            first_that_runs(self.bundle, self.loaders("fp16", "portable"), load)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("error", (OutOfMemoryError, MemoryPlanError, InputError))
+    def test_other_errors_are_no_reason_to_try_the_next(self, error: type[Exception]) -> None:
+        def load(loader: DeviceLoader) -> str:
+            raise error(loader.variant)
+
+        with pytest.raises(error, match="fp16"):
+            first_that_runs(self.bundle, self.loaders("fp16", "fp32"), load)
+
+
+def test_a_failing_trial_token_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise BackendError("the device does not know f16")
+
+    monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
+    with pytest.raises(BackendError, match=r"cpu runs none.*does not know f16"):
+        stem_edge.load(DEMO, device_memory=SIZE)  # the fixture no_leaks looks
+
+
+def test_memory_that_runs_out_while_loading_is_no_missing_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> int:
+        raise OutOfMemoryError("no memory left on cpu")
+
+    monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
+    with pytest.raises(OutOfMemoryError, match="no memory left on cpu"):
+        stem_edge.load(DEMO, device_memory=SIZE)
+
+
+@pytest.mark.parametrize(("variant", "runs"), (("fp16", False), ("fp32", True), ("portable", True)))
+def test_what_float16_cannot_hold_is_left_to_the_next_variant(
+    variant: Variant, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise NotFiniteError("7 of 9 logits are not finite numbers")
+
+    monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
+    closed: list[Variant] = []
+    closing: Any = SimpleNamespace(close=lambda: closed.append(variant))
+    monkeypatch.setattr(DeviceLoader, "_backend", lambda *_: closing)
+    loader = DeviceLoader(stem_edge.open_bundle(DEMO), 1, [CPU], variant, None)
+    if runs:
+        assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER
+    else:
+        with pytest.raises(NotRunnableError, match="7 of 9 logits"):
+            loader.open(None)
+    assert closed == [variant] * (not runs)
+
+
+def test_prompts_go_in_pieces_where_many_tokens_are_wrong(
+    expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading_device, "agreeing_tokens", lambda *_: 16)
+    with pytest.warns(WrongStepsWarning, match="cpu computes 64 tokens in one step wrongly"):
+        model = stem_edge.load(DEMO, device_memory=SIZE)
+    with model:
+        assert model.engine.chunk_tokens == 16
+        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
+
+
+@pytest.mark.parametrize(("said", "expected"), (("1024\n", 1 << 30), ("[N/A]\n", None), ("", None)))
+def test_free_memory_is_what_the_driver_says(
+    said: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
+    assert machine.free_on_nvidia("0") == expected
+
+
+def test_without_a_driver_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert machine.free_on_nvidia("0") is None
