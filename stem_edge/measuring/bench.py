@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,7 @@ from statistics import median
 import stem_edge
 from stem_edge.bundle import TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
+from stem_edge.measuring.accelerator import driver_nbytes
 from stem_edge.measuring.bench_figures import (
     BenchReport,
     Measured,
@@ -26,11 +27,17 @@ from stem_edge.measuring.bench_figures import (
     token_nbytes,
 )
 from stem_edge.measuring.bench_machine import bandwidth, machine
-from stem_edge.measuring.bench_subjects import Common, load_options, make_subjects
+from stem_edge.measuring.bench_subjects import (
+    Common,
+    load_options,
+    make_subjects,
+    on_device,
+)
 from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.measuring.workers import Subject, WorkerProcess, prepared_folders
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
-from stem_edge.runtime.engines import EngineChoice, choose_engine
+from stem_edge.runtime.device_options import DeviceOptions
+from stem_edge.runtime.engines import EngineChoice, Providers, choose_engine
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.user_cache import cache_folder
 
@@ -57,6 +64,10 @@ def bench(
     cold: bool = False,
     engine: EngineChoice = "auto",
     repack: bool = False,
+    providers: Providers = None,
+    provider_libraries: Mapping[str, str | Path] | None = None,
+    device_memory: int | str | None = None,
+    host_slots: int | None = None,
     work: str | Path | None = None,
     notify: Callable[[str], None] = lambda what: None,
 ) -> BenchReport:
@@ -73,6 +84,8 @@ def bench(
         cache of 1 % of the vocabulary.
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
     engine, repack: as of stem_edge.load, for every subject that does not say another.
+    providers, provider_libraries, device_memory, host_slots: the same; "cpu" is without them, and
+        "resident" has no limit of the device's memory.
     work: where models for llama.cpp are kept. Default: in the user's cache folder.
     notify: gets what is going on, in words; an empty text at the end.
 
@@ -84,6 +97,12 @@ def bench(
     chosen = choose_engine(opened, engine)
     if repack and chosen != "ggml":
         raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
+    device: DeviceOptions = {
+        "providers": providers,
+        "provider_libraries": provider_libraries,
+        "device_memory": device_memory,
+        "host_slots": host_slots,
+    }
     settings = Settings(
         text=load.source,
         prompt_tokens=len(load.prompt),
@@ -94,7 +113,7 @@ def bench(
         threads=usable_cpus() if threads is None else threads,
         cold=cold,
         engine=chosen,
-        options=load_options(opened, slots, memory, emulate_flash, repack=repack),
+        options=load_options(opened, slots, memory, emulate_flash, repack=repack, device=device),
     )
     _check(settings)
     folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
@@ -169,14 +188,19 @@ class _Bench:
             for name, worker in workers.items():
                 self._notify(f"loading {name}")
                 self._start(worker)
+            on_cpu = not on_device(self._settings.options)
             for turn in range(-1, rounds):  # the first one warms up and does not count
                 self._notify(f"round {turn + 1} of {rounds}")
-                if turn >= 0:
+                if turn >= 0 and on_cpu:
                     rates.append(bandwidth(self._settings.threads))
                 for name, worker in workers.items():
-                    self._turn(measured[name] if turn >= 0 else Measured(), worker, turn)
+                    into = measured[name] if turn >= 0 else Measured()
+                    self._turn(into, worker, turn)
+                    measured[name].last = into.last
             for name, worker in workers.items():
                 measured[name].peaks = peaks_of(worker.sampler)
+                measured[name].about = worker.about
+                measured[name].driver_says = driver_nbytes(worker.pid) if worker.about else None
         return rates
 
     def _turn(self, measured: Measured, worker: WorkerProcess, turn: int) -> None:
@@ -198,7 +222,7 @@ class _Bench:
         position = settings.prompt_tokens + settings.new_tokens // 2
         nbytes = token_nbytes(self._bundle, settings.engine, position)
         mine = next(iter(measured.values())).median_step
-        reached = median([step * nbytes / rate for step, rate in zip(mine, rates, strict=True)])
+        reached = [step * nbytes / rate for step, rate in zip(mine, rates, strict=bool(rates))]
         return BenchReport(
             bundle=str(self._bundle.path),
             machine=machine(),
@@ -208,7 +232,7 @@ class _Bench:
             ratios=ratios(subjects),
             bandwidth=rates,
             token_nbytes=nbytes,
-            bandwidth_reached=reached,
+            bandwidth_reached=median(reached) if reached else None,
         )
 
 

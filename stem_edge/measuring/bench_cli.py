@@ -13,7 +13,7 @@ from stem_edge.measuring.bench_subjects import AGAINST
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 from stem_edge.runtime.flash import FLASH_NAMES
-from stem_edge.runtime.loading_cli import add_engine
+from stem_edge.runtime.loading_cli import add_engine, add_providers, device_options
 
 DESCRIPTION = """\
 Measure the speed and memory of a bundle, alone or side by side with others. Every engine runs in a
@@ -28,6 +28,7 @@ examples:
   stem-edge bench model --text book.txt --against resident flash=emmc
   stem-edge bench model --against llama.cpp dense=dense_model --json > report.json
   stem-edge bench model --engine onnxruntime --against ggml repacked
+  stem-edge bench model --providers cuda --slots 2000 --against resident cpu
 
 llama.cpp and torch need pip install 'stem-edge[bench]'."""
 
@@ -85,6 +86,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
 
 def _add_loading(group: argparse._ArgumentGroup) -> None:
     add_engine(group)
+    add_providers(group)
     group.add_argument(
         "--context-length", type=int, metavar="N", help="of every engine (tokens of a round)"
     )
@@ -128,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         repack=args.repack,
         work=args.work,
         notify=show_status,
+        **device_options(args),
     )
     found = json.dumps(report.to_dict(), indent=1)
     print(found if args.json else table(report), flush=True)

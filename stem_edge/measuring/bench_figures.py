@@ -11,7 +11,16 @@ from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.measuring.sampler import Sampler
 from stem_edge.measuring.workers import Answer
 
-COUNTED = ("bytes_read", "stall_seconds", "hits", "misses")
+COUNTED = (
+    "bytes_read",
+    "stall_seconds",
+    "hits",
+    "misses",
+    "host_hits",
+    "host_misses",
+    "uploaded_rows",
+    "uploaded_bytes",
+)
 RATES = ("prefill", "decode", "median_step")  # of Figures.rounds
 
 
@@ -24,6 +33,23 @@ class PhasePeak:
     kinds: dict[str, int]  # kind -> bytes when the phase ended, of the kinds that are known
 
 
+@dataclass(frozen=True)
+class OnDevice:
+    """Of a subject on an accelerator, or on the CPU playing one; bytes of memory."""
+
+    about: dict[str, str]  # provider, device, driver, variant of the graphs
+    planned: int  # by the memory plan, weights and all
+    row_cache_planned: int  # of that the slots
+    slots: int
+    host_slots: int
+    allocated: int  # KV cache, slots, hidden states: all but what onnxruntime takes for itself
+    driver_says: int | None  # of the whole process, if NVIDIA's driver tells
+    host_hit_rate: float | None  # of records that the slots lacked
+    uploaded_rows_per_token: float
+    uploaded_bytes_per_token: float
+    uploaded_bytes_per_prompt_token: float
+
+
 @dataclass
 class Measured:
     """One subject while it is measured; a list entry a round."""
@@ -33,9 +59,13 @@ class Measured:
     median_step: list[float] = field(default_factory=list)  # by the median step of a round
     first: list[float] = field(default_factory=list)  # seconds from prompt to first token
     counters: list[dict[str, float]] = field(default_factory=list)  # a decode step, on average
+    prompts: list[dict[str, float]] = field(default_factory=list)  # a prompt's token, on average
     loads: list[tuple[float, float]] = field(default_factory=list)  # seconds: loaded, first token
     cold_loads: list[tuple[float, float]] = field(default_factory=list)
     peaks: dict[str, PhasePeak] = field(default_factory=dict)  # by phase
+    about: dict[str, str] = field(default_factory=dict)  # what it runs on
+    driver_says: int | None = None  # bytes on NVIDIA GPUs after all rounds
+    last: dict[str, float] = field(default_factory=dict)  # counters after the last round
 
     def add(self, prompt_tokens: int, prefill: Answer, decode: Answer) -> None:
         """One round."""
@@ -44,8 +74,9 @@ class Measured:
         self.first.append(prefill.seconds)
         self.decode.append(len(steps) / sum(steps))
         self.median_step.append(1 / median(steps))
-        counted = {n: (after[n] - before[n]) / len(steps) for n in COUNTED if n in after}
-        self.counters.append(counted)
+        self.counters.append(_grown(before, after, len(steps)))
+        self.prompts.append(_grown(self.last, before, prompt_tokens))
+        self.last = after
 
 
 @dataclass(frozen=True)
@@ -63,6 +94,7 @@ class Figures:
     stall_seconds_per_token: float | None
     hit_rate: float | None
     peak_memory: dict[str, PhasePeak]
+    on_device: OnDevice | None
     rounds: dict[str, list[float]]  # tokens a second
 
 
@@ -103,11 +135,11 @@ class BenchReport:
     settings: Settings
     subjects: dict[str, Figures]  # the first one is the bundle
     ratios: list[Ratio]
-    bandwidth: list[
-        float
-    ]  # of memory, before each round: it changes where others share the machine
+    # Of the machine's memory, before each round: it changes where others share the machine. Empty,
+    # and None, where the bundle runs on a device, whose memory has another.
+    bandwidth: list[float]
     token_nbytes: int
-    bandwidth_reached: float  # of what the bandwidth allows by the bytes of a token
+    bandwidth_reached: float | None  # of what the bandwidth allows by the bytes of a token
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -127,8 +159,9 @@ def figures_of(measured: Measured) -> Figures:
         cold_load_to_first_token_seconds=_median([first for _, first in measured.cold_loads]),
         flash_bytes_per_token=_median([c["bytes_read"] for c in counters if c]),
         stall_seconds_per_token=_median([c["stall_seconds"] for c in counters if c]),
-        hit_rate=_hit_rate(counters),
+        hit_rate=_hit_rate(counters, "hits", "misses"),
         peak_memory=measured.peaks,
+        on_device=_on_device(measured),
         rounds={rate: getattr(measured, rate) for rate in RATES},
     )
 
@@ -163,10 +196,37 @@ def token_nbytes(bundle: Bundle, engine: EngineName, position: int) -> int:
     return footprint.step_nbytes + footprint.kv_nbytes(position) + record
 
 
-def _hit_rate(counters: list[dict[str, float]]) -> float | None:
-    hits = sum(c.get("hits", 0) for c in counters)
-    uses = hits + sum(c.get("misses", 0) for c in counters)
+def _on_device(measured: Measured) -> OnDevice | None:
+    last, counters = measured.last, measured.counters
+    if not measured.about:
+        return None
+    return OnDevice(
+        about=measured.about,
+        planned=int(last.get("device_planned", 0)),
+        row_cache_planned=int(last.get("device_row_cache_planned", 0)),
+        slots=int(last.get("slots", 0)),
+        host_slots=int(last.get("host_slots", 0)),
+        allocated=int(last.get("device_allocated", 0)),
+        driver_says=measured.driver_says,
+        host_hit_rate=_hit_rate(counters, "host_hits", "host_misses"),
+        uploaded_rows_per_token=_mean(counters, "uploaded_rows"),
+        uploaded_bytes_per_token=_mean(counters, "uploaded_bytes"),
+        uploaded_bytes_per_prompt_token=_mean(measured.prompts, "uploaded_bytes"),
+    )
+
+
+def _grown(before: dict[str, float], after: dict[str, float], tokens: int) -> dict[str, float]:
+    return {n: (after[n] - before.get(n, 0)) / tokens for n in COUNTED if n in after}
+
+
+def _hit_rate(counters: list[dict[str, float]], hit: str, missed: str) -> float | None:
+    hits = sum(c.get(hit, 0) for c in counters)
+    uses = hits + sum(c.get(missed, 0) for c in counters)
     return hits / uses if uses else None
+
+
+def _mean(counters: list[dict[str, float]], name: str) -> float:
+    return sum(c.get(name, 0) for c in counters) / max(1, len(counters))
 
 
 def _median(values: list[float]) -> float | None:

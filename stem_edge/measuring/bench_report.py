@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from stem_edge.measuring.bench_figures import BenchReport, Figures, PhasePeak, Settings
+from stem_edge.measuring.bench_figures import (
+    BenchReport,
+    Figures,
+    OnDevice,
+    PhasePeak,
+    Settings,
+)
 
 # Title, unit, width.
 COLUMNS = (
@@ -31,7 +37,7 @@ the page cache; anon: anonymous memory and swap; file: mapped from files of back
 def table(report: BenchReport) -> str:
     """Everything, for people."""
     lines = [*_head(report), "", *_subjects(report.subjects), LEGEND, "", *_phases(report.subjects)]
-    return "\n".join([*lines, *_ratios(report), "", _bandwidth(report)])
+    return "\n".join([*lines, *_devices(report.subjects), *_ratios(report), *_bandwidth(report)])
 
 
 def _head(report: BenchReport) -> Iterator[str]:
@@ -93,6 +99,33 @@ def _peak(peak: PhasePeak) -> str:
     return anonymous if peak.mapped is None else f"{anonymous} + {_cell(peak.mapped, 0, 1e-6)}"
 
 
+def _devices(subjects: dict[str, Figures]) -> Iterator[str]:
+    found = {name: each.on_device for name, each in subjects.items() if each.on_device}
+    if found:
+        yield ""
+        yield "on devices: memory in MB as planned (of that slots) and as allocated, without weights"
+    for name, device in found.items():
+        about = ", ".join(f"{key} {value}" for key, value in device.about.items())
+        yield f"{name:<{_name_width(subjects)}}{about}"
+        if device.planned:
+            yield " " * _name_width(subjects) + ", ".join(_on_device(device))
+
+
+def _on_device(device: OnDevice) -> Iterator[str]:
+    planned, slots = _cell(device.planned, 1, 1e-6), _cell(device.row_cache_planned, 1, 1e-6)
+    yield f"{planned} ({slots} in {device.slots} slots), {_cell(device.allocated, 1, 1e-6)}"
+    if device.driver_says is not None:
+        yield f"{_cell(device.driver_says, 0, 1e-6)} in all by the driver"
+    yield (
+        f"uploads {device.uploaded_rows_per_token:.2f} rows and "
+        f"{device.uploaded_bytes_per_token:,.0f} bytes a token "
+        f"({device.uploaded_bytes_per_prompt_token:,.0f} of a prompt)"
+    )
+    if device.host_hit_rate is not None:
+        share = f"{device.host_hit_rate:.1%}"
+        yield f"host tier of {device.host_slots} records {share} hits"
+
+
 def _ratios(report: BenchReport) -> Iterator[str]:
     if report.ratios:
         yield ""
@@ -103,10 +136,13 @@ def _ratios(report: BenchReport) -> Iterator[str]:
         )
 
 
-def _bandwidth(report: BenchReport) -> str:
+def _bandwidth(report: BenchReport) -> Iterator[str]:
     rates, nbytes = report.bandwidth, report.token_nbytes
+    if not rates or report.bandwidth_reached is None:
+        return
     rate = median(rates)
-    return (
+    yield ""
+    yield (
         f"memory bandwidth {rate / 1e9:.1f} GB/s ({min(rates) / 1e9:.1f} to "
         f"{max(rates) / 1e9:.1f}); a token reads {nbytes / 1e6:.1f} MB: at most "
         f"{rate / nbytes:.1f} tok/s, {report.bandwidth_reached:.2f} of it reached"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any, cast
 from stem_edge.bundle import Bundle, EngineName, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.workers import Subject
+from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash
 
 # What may follow --against, and what it means.
 AGAINST = {
-    "resident": "the same bundle with all tables in memory",
+    "resident": "the same bundle with all tables in memory, of the device if it runs on one",
     "flash=NAME": "the same bundle on emulated flash",
     "dense=BUNDLE": "another bundle in the same engine",
     "block=BUNDLE": "the same, where only the block size differs",
@@ -27,6 +28,7 @@ AGAINST = {
     "unprepared": "the same bundle without a prepared backbone",
     "mmap": "the same bundle, records read through a mapping",
     "plain": "the same bundle, no rows read ahead",
+    "cpu": "the same bundle on the CPU, where it runs on another provider",
     "onnxruntime": "the same bundle on onnxruntime",
     "ggml": "the same bundle on ggml",
     "repacked": "the same bundle on ggml, matrices rearranged in memory",
@@ -39,6 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "ggml": {},
     "repacked": {"repack": True},
 }
+# Options of load that are for accelerators. The bundle "resident" gets all memory of the device.
+DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
+UNLIMITED = 1 << 62
 SLOTS_OF_VOCABULARY = 100  # one slot for so many tokens: a row cache of 1 %
 
 
@@ -60,19 +65,32 @@ def load_options(
     emulate_flash: str | None,
     *,
     repack: bool = False,
+    device: DeviceOptions | None = None,
 ) -> dict[str, Any]:
-    """How stem-edge loads the bundle: with a row cache of 1 %, unless it is told otherwise."""
+    """How stem-edge loads the bundle: with a row cache of 1 %, unless it is told otherwise.
+
+    device: those of DEVICE that are wanted.
+    """
     options: dict[str, Any] = {} if memory is None else {"memory": memory}
+    options |= {name: value for name, value in (device or {}).items() if value is not None}
+    if libraries := options.get("provider_libraries"):  # which go to another process, as text
+        options["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
+    limit = options.get("device_memory") if on_device(options) else memory
     if repack:
         options["repack"] = True
     if slots is not None:
         options["slots"] = slots
-    elif bundle.manifest.tables is not None and memory is None:
+    elif bundle.manifest.tables is not None and limit is None:
         records = bundle.manifest.model.records
         options["slots"] = min(records, max(LEAST_CHUNK, records // SLOTS_OF_VOCABULARY))
     if emulate_flash is not None:
         options["emulate_flash"] = _flash_name(emulate_flash)
     return options
+
+
+def on_device(options: Mapping[str, Any]) -> bool:
+    """Whether options of load put the backbone on a device, or on the CPU playing one."""
+    return options.get("providers") is not None or options.get("device_memory") is not None
 
 
 def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
@@ -92,23 +110,34 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
     match name, bool(value):
         case (("dense" | "block"), True):
             other = open_bundle(value)
-            rest = {key: each for key, each in options.items() if key == "repack"}
+            kept = ("repack", *DEVICE[:3])
+            rest = {key: each for key, each in options.items() if key in kept}
             options = rest if other.manifest.tables is None else options
             return [_bundle(wanted, other, engine, options)]
         case "flash", True:
             flash = {"emulate_flash": _flash_name(value)}
             return [_bundle(wanted, bundle, engine, options | flash)]
         case "resident", False:
-            rest = {key: each for key, each in options.items() if key != "slots"}
-            return [_bundle(wanted, bundle, engine, rest | {"resident": True})]
+            return [_bundle(wanted, bundle, engine, _resident(options))]
+        case "cpu", False if not on_device(options):
+            raise InputError(
+                "--against cpu: the bundle runs on the CPU itself; leave it out, or name another "
+                "provider with --providers"
+            )
+        case "cpu", False:
+            rest = {key: each for key, each in options.items() if key not in DEVICE}
+            return [_bundle(wanted, bundle, engine, rest)]
         case (("onnxruntime" | "ggml" | "repacked"), False):
-            rest = {key: each for key, each in options.items() if key != "repack"}
+            left = ("repack",) if name == "onnxruntime" else ("repack", *DEVICE)
+            rest = {key: each for key, each in options.items() if key not in left}
             engine = "onnxruntime" if name == "onnxruntime" else "ggml"
             return [_bundle(wanted, bundle, engine, rest | WAYS[name])]
-        case "unprepared", False if engine != "onnxruntime":
+        case "unprepared", False if engine != "onnxruntime" or on_device(options):
+            accelerated = engine == "onnxruntime"
             raise InputError(
-                f"--against unprepared: nothing is prepared on {engine}; leave it out, or add "
-                "--engine onnxruntime"
+                "--against unprepared: nothing is prepared on "
+                f"{'accelerators' if accelerated else engine}; leave it out, or "
+                f"{'run it on the CPU' if accelerated else 'add --engine onnxruntime'}"
             )
         case (("unprepared" | "mmap" | "plain"), False):
             return [_bundle(wanted, bundle, engine, options | WAYS[name])]
@@ -118,6 +147,16 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
         case "llama.cpp", _:
             return _llama(common, value)
     raise InputError(f"--against {wanted} is not known; expected one of {', '.join(AGAINST)}")
+
+
+def _resident(options: dict[str, Any]) -> dict[str, Any]:
+    """With every table in memory: a limit of the device's is for the row cache."""
+    rest = {key: each for key, each in options.items() if key != "slots"} | {"resident": True}
+    if on_device(options):
+        rest["host_slots"] = 0  # there is nothing that it would be asked for
+    if "device_memory" in options:
+        rest["device_memory"] = UNLIMITED
+    return rest
 
 
 def _bundle(name: str, bundle: Bundle, engine: EngineName, options: dict[str, Any]) -> Subject:

@@ -12,7 +12,7 @@ from stem_edge.bundle import open_bundle
 from stem_edge.edit_folder import open_edits
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.engines import ENGINES
-from stem_edge.runtime.loading_cli import add_engine
+from stem_edge.runtime.loading_cli import add_engine, add_providers, device_options
 
 DESCRIPTION = """\
 Perplexity of bundles on a text, and with --against how far each is from what it was made of.
@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an edit of the bundle with scope everywhere (see stem-edge edit); may be given again",
     )
     add_engine(parser)
+    add_providers(parser)
     parser.add_argument(
         "--against-engine",
         choices=ENGINES,
@@ -118,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
             prefill_graph=args.prefill_graph,
             memory=args.memory,
             threads=args.threads,
+            **device_options(args),
         )
         for bundle in args.bundles
     ]

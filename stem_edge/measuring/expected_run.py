@@ -9,11 +9,13 @@ import numpy as np
 from stem_edge.bundle import Bundle, EngineName
 from stem_edge.footprint import footprint_of
 from stem_edge.measuring.fit import tokenizer_nbytes
+from stem_edge.measuring.gpu import on_cpu
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, predict
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import Workload
+from stem_edge.runtime.engines import plan_on_device
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.machine import available_memory, usable_cpus
@@ -70,6 +72,7 @@ def expect_run(
         slots=bundle.manifest.model.records if options.get("resident") else options.get("slots"),
         threads=options.get("threads") or usable_cpus(),
         repack=options.get("repack", False),
+        host_slots=options.get("host_slots"),
     )
     if engine == "onnxruntime":
         loading = _on_ort(bundle, loading, options)
@@ -80,11 +83,18 @@ def expect_run(
 
 def _on_ort(bundle: Bundle, loading: Loading, options: LoadOptions) -> Loading:
     """With the graphs that are there to be loaded."""
-    from stem_edge.runtime.loading_ort import on_cpu, takes_prefill
+    if not on_cpu(options):
+        return plan_on_device(
+            bundle,
+            loading,
+            options.get("providers"),
+            options.get("provider_libraries"),
+            options.get("device_memory"),
+        )
+    from stem_edge.runtime.loading_ort import takes_prefill
     from stem_edge.runtime.prepared import find
 
-    prepare = options.get("prepare", True) and on_cpu(options.get("providers"))
-    found = find(bundle, options.get("cache_dir")) if prepare else None
+    found = find(bundle, options.get("cache_dir")) if options.get("prepare", True) else None
     prefill = takes_prefill(bundle, options.get("prefill_graph"), found)
     return replace(loading, prepared=found is not None, prefill=prefill)
 

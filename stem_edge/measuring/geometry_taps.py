@@ -20,7 +20,8 @@ from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.engines import check_installed
 from stem_edge.runtime.machine import return_freed_memory, usable_cpus
-from stem_edge.runtime.ort_session import CPU, LOG_FATAL_ONLY
+from stem_edge.runtime.provider_start import LOG_FATAL_ONLY
+from stem_edge.runtime.providers import CPU
 from stem_edge.tables import Tables
 
 # Numbers of fields in onnx.proto, and how protobuf marks one whose bytes have a length.
@@ -131,7 +132,7 @@ def _open(bundle: Bundle, graph: str, outputs: list[str], threads: int) -> ort.I
     options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path.absolute()))
     try:
         data = path.read_bytes() + further_outputs(outputs)
-        return ort.InferenceSession(data, options, providers=[CPU])
+        return ort.InferenceSession(data, options, providers=[CPU.full])
     except Exception as error:  # onnxruntime's classes share no base
         raise BackendError(
             f"{path}: onnxruntime {ort.__version__} cannot load this graph, or show "

@@ -63,6 +63,7 @@ def to_dict(found: Measurement) -> dict[str, object]:
     }
     return plain | {
         "options": dict(found.options),
+        "runs_on": found.runs_on,
         "workload": {
             "source": found.workload.source,
             "prompt_tokens": len(found.workload.prompt),
@@ -148,6 +149,8 @@ def _head(found: Measurement) -> list[str]:
         f"{work.source}: prompt of {len(work.prompt)} tokens, {len(work.following)} decoded",
         f"{found.system}, {found.threads} threads, context of {found.context_length} tokens",
     ]
+    if found.runs_on:
+        lines.append(", ".join(f"{key} {value}" for key, value in found.runs_on.items()))
     if found.prepared_seconds > 1:
         lines.append(f"the backbone was prepared first, which took {found.prepared_seconds:.0f} s")
     if found.device is not None:
@@ -230,8 +233,10 @@ def _predicted(found: Measurement) -> list[str]:
         rows.append(("hit rate", found.hit_rate, expected.hit_rate, lambda v: f"{v:.1%}"))
     lines = [f"{'':<22}{'measured':>11}{'predicted':>11}{'difference':>12}"]
     for name, value, other, words in rows:
-        too_few = "tokens/s" in name and len(found.steps) < LEAST_STEPS
-        if value is not None and not too_few:
+        # The prediction is of kernels of the CPU.
+        elsewhere = found.runs_on.get("provider", "cpu") != "cpu"
+        unknown = "tokens/s" in name and (elsewhere or len(found.steps) < LEAST_STEPS)
+        if value is not None and not unknown:
             difference = f"{other / value - 1:+.1%}" if value else ""
             lines.append(f"{name:<22}{words(value):>11}{words(other):>11}{difference:>12}")
     return lines

@@ -16,7 +16,7 @@ from stem_edge.footprint import footprint_of
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.expected_run import expect_run, hit_curve
 from stem_edge.measuring.fit import Way, fit_on_device, will_be_prepared
-from stem_edge.measuring.gpu import device_nbytes
+from stem_edge.measuring.gpu import device_nbytes, on_cpu
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
 from stem_edge.measuring.predict import Prediction
@@ -77,6 +77,7 @@ class Measurement:
     decode_counters: dict[str, float]  # of the decode steps alone
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
+    runs_on: dict[str, str]  # provider, device, driver; empty where no provider was asked for
 
     def phase(self, name: str) -> Phase:
         """A phase by its name: start, import, load, prefill, decode."""
@@ -200,7 +201,7 @@ class _Run:
         before = self._rates()
         with self._open(limits, interval, cold=cold) as worker:
             prompt, decoded = self._phases(worker)
-            sampler = worker.sampler
+            sampler, runs_on = worker.sampler, worker.about
         rates = between(before, self._rates())
         decode_counters = {
             name: value - prompt.counters.get(name, 0) for name, value in decoded.counters.items()
@@ -227,15 +228,14 @@ class _Run:
             decode_counters=decode_counters,
             hit_curve=hit_curve(self.bundle, self.workload, self.options, chunk),
             prediction=expected.at(rates),
+            runs_on=runs_on,
         )
 
     def _prepare(self) -> float:
         """Prepare the backbone if load would; seconds that took."""
         if self.engine != "onnxruntime":
             return 0.0
-        from stem_edge.runtime.loading_ort import on_cpu
-
-        if not self.options.get("prepare", True) or not on_cpu(self.options.get("providers")):
+        if not self.options.get("prepare", True) or not on_cpu(self.options):
             return 0.0
         self.notify("preparing")
         cache_dir = self.options.get("cache_dir")
@@ -257,6 +257,9 @@ class _Run:
         skipped = ("threads", "context_length")
         chosen: dict[str, Any] = {k: v for k, v in self.options.items() if k not in skipped}
         chosen["engine"] = self.engine
+        libraries = self.options.get("provider_libraries") or {}
+        if libraries:  # which go to another process, as text
+            chosen["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
         subject = Subject("bundle", "stem-edge", str(self.bundle.path.resolve()), chosen)
         return WorkerProcess(subject, self._mapped, interval, limits.confine)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from stem_edge.measuring.logit_source import BundleLogits, open_reference
 from stem_edge.measuring.scores import Measured, Scores, measure
 from stem_edge.progress import Progress
 from stem_edge.runtime import load
+from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engines import EngineChoice
 from stem_edge.runtime.text import TextCodec
 
@@ -108,6 +110,7 @@ def evaluate(
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
+    **device: Unpack[DeviceOptions],
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
 
@@ -128,6 +131,8 @@ def evaluate(
     prefill_graph: of onnxruntime: measure the graph for prompts instead of those that decode.
     memory: what loading may take, a reference included (see load). Logits of some tokens and, of a
         checkpoint, the arrays of a window come on top.
+    device: providers, provider_libraries, device_memory, host_slots as of stem_edge.load, for the
+        bundle; `against` runs on the CPU.
 
     Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
@@ -156,6 +161,7 @@ def evaluate(
             repack=repack,
             warm_start=False,
             progress=progress,
+            **device,
         )
         found = BundleLogits(stack.enter_context(model))
         stack.enter_context(model.edited(*edits))

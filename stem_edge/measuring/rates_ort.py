@@ -11,7 +11,8 @@ from stem_edge.bundle import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.footprint import matrix_nbytes
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.loading import load
-from stem_edge.runtime.ort_session import CPU, open_session
+from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.providers import CPU
 
 PROBES = Path(__file__).with_name("probes")
 ATTENTION = "attention.onnx"

@@ -41,6 +41,9 @@ class MeasuredEngine(Protocol):
     def counters(self) -> dict[str, float]:
         """What the engine counted so far."""
 
+    def about(self) -> dict[str, str]:
+        """What it runs on, if that is more than the CPU."""
+
 
 class StemEdge:
     """stem-edge itself. Tokens are those of a real text, not its own: their rows are what counts."""
@@ -54,11 +57,12 @@ class StemEdge:
         self._model = stem_edge.load(bundle, context_length=context, threads=threads, **options)
         self._engine, self._length = self._model.engine, context
         self._context = self._engine.open_context(1)
+        self._options = options
 
     def prefill(self, token_ids: list[int]) -> None:
         """See MeasuredEngine."""
         self._context = self._engine.open_context(self._length)
-        for logits in self._engine.process(self._context, token_ids):
+        for logits in self._engine.process(self._context, token_ids, top=1):
             int(logits[0].argmax())
 
     def decode(self, token_ids: list[int]) -> list[float]:
@@ -68,7 +72,7 @@ class StemEdge:
             started = time.perf_counter()
             ids = self._array([token])
             self._engine.expect(ids)
-            int(self._engine.step(self._context, ids)[0].argmax())
+            int(self._engine.step(self._context, ids, top=1)[0].argmax())
             times.append(time.perf_counter() - started)
         return times
 
@@ -84,7 +88,37 @@ class StemEdge:
             "filled_slots": 0 if cache is None else cache.filled,
             "row_cache_nbytes": 0 if cache is None else cache.filled * slot_nbytes,
             "kv_nbytes": self._context.backend.nbytes,
+            **self._on_device(),
         }
+
+    def _on_device(self) -> dict[str, float]:
+        plan, backend = self._model.plan.device, self._engine.backend
+        if plan is None:
+            return {}
+        memory = getattr(
+            backend, "memory", None
+        )  # of the ways to compute on a device that have one
+        return {
+            "device_planned": plan.total,
+            "device_row_cache_planned": plan.row_cache,
+            "device_allocated": 0 if memory is None else memory.nbytes,
+            "host_slots": self._model.plan.host_slots,
+        }
+
+    def about(self) -> dict[str, str]:
+        """See MeasuredEngine."""
+        from stem_edge.measuring.accelerator import about_accelerator
+
+        plan, options = self._model.plan, self._options
+        if plan.device is None and options.get("providers") is None:
+            return {}
+        libraries = options.get("provider_libraries")
+        found = about_accelerator(options.get("providers"), libraries)
+        if plan.device is not None:
+            found["variant"] = plan.device.variant
+        elif found["provider"] != "cpu":
+            found["variant"] = "portable"  # whose memory is this process's
+        return found
 
 
 class LlamaCpp:
@@ -111,6 +145,10 @@ class LlamaCpp:
 
     def counters(self) -> dict[str, float]:
         """Nothing is counted."""
+        return {}
+
+    def about(self) -> dict[str, str]:
+        """The CPU."""
         return {}
 
 
@@ -140,6 +178,10 @@ class TorchBf16:
         """Nothing is counted."""
         return {}
 
+    def about(self) -> dict[str, str]:
+        """The CPU."""
+        return {}
+
 
 ENGINES: dict[str, Callable[[str, int, int, dict[str, Any]], MeasuredEngine]] = {
     "stem-edge": StemEdge,
@@ -160,7 +202,10 @@ class Worker:
         steps = self._do(request)
         seconds = time.perf_counter() - started
         counters = self._engine.counters() if self._engine is not None else {}
-        return {"seconds": seconds, "steps": steps, "counters": counters}
+        answer = {"seconds": seconds, "steps": steps, "counters": counters}
+        if request["do"] == "load" and self._engine is not None:
+            answer["about"] = self._engine.about()
+        return answer
 
     def _do(self, request: dict[str, Any]) -> list[float]:
         if request["do"] == "import":

@@ -45,6 +45,7 @@ class Answer:
     seconds: float
     steps: list[float]  # seconds of each decode step
     counters: dict[str, float]
+    about: dict[str, str] = field(default_factory=dict)  # of loading: what it runs on
 
 
 class WorkerProcess:
@@ -60,6 +61,7 @@ class WorkerProcess:
     ) -> None:
         """`mapped`: folders with files of the backbone. `confine` gets the pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
+        self.about: dict[str, str] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-c", COMMAND],
             stdin=subprocess.PIPE,
@@ -99,7 +101,9 @@ class WorkerProcess:
             "context": context,
             "threads": threads,
         }
-        return imported, self._ask("load", request)
+        loaded = self._ask("load", request)
+        self.about = loaded.about
+        return imported, loaded
 
     def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
         """Process a prompt."""
