@@ -18,7 +18,6 @@ import onnxruntime as ort
 from stem_edge import graph_io as io
 from stem_edge.config import ModelConfig
 from stem_edge.device_rows import Activations
-from stem_edge.footprint import FLOAT
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.backend import check_logits
@@ -179,17 +178,6 @@ class DeviceContext:
             self._graphs[name].bind({io.NEW + io.HIDDEN: view})
             self._graphs[following].bind({io.HIDDEN: view})
         self._count = count
-
-
-def context_nbytes(config: ModelConfig, activations: Activations, length: int, chunk: int) -> int:
-    """Bytes that a context holds on the device while it takes `chunk` tokens, of which one gives
-    its largest logits. What kernels take beside that is onnxruntime's.
-    """
-    width = np.dtype(FLOATS[activations]).itemsize
-    head = io.head_width(config)
-    caches = 2 * config.n_layers * config.n_kv_heads * length * head
-    hidden = (1 + len(io.layer_graphs(config))) * chunk * config.dim
-    return width * (caches + length * head + hidden) + FLOAT * config.vocab_size
 
 
 class _Output:

@@ -18,8 +18,6 @@ from stem_edge.runtime.device_memory import DeviceMemory
 
 # A batch goes over in pieces of so much, or of one record, so that what it takes meanwhile is known.
 PIECE_NBYTES = 32 << 20
-COPIES_ON_HOST = 2  # of a piece: packed, and in memory that a device reads by itself
-COPIES_ON_DEVICE = 2  # of a piece: as it came, and cut into slabs
 UPLOADING = "while rows went to the device"
 
 
@@ -105,9 +103,3 @@ class DeviceSlots:
 def piece_records(rows: DeviceRows, count: int) -> int:
     """Records that go over at once, of at most as many as there are slots."""
     return max(1, min(count, PIECE_NBYTES // (rows.words * WORD)))
-
-
-def staging_nbytes(rows: DeviceRows, count: int) -> tuple[int, int]:
-    """Bytes on the host, and on the device, that one piece takes while it goes over."""
-    piece = piece_records(rows, count) * rows.words * WORD
-    return COPIES_ON_HOST * piece, COPIES_ON_DEVICE * piece

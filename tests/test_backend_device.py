@@ -8,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import DEMO
 from device_parts import IDS, all_logits, on_device, on_host, step
 
+from stem_edge.bundle import open_manifest
 from stem_edge.device_rows import Activations
 from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.footprint import footprint_of
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
-from stem_edge.runtime.backend_device import DeviceBackend, context_nbytes
+from stem_edge.runtime.backend_device import DeviceBackend
 from stem_edge.runtime.bound_session import BoundSession
 from stem_edge.runtime.device_memory import device_errors
+from stem_edge.runtime.plan_device import DevicePlanner, OnDevice
 from stem_edge.runtime.providers import CPU
 
 LENGTH = 64
@@ -101,12 +105,14 @@ def test_the_largest_of_several_tokens_and_more_than_there_are(expected: F32) ->
 def test_a_context_holds_what_the_plan_says() -> None:
     for activations, width in (("fp32", 4), ("fp16", 2)):
         with on_device(activations) as parts:  # type: ignore[arg-type]
-            before, config = parts.memory.nbytes, parts.backend.config
+            before = parts.memory.nbytes
             context = parts.backend.open_context(LENGTH)
             assert context.nbytes == width * 2 * 6 * 2 * LENGTH * 32
             step(context, parts.rows, IDS[:9], 0, 1, 40)
-            planned = context_nbytes(config, activations, LENGTH, 9)  # type: ignore[arg-type]
-            assert parts.memory.nbytes - before == planned
+            device = OnDevice("cpu", activations, None, asked=False, shared=True)  # type: ignore[arg-type]
+            plan = DevicePlanner(footprint_of(open_manifest(DEMO)), device, LENGTH).plan(9, 40)
+            assert plan.kv_cache == context.nbytes
+            assert plan.kv_cache < parts.memory.nbytes - before <= plan.kv_cache + plan.activations
             assert parts.backend.nbytes == parts.memory.nbytes
             del context
 

@@ -16,7 +16,7 @@ from stem_edge.runtime import device_slots
 from stem_edge.runtime.bound_session import BoundSession
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.device_memory import DeviceMemory
-from stem_edge.runtime.device_slots import DeviceSlots, piece_records, staging_nbytes
+from stem_edge.runtime.device_slots import DeviceSlots, piece_records
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.store import open_store
@@ -90,7 +90,6 @@ def test_large_batches_go_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     slots, _ = make(40)
     monkeypatch.setattr(device_slots, "PIECE_NBYTES", 7 * 4 * slots.rows.words + 3)
     assert piece_records(slots.rows, 40) == 7 and piece_records(slots.rows, 5) == 5
-    assert staging_nbytes(slots.rows, 40) == (56 * slots.rows.words, 56 * slots.rows.words)
     runs, real = [], BoundSession.run
 
     def run(graph: BoundSession, doing: str) -> None:
