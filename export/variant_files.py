@@ -112,6 +112,7 @@ def add_variants(path: str | Path, wanted: Sequence[Variant] | None = None) -> B
     The bundle is what it was until the new one is complete. Raises ExportError, BundleError.
     """
     out = Path(path)
+    open_bundle(out)  # before anything is written beside it
     with publish(out, force=True) as work:
         base = open_bundle(out)
         manifest = base.manifest

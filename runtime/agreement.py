@@ -29,8 +29,11 @@ def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) 
     """
     if slots is not None:
         _make_up_rows(slots)
-    tokens = min(MANY_TOKENS, context_length)
+    # Whole steps of few, so that both ways end with logits of the same positions.
+    tokens = min(MANY_TOKENS, context_length - context_length % FEW_TOKENS) or context_length
     few = _last_logits(backend, slots, tokens, min(FEW_TOKENS, tokens))
+    if tokens <= FEW_TOKENS:
+        return ANY_NUMBER
     try:
         many = _last_logits(backend, slots, tokens, tokens)
     except NotFiniteError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 from stem_edge.bundle import Bundle, EngineName
 from stem_edge.errors import BackendError, InputError
@@ -20,10 +20,14 @@ from stem_edge.runtime.plan import Loading
 from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.trial import try_first
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.providers import Provider
+
 EngineChoice = Literal["auto", "onnxruntime", "ggml"]
 ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
 # A provider, or several in their order; each may have options. See stem_edge.runtime.providers.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
+AUTO = "auto"  # as a provider: the first accelerator there is
 T = TypeVar("T")
 BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.*.onnx", "ggml": "backbone.gguf"}
 EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
@@ -145,13 +149,24 @@ def with_loader(
     return _with_onnxruntime(bundle, options, load)
 
 
+def is_plain(
+    wanted: Providers, resolved: Sequence[Provider], device_memory: int | str | None
+) -> bool:
+    """Whether the backbone runs on the CPU as it always does, and no part of it plays a device.
+
+    "auto" with a limit for a device that is not there is no wish for that.
+    """
+    asked = device_memory is not None and wanted not in (AUTO, [AUTO], (AUTO,))
+    return resolved[0].on_cpu and not asked
+
+
 def _with_onnxruntime(
     bundle: Bundle, options: LoaderOptions, load: Callable[[EngineLoader], T]
 ) -> T:
     from stem_edge.runtime.providers import resolve
 
     providers = resolve(options.providers, options.provider_libraries)
-    if providers[0].on_cpu and options.device_memory is None:
+    if is_plain(options.providers, providers, options.device_memory):
         from stem_edge.runtime.loading_ort import OrtLoader
 
         loader = OrtLoader(
@@ -182,7 +197,7 @@ def plan_on_device(
     from stem_edge.runtime.providers import resolve
 
     resolved = resolve(providers, libraries)
-    if resolved[0].on_cpu and device_memory is None:
+    if is_plain(providers, resolved, device_memory):
         return loading
     from stem_edge.runtime.loading_device import device_loaders
 

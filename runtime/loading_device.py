@@ -22,7 +22,7 @@ from stem_edge.footprint import footprint_of
 from stem_edge.graph_io import ROWS, Variant, graph_file, variant_graphs
 from stem_edge.onnx_check import check_graphs
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.agreement import FEW_TOKENS, MANY_TOKENS, agreeing_tokens
+from stem_edge.runtime.agreement import FEW_TOKENS, agreeing_tokens
 from stem_edge.runtime.backend import Backend, NotFiniteError
 from stem_edge.runtime.backend_device import DeviceBackend
 from stem_edge.runtime.backend_portable import PortableBackend
@@ -106,8 +106,8 @@ class DeviceLoader:
                 raise
         if self.step_tokens < ANY_NUMBER:
             warnings.warn(
-                f"{self.provider.name} computes {MANY_TOKENS} tokens in one step wrongly here: a "
-                f"prompt is processed {FEW_TOKENS} tokens at a time, which takes longer",
+                f"{self.provider.name} computes many tokens in one step wrongly here: a prompt is "
+                f"processed {FEW_TOKENS} tokens at a time, which takes longer",
                 WrongStepsWarning,
                 stacklevel=2,
             )

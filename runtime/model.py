@@ -70,7 +70,7 @@ class Model:
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Of the latest call of generate or logits; of several at once, rows of all are in it.
-        self.stats = GenerationStats(engine=plan.engine)
+        self.stats = GenerationStats(engine=plan.engine, provider=plan.provider)
         self.engine = engine  # for those who measure, or feed tokens of their own
         self._text, self._on_close = text, on_close
         self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
@@ -301,7 +301,8 @@ class Model:
                     last = self._decode(context, token, looked_up, top, record)
 
     def _recorder(self) -> Recorder:
-        stats = self.stats = GenerationStats(engine=self.plan.engine)
+        plan = self.plan
+        stats = self.stats = GenerationStats(engine=plan.engine, provider=plan.provider)
         return Recorder(stats, self.engine.rows)  # self.stats may be another thread's by now
 
     def _decode(

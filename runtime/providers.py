@@ -73,6 +73,8 @@ def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]
     paths = checked_libraries(libraries)
     if wanted is None:
         return (CPU,)
+    if not isinstance(wanted, (str, Sequence)):
+        raise InputError(f"providers is {wanted!r}; expected a name, or a list of names")
     pairs = [_pair(item) for item in ([wanted] if isinstance(wanted, str) else wanted)]
     names = [name for name, _ in pairs]
     if names == [AUTO] and not pairs[0][1]:

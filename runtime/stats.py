@@ -23,6 +23,7 @@ class GenerationStats:
     flash_bytes: int = 0  # of records, read from the table store
     stall_seconds: float = 0.0  # waiting for those reads
     engine: str = ""  # that computed this
+    provider: str = ""  # of onnxruntime, that it ran on
     host_hits: int = 0  # records missing in the row cache that the host's memory had
     host_misses: int = 0  # and that it had not; both are 0 unless it keeps some
     uploaded_rows: int = 0  # records that were copied to a device
@@ -61,7 +62,8 @@ class GenerationStats:
 
     def line(self) -> str:
         """One line for people."""
-        engine = f"{self.engine}: " if self.engine else ""
+        where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
+        engine = f"{self.engine}{where}: " if self.engine else ""
         host = uploaded = ""
         if self.host_hits + self.host_misses:
             host = f"{self.host_hit_rate:.0%} of the others in memory, "

@@ -97,10 +97,15 @@ def check_listing(args: argparse.Namespace) -> None:
             f"--providers without names shows this machine, and {name} is given; leave it out, or "
             "name providers after it, for --memory"
         )
+    if args.providers and args.bundle is None:
+        raise InputError(
+            "--providers with names needs a BUNDLE before it and --memory; without names it shows "
+            "what this machine has"
+        )
     if not is_listing(args) and args.bundle is None:
         raise InputError("inspect needs the folder of a BUNDLE, or --providers")
     if args.memory is None and (args.providers or args.device_memory is not None):
-        raise InputError("providers and --device-memory belong to --memory here; add --memory")
+        raise InputError("--providers and --device-memory belong to --memory here; add --memory")
     if args.provider_library and args.providers is None:
         raise InputError("--provider-library belongs to --providers, which is not given; add it")
 

@@ -85,3 +85,12 @@ def test_only_slots_that_are_there_are_used_and_they_have_rows(count: int) -> No
     used = min(count, FEW_TOKENS)
     assert all(layer[0][:used].any(axis=1).all() for layer in slots.codes)
     assert not any(layer[0][used:].any() for layer in slots.codes)
+
+
+@pytest.mark.parametrize("context", range(1, 70))
+def test_contexts_of_any_length_are_compared_as_far_as_they_go(context: int) -> None:
+    right, wrong = Fake(1000), Fake(FEW_TOKENS + 1)
+    assert agreeing_tokens(cast(Backend, right), None, context) == ANY_NUMBER
+    assert right.length <= context
+    expected = FEW_TOKENS if context >= 2 * FEW_TOKENS else ANY_NUMBER
+    assert agreeing_tokens(cast(Backend, wrong), None, context) == expected

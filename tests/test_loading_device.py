@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,7 @@ from stem_edge.errors import (
     OutOfMemoryError,
 )
 from stem_edge.graph_io import Variant
-from stem_edge.runtime import loading_device, machine
+from stem_edge.runtime import loading_device, machine, providers
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.loading_device import (
     DeviceLoader,
@@ -65,6 +66,14 @@ def test_few_slots_and_any_host_tier_give_the_same_text(host_slots: int, expecte
         assert (stats.host_hits + stats.host_misses > 0) == (host_slots > 0)
 
 
+@pytest.mark.parametrize("context_length", (1, 5, 16, 17, 24, 33, 40, 63, 64, 65))
+def test_contexts_of_any_length_load(context_length: int) -> None:
+    """What is computed while loading fits, and finds nothing wrong with a device that is right."""
+    with stem_edge.load(DEMO, device_memory=SIZE, context_length=context_length) as model:
+        assert model.engine.chunk_tokens == model.plan.chunk_tokens
+        assert model.logits([5] * min(context_length, 3)).shape[0] == min(context_length, 3)
+
+
 def test_fp16_graphs_give_the_same_text(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading_device, "ON_CPU", ("fp16",))
     with stem_edge.load(DEMO, device_memory=SIZE) as model:
@@ -77,6 +86,21 @@ def test_portable_graphs_give_the_same_text(expected: str, monkeypatch: pytest.M
     with stem_edge.load(DEMO, device_memory=SIZE) as model:
         assert model.plan.variant == "portable" and model.plan.device is None
         assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
+
+
+def test_auto_without_an_accelerator_is_the_cpu_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "_accelerators", lambda libraries: iter(()))
+    for wanted in ("auto", ["auto"]):
+        plan = stem_edge.memory_plan(DEMO, providers=wanted, device_memory=SIZE)
+        with stem_edge.load(DEMO, providers=wanted, device_memory=SIZE) as model:
+            assert plan.device is None and model.plan.device is None
+
+
+def test_figures_say_where_it_ran() -> None:
+    with stem_edge.load(DEMO, device_memory=SIZE) as model:
+        assert model.stats.provider == "cpu" and model.stats.line().startswith("onnxruntime: ")
+        elsewhere = replace(model.stats, provider="webgpu")
+        assert elsewhere.line().startswith("onnxruntime on webgpu: ")
 
 
 def test_what_is_planned_is_what_is_loaded() -> None:
@@ -229,7 +253,7 @@ def test_prompts_go_in_pieces_where_many_tokens_are_wrong(
     expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading_device, "agreeing_tokens", lambda *_: 16)
-    with pytest.warns(WrongStepsWarning, match="cpu computes 64 tokens in one step wrongly"):
+    with pytest.warns(WrongStepsWarning, match="cpu computes many tokens in one step wrongly"):
         model = stem_edge.load(DEMO, device_memory=SIZE)
     with model:
         assert model.engine.chunk_tokens == 16

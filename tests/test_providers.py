@@ -456,3 +456,9 @@ def test_real_plug_ins(name: str) -> None:
             open_session(PROBES / ATTENTION, 1, [found])
     else:
         assert open_session(PROBES / ATTENTION, 1, [found]).get_providers()[0] == found.full
+
+
+@pytest.mark.parametrize("wanted", (5, 1.5, {"cuda"}))
+def test_what_is_no_list_of_names_is_refused(wanted: Any) -> None:
+    with pytest.raises(InputError, match="providers is"):
+        resolve(wanted)

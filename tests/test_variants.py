@@ -21,7 +21,7 @@ from stem_edge.bundle import BACKBONE_DATA, BackboneFormat, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.device_io import slab_name
 from stem_edge.device_rows import Activations, DeviceRows
-from stem_edge.errors import ExportError
+from stem_edge.errors import BundleError, ExportError
 from stem_edge.export import device_graphs, linear
 from stem_edge.export.variant_files import NOTE, add_variants, plan_variants
 from stem_edge.export.variants import obstacle
@@ -259,3 +259,10 @@ def test_a_head_in_pieces(
     check_graphs(bundle)
     plain = logits(bundle, exact_graphs(bundle, tmp_path / "exact"), [5, 9, 11])
     assert np.abs(logits(bundle, tmp_path / "out", [5, 9, 11], "fp32") - plain).max() < 1e-5
+
+
+def test_what_is_no_bundle_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(BundleError):
+            add_variants(path)
+    assert not list(tmp_path.iterdir())

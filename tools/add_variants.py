@@ -9,9 +9,11 @@ it was until the new one is complete: everything else is linked from it.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from stem_edge.bundle import Bundle
+from stem_edge.errors import StemEdgeError
 from stem_edge.export.variant_files import add_variants
 from stem_edge.graph_io import VARIANTS, Variant
 from stem_edge.units import format_size
@@ -34,7 +36,10 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all that can be")
     args = parser.parse_args()
     wanted: list[Variant] | None = args.variants
-    print(described(add_variants(args.bundle, wanted)))
+    try:
+        print(described(add_variants(args.bundle, wanted)))
+    except StemEdgeError as error:
+        sys.exit(f"add_variants: {error}")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ import stem_edge
 from stem_edge import open_bundle
 from stem_edge.bundle import Bundle
 from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.measuring.accelerator import about_accelerator
 from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_figures import BenchReport, Figures, OnDevice
 from stem_edge.measuring.bench_machine import machine
@@ -277,10 +278,20 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(args: argparse.Namespace) -> None:
+    """What would be an error after gigabytes were written. Raises InputError, BackendError."""
+    about_accelerator(device_options(args)["providers"], device_options(args)["provider_libraries"])
+    if args.text is not None and not args.text.is_file():
+        raise InputError(f"--text {args.text}: there is no such file")
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise InputError(f"--json {args.json}: its folder does not exist")
+
+
 def main() -> None:
     """See the module."""
     args = make_parser().parse_args()
     try:
+        _check(args)
         made = [] if args.make is None else make_bundles(args.make, args.shape, args.tables)
         bundles = [*args.bundles, *made]
         if not bundles:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
 import stem_edge
+from stem_edge.errors import StemEdgeError
 from stem_edge.providers_cli import parse_providers
 from stem_edge.runtime import loading_device
 
@@ -55,4 +57,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except StemEdgeError as error:
+        sys.exit(f"device_texts: {error}")

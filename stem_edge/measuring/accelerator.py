@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stem_edge.measuring.gpu import device_nbytes
@@ -25,7 +26,7 @@ VULKAN_DRIVER = "VK_DRIVER_FILES"  # that the Vulkan loader was told to take
 
 
 def about_accelerator(
-    providers: Providers, libraries: Mapping[str, str] | None = None
+    providers: Providers, libraries: Mapping[str, str | Path] | None = None
 ) -> dict[str, str]:
     """Provider, device and driver as far as they are known, and whether it is a device at all.
 
