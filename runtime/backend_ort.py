@@ -7,7 +7,7 @@ bound again when that number changes, which in decoding it does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +160,30 @@ class OrtContext:
         tokens = min(tokens, self.length)
         if tokens <= self._capacity:
             return
-        config, before = self._config, self._capacity
-        wanted = max(2 * before, -(-tokens // KV_STEP) * KV_STEP)
-        capacity = min(self.length, wanted)
-        shape = (1, config.n_kv_heads, capacity, io.head_width(config))
-        for layer in range(config.n_layers):
-            for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
-                grown = own_pages(shape, np.float32)
-                if before:
-                    grown[:, :, :before] = self._kv[name][:, :, :before]
-                self._kv[name] = grown
-                for graph in self._graphs.values():
-                    graph.bind({name: grown, io.NEW + name: grown})
+        capacity = grown_capacity(self._capacity, tokens, self.length)
+        for name, grown in grow_kv(self._config, self._kv, self._capacity, capacity):
+            for graph in self._graphs.values():
+                graph.bind({name: grown, io.NEW + name: grown})
         self._capacity = capacity  # last: where memory ran out, the next step begins this anew
+
+
+def grown_capacity(before: int, tokens: int, length: int) -> int:
+    """Tokens that a KV cache will have room for, so that it holds `tokens` of up to `length`."""
+    return min(length, max(2 * before, -(-tokens // KV_STEP) * KV_STEP))
+
+
+def grow_kv(
+    config: ModelConfig, kv: Arrays, before: int, capacity: int
+) -> Iterator[tuple[str, F32]]:
+    """Give each array of `kv` room for `capacity` tokens, one by one; the first `before` stay."""
+    shape = (1, config.n_kv_heads, capacity, io.head_width(config))
+    for layer in range(config.n_layers):
+        for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
+            grown = own_pages(shape, np.float32)
+            if before:
+                grown[:, :, :before] = kv[name][:, :, :before]
+            kv[name] = grown
+            yield name, grown
 
 
 class _Bound:

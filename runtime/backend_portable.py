@@ -23,14 +23,13 @@ from stem_edge.quantize import F32, dequantize_blocks
 from stem_edge.rope import rope_tables
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import DAMAGED, check_logits, check_memory, reason
-from stem_edge.runtime.machine import own_pages, return_freed_memory
+from stem_edge.runtime.backend_ort import grow_kv, grown_capacity
+from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import Provider
 from stem_edge.runtime.slots import ArraySlots
 
 Arrays = dict[str, npt.NDArray[Any]]
-# Places of the KV cache at first; it doubles when it is full.
-KV_STEP = 256
 
 
 class PortableBackend:
@@ -180,14 +179,7 @@ class PortableContext:
         """Make room for so many tokens in the KV cache, layer by layer."""
         if tokens <= self._capacity:
             return
-        config, before = self._config, self._capacity
-        wanted = max(2 * before, -(-tokens // KV_STEP) * KV_STEP)
-        capacity = min(self.length, wanted)
-        shape = (1, config.n_kv_heads, capacity, io.head_width(config))
-        for layer in range(config.n_layers):
-            for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
-                grown = own_pages(shape, np.float32)
-                if before:
-                    grown[:, :, :before] = self._kv[name][:, :, :before]
-                self._kv[name] = grown
+        capacity = grown_capacity(self._capacity, tokens, self.length)
+        for _ in grow_kv(self._config, self._kv, self._capacity, capacity):
+            pass
         self._capacity = capacity  # last: where memory ran out, the next step begins this anew

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypedDict, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.engines import (
     EngineChoice,
@@ -49,16 +50,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class LoadOptions(TypedDict, total=False):
+class LoadOptions(DeviceOptions, total=False):
     """Arguments of `load` but for the bundle; what is left out has its default there."""
 
     memory: int | str | None
     threads: int | None
     engine: EngineChoice
-    providers: Providers
-    provider_libraries: Mapping[str, str | Path] | None
-    device_memory: int | str | None
-    host_slots: int | None
     context_length: int | None
     reads: ReadMode
     slots: int | None

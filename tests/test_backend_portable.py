@@ -24,7 +24,7 @@ from stem_edge.footprint import footprint_of
 from stem_edge.graph_io import HEAD, LATE, graph_file
 from stem_edge.onnx_check import check_graph
 from stem_edge.quantize import F32
-from stem_edge.runtime import backend_portable
+from stem_edge.runtime import backend_ort
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.backend_portable import PortableBackend, PortableContext
 from stem_edge.runtime.machine import own_pages
@@ -148,7 +148,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 def test_the_cache_grows_under_way(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = demo.logits(LONG, [200])
-    monkeypatch.setattr(backend_portable, "KV_STEP", 16)
+    monkeypatch.setattr(backend_ort, "KV_STEP", 16)
     context = demo.backend.open_context(200)
     assert context.nbytes == 0
     found = [demo.step(context, LONG[:10], 0, 10)]
@@ -222,7 +222,7 @@ def test_no_memory_left_for_a_step(demo: Runner, monkeypatch: pytest.MonkeyPatch
 def test_no_memory_left_to_grow(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of the layers have grown then; smaller steps go on all the same."""
     expected = demo.logits(LONG[:40], [40])
-    monkeypatch.setattr(backend_portable, "KV_STEP", 16)
+    monkeypatch.setattr(backend_ort, "KV_STEP", 16)
     context = demo.backend.open_context(40)
     demo.step(context, LONG[:10], 0, 0)
     before, left = own_pages, [True] * 5
@@ -233,11 +233,11 @@ def test_no_memory_left_to_grow(demo: Runner, monkeypatch: pytest.MonkeyPatch) -
         left.pop()
         return before(shape, dtype)
 
-    monkeypatch.setattr(backend_portable, "own_pages", pages)
+    monkeypatch.setattr(backend_ort, "own_pages", pages)
     with pytest.raises(MemoryError):
         demo.step(context, LONG[10:20], 10, 10)
     found = [demo.step(context, LONG[10:14], 10, 4)]
-    monkeypatch.setattr(backend_portable, "own_pages", before)
+    monkeypatch.setattr(backend_ort, "own_pages", before)
     found.append(demo.step(context, LONG[14:40], 14, 26))
     assert np.abs(np.concatenate(found) - expected[10:]).max() < TOLERANCE
 
