@@ -23,8 +23,9 @@ from stem_edge.export.files import write_file
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
 from stem_edge.export.onnx_steps import PREFILL_STEP, planned_variants
-from stem_edge.export.probe import Comparison, check_divergence, compare_logits
+from stem_edge.export.probe import check_divergence, compare, compute_logits, rounded
 from stem_edge.export.report import errors
+from stem_edge.prefill_check import mean_divergence
 from stem_edge.quantize import F32
 
 
@@ -41,17 +42,20 @@ class Acceptance:
 
         A prefill graph that is less exact than the other graphs goes, unless it was asked for.
         """
-        decode = self._measure(ids, expected, prefill=False)
-        notes, prefill = self.source.notes, None
+        computed = self._compute(ids, prefill=False)
+        decode = compare(expected, computed)
+        notes, prefill, apart = self.source.notes, None, None
         if self.options.prefill:
-            prefill = self._measure(ids, expected, prefill=True)
+            by_prefill = self._compute(ids, prefill=True)
+            prefill = compare(expected, by_prefill)
+            apart = rounded(mean_divergence(computed, by_prefill))
             if prefill.divergence > decode.divergence and not self.options.prefill_asked:
                 found = (
                     f"{prefill.divergence:g} nats, that of the other graphs {decode.divergence:g}"
                 )
                 notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
                 self.journal.forget(PREFILL_STEP)
-                prefill = None
+                prefill = apart = None
         greatest = max(found.divergence for found in (decode, prefill) if found)
         check_divergence(
             greatest, self.options.max_kl, self.source.path, len(ids), engine=self.engine
@@ -65,19 +69,19 @@ class Acceptance:
             greatest_logit=float(f"{np.abs(expected).max():.3g}"),
             divergence=decode.divergence,
             prefill_divergence=prefill.divergence if prefill else None,
+            prefill_from_decode=apart,
             divergence_99=decode.divergence_99,
             agreement=decode.agreement,
         )
         return msgspec.structs.replace(manifest, reports=manifest.reports | {self.engine: report})
 
-    def _measure(self, ids: list[int], expected: F32, *, prefill: bool) -> Comparison:
+    def _compute(self, ids: list[int], *, prefill: bool) -> F32:
         path = self.folder / MANIFEST
         write_file(path, encode_manifest(self._manifest(prefill=prefill)))
         try:
-            return compare_logits(
+            return compute_logits(
                 self.folder,
                 ids,
-                expected,
                 self.options.threads,
                 engine=self.engine,
                 prefill_graph=prefill,

@@ -14,6 +14,7 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.settings import one_line
 from stem_edge.export.tokenizer import ExportedTokenizer
+from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.quantize import F32
 from stem_edge.reference import forward
 
@@ -21,7 +22,6 @@ from stem_edge.reference import forward
 PROBE_TEXT = """\
 The quick brown fox jumps over the lazy dog. In 1969, Ada Lovelace's notes were already 126 years
 old: "for n in range(10): print(n * n)" would have made sense to her, I think. Wouldn't it?"""
-PROBE_TOKENS = 48
 READ_CHARS = 1 << 20
 SEQUENCE_TOKENS = 512  # as long as a typical use, short enough that a layer's attention is small
 

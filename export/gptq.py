@@ -8,7 +8,6 @@ e of column j, divided by U[j, j], is taken from every later column k as e U[j, 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from stem_edge.block_search import search_scales
 from stem_edge.errors import ExportError
@@ -24,8 +23,16 @@ TILE_COLUMNS = 128  # columns whose corrections reach the rest of the matrix at 
 def inverse_factor(hessian: F32) -> F32:
     """The upper triangular U [K, K] with U^T U = (H + damping)^-1 of H [K, K] = sum of x x^T.
 
-    Takes three times the memory of H beside it. Raises ExportError if H is not finite.
+    Takes three times the memory of H beside it. Raises ExportError if H is not finite, or torch is
+    not there, which nothing else in an export needs.
     """
+    try:
+        import torch
+    except ImportError as error:
+        raise ExportError(
+            f"the quantizer gptq factors matrices with torch, which cannot be imported ({error}); "
+            "install it with: pip install 'stem-edge[export]', or export with --quantizer search"
+        ) from error
     size, mean = len(hessian), float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
     if not np.isfinite(hessian).all():
         raise ExportError(

@@ -10,7 +10,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.bundle import EngineName
-from stem_edge.distributions import F64, kullback_leibler, log_softmax, positions_at_once
+from stem_edge.distributions import divergence
 from stem_edge.errors import ExportError
 from stem_edge.quantize import F32
 
@@ -34,16 +34,15 @@ class Comparison:
     agreement: float  # share of positions where both think the same token the most probable
 
 
-def compare_logits(
+def compute_logits(
     folder: Path,
     token_ids: list[int],
-    expected: F32,
     threads: int,
     *,
     engine: EngineName,
     prefill_graph: bool,
-) -> Comparison:
-    """Compare over all positions. Raises ExportError when the bundle computes no numbers."""
+) -> F32:
+    """Logits [T, V] of the bundle in a folder. Raises ExportError if they are no numbers."""
     with stem_edge.load(
         folder,
         threads=threads,
@@ -60,21 +59,17 @@ def compare_logits(
             f"{folder}: the exported model computes NaN or infinite logits; "
             f"export with {EXACT[engine]} to see whether quantization is the cause"
         )
+    return found
+
+
+def compare(expected: F32, found: F32) -> Comparison:
+    """Compare logits [T, V] over all positions."""
     divergences = divergence(expected, found)
     return Comparison(
         worst_difference=rounded(float(np.abs(found - expected).max())),
         divergence=rounded(float(divergences.mean())),
         divergence_99=rounded(float(np.percentile(divergences, 99))),
         agreement=rounded(float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())),
-    )
-
-
-def divergence(expected: F32, found: F32) -> F64:
-    """KL(expected || found) in nats, at each position of logits [T, V]."""
-    step = positions_at_once(expected.shape[1])
-    pieces = [slice(at, at + step) for at in range(0, len(expected), step)]
-    return np.concatenate(
-        [kullback_leibler(log_softmax(expected[p]), log_softmax(found[p])) for p in pieces]
     )
 
 

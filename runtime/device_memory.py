@@ -22,8 +22,8 @@ import onnxruntime as ort
 
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY, check_device, check_lost, reason
-from stem_edge.runtime.provider_start import LOG_FATAL_ONLY
-from stem_edge.runtime.providers import Provider
+from stem_edge.runtime.ort_session import new_session
+from stem_edge.runtime.providers import CPU, Provider
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -225,9 +225,7 @@ class _Named:
 
     def __init__(self, device: str, device_id: int) -> None:
         self._device, self._id = device, device_id
-        options = ort.SessionOptions()
-        options.log_severity_level = LOG_FATAL_ONLY
-        self._viewer = ort.InferenceSession(VIEWER, options, providers=["CPUExecutionProvider"])
+        self._viewer = new_session(VIEWER, 1, [CPU])
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue | None:
         return ort.OrtValue.ortvalue_from_shape_and_type(

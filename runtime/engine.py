@@ -24,6 +24,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from stem_edge.errors import InputError
+from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.quantize import F32
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import LESS_MEMORY, Backend, BackendContext
@@ -31,9 +32,6 @@ from stem_edge.runtime.cache import I64
 from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.prefetch import Rows
 
-# From so many tokens on, the graph for prompts is the faster one wherever it was measured. It is
-# chosen by the whole prompt and not by the chunk, so that the size of chunks changes no token.
-PREFILL_FROM = 8
 T = TypeVar("T")
 Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
 # Shorter chunks could not keep the rule of `cut`.

@@ -19,6 +19,7 @@ from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.plan import Loading
 from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.trial import try_first
+from stem_edge.verdicts import Verdict
 
 if TYPE_CHECKING:
     from stem_edge.runtime.providers import Provider
@@ -138,15 +139,16 @@ def with_loader(
         prefill_graph=options.prefill_graph,
         repack=options.repack,
     )
+    verdict = None
     if options.trial:  # before any native code of this process sees the bundle
-        try_first(bundle, engine, options.cache_dir, options.progress)
+        verdict = try_first(bundle, engine, options.cache_dir, options.progress)
     if engine == "ggml":
         from stem_edge.runtime.loading_ggml import GgmlLoader
 
         return load(
             GgmlLoader(bundle, options.threads, repack=options.repack, cache_dir=options.cache_dir)
         )
-    return _with_onnxruntime(bundle, options, load)
+    return _with_onnxruntime(bundle, options, verdict, load)
 
 
 def is_plain(
@@ -161,7 +163,10 @@ def is_plain(
 
 
 def _with_onnxruntime(
-    bundle: Bundle, options: LoaderOptions, load: Callable[[EngineLoader], T]
+    bundle: Bundle,
+    options: LoaderOptions,
+    verdict: Verdict | None,
+    load: Callable[[EngineLoader], T],
 ) -> T:
     from stem_edge.runtime.providers import resolve
 
@@ -173,6 +178,7 @@ def _with_onnxruntime(
             bundle,
             options.threads,
             prefill_graph=options.prefill_graph,
+            verdict=verdict,
             prepare=options.prepare,
             cache_dir=options.cache_dir,
             progress=options.progress,

@@ -132,8 +132,9 @@ def load(
         device, instead of as many as `memory` leaves room for.
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it the same tokens come out, more slowly.
-    prefill_graph: of onnxruntime: whether the bundle's int8 graph takes prompts. Default: if it was the faster one
-        when the backbone was prepared; unprepared, yes.
+    prefill_graph: of onnxruntime: whether the bundle's int8 graph takes prompts. Default: if it is as
+        exact here as the bundle says, which a trial measures, and was not the slower one when the
+        backbone was prepared.
     prepare: of onnxruntime: rearrange a large backbone for this processor at the first load, and
         keep that.
     repack: of ggml: rearrange the matrices that it has faster kernels for, in memory: copies of

@@ -79,7 +79,7 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prefill-graph",
         action=argparse.BooleanOptionalAction,
-        help="whether the int8 graph takes prompts (if it was measured to be faster)",
+        help="whether the int8 graph takes prompts (if it is as exact here as its bundle says, and not slower)",
     )
     group.add_argument(
         "--no-prepare", action="store_true", help="do not keep a backbone for this processor"

@@ -5,12 +5,15 @@ Everything in the graphs is checked before onnxruntime sees any.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 from stem_edge.bundle import Bundle
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.onnx_check import check_graphs
+from stem_edge.prefill_check import prefill_refusal
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import prepared as preparing
 from stem_edge.runtime.backend_ort import OrtBackend
@@ -19,6 +22,7 @@ from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots, Slots
 from stem_edge.runtime.user_cache import Prepared
+from stem_edge.verdicts import Records, Verdict
 
 
 class OrtLoader:
@@ -33,6 +37,7 @@ class OrtLoader:
         threads: int,
         *,
         prefill_graph: bool | None,
+        verdict: Verdict | None,
         prepare: bool,
         cache_dir: str | Path | None,
         progress: bool | None,
@@ -42,12 +47,16 @@ class OrtLoader:
         self._prepared = None
         if prepare:
             self._prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
-        self._prefill = takes_prefill(bundle, prefill_graph, self._prepared)
+        refused = prefill_refused(bundle, prefill_graph, cache_dir, verdict)
+        self._prompts = choose_prompts(bundle, prefill_graph, refused, self._prepared)
 
     def describe(self, loading: Loading) -> Loading:
         """See EngineLoader.describe."""
         return dataclasses.replace(
-            loading, prepared=self._prepared is not None, prefill=self._prefill
+            loading,
+            prepared=self._prepared is not None,
+            prefill=self._prompts.prefill,
+            prefill_refused=self._prompts.refused,
         )
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
@@ -58,7 +67,7 @@ class OrtLoader:
         """See EngineLoader.open."""
         if slots is not None and not isinstance(slots, ArraySlots):
             raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
-        files = preparing.graph_files(self._bundle, self._prepared, prefill=self._prefill)
+        files = preparing.graph_files(self._bundle, self._prepared, prefill=self._prompts.prefill)
         config = self._bundle.manifest.model
         return OrtBackend(config, files, slots, self._threads, [CPU])
 
@@ -71,20 +80,49 @@ def planned(
     prepare: bool,
     cache_dir: str | Path | None,
 ) -> Loading:
-    """What OrtLoader.describe would say, without preparing anything."""
+    """What OrtLoader.describe would say, without preparing or trying anything."""
     found = preparing.find(bundle, cache_dir) if prepare else None
-    large = preparing.matrices_nbytes(bundle) >= preparing.LEAST_NBYTES
+    refused = prefill_refused(bundle, prefill_graph, cache_dir)
+    prompts = choose_prompts(bundle, prefill_graph, refused, found)
     return dataclasses.replace(
         loading,
-        prepared=prepare and large,
-        prefill=takes_prefill(bundle, prefill_graph, found),
+        prepared=prepare and preparing.is_worth_it(bundle, cache_dir),
+        prefill=prompts.prefill,
+        prefill_refused=prompts.refused,
     )
 
 
-def takes_prefill(
-    bundle: Bundle, wanted: bool | None, prepared: tuple[Path, Prepared] | None
-) -> bool:
-    """Whether the int8 graph takes prompts. Default: if it was the faster one when prepared."""
-    if wanted is None:
-        wanted = True if prepared is None else prepared[1].prefill is not False
-    return wanted and bundle.manifest.has_prefill
+def prefill_refused(
+    bundle: Bundle,
+    wanted: bool | None,
+    cache_dir: str | Path | None,
+    verdict: Verdict | None = None,
+) -> str:
+    """Why the prefill graph, which nobody asked for by name, is not exact here; empty if it is.
+
+    verdict: of a trial; without it, that of an earlier one, if there was one.
+    """
+    if wanted is not None or not bundle.manifest.has_prefill:
+        return ""
+    if verdict is None:
+        with contextlib.suppress(InputError):  # no folder that could know
+            verdict = Records(bundle, "onnxruntime", cache_dir).verdict()
+    return prefill_refusal(bundle.manifest, verdict.prefill_from_decode if verdict else None)
+
+
+class Prompts(NamedTuple):
+    """What prompts go through."""
+
+    prefill: bool  # the prefill graph
+    refused: str = ""  # why not that one, if only because it is not exact here
+
+
+def choose_prompts(
+    bundle: Bundle, wanted: bool | None, refused: str, prepared: tuple[Path, Prepared] | None
+) -> Prompts:
+    """The prefill graph if asked for; unasked, if it is exact here, and not known to be slower."""
+    if not bundle.manifest.has_prefill or wanted is False:
+        return Prompts(prefill=False)
+    if wanted is None and prepared is not None and prepared[1].prefill is False:
+        return Prompts(prefill=False)
+    return Prompts(prefill=not refused, refused=refused)

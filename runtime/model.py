@@ -70,7 +70,7 @@ class Model:
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Of the latest call of generate or logits; of several at once, rows of all are in it.
-        self.stats = GenerationStats(engine=plan.engine, provider=plan.provider)
+        self.stats = GenerationStats.planned(plan)
         self.engine = engine  # for those who measure, or feed tokens of their own
         self._text, self._on_close = text, on_close
         self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
@@ -301,8 +301,7 @@ class Model:
                     last = self._decode(context, token, looked_up, top, record)
 
     def _recorder(self) -> Recorder:
-        plan = self.plan
-        stats = self.stats = GenerationStats(engine=plan.engine, provider=plan.provider)
+        stats = self.stats = GenerationStats.planned(self.plan)
         return Recorder(stats, self.engine.rows)  # self.stats may be another thread's by now
 
     def _decode(

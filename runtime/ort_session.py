@@ -1,22 +1,45 @@
-"""onnxruntime sessions with the settings that keep their memory small."""
+"""onnxruntime sessions with the settings that keep them exact, and their memory small.
+
+Every session of this project is opened by `new_session`, those of tests and measurements as well:
+one that was opened elsewhere would compute with other settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
 
 from stem_edge.errors import BackendError, MissingOperatorsError
 from stem_edge.runtime.backend import check_device, reason
 from stem_edge.runtime.ort_module import ort
-from stem_edge.runtime.provider_start import LOG_FATAL_ONLY
-from stem_edge.runtime.providers import Provider
+from stem_edge.runtime.provider_names import CPU_NAME
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.providers import Provider
+
+LOG_FATAL_ONLY = 4
+# x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate:
+# prompts through the int8 graph came out wrong there, without an error. With this, onnxruntime turns
+# the weights into u8 as it loads them, whose products it widens: 1.3 times the time for 128 tokens.
+# On others it does the same, for nothing, at 4.5 times the time, so it is set where they saturate.
+EXACT_PRODUCTS = "session.x64quantprecision"
+# y = a b by MatMulInteger, of u8 [m, k] and s8 [k, n].
+PRODUCT = (
+    b'\x08\x08:b\n\x18\n\x01a\n\x01b\x12\x01y"\rMatMulInteger\x12\x01gZ\x15\n\x01a\x12\x10\n\x0e'
+    b"\x08\x02\x12\n\n\x03\x12\x01m\n\x03\x12\x01kZ\x15\n\x01b\x12\x10\n\x0e\x08\x03\x12\n\n\x03\x12\x01"
+    b"k\n\x03\x12\x01nb\x15\n\x01y\x12\x10\n\x0e\x08\x06\x12\n\n\x03\x12\x01m\n\x03\x12\x01nB\x04\n\x00\x10\x10"
+)
 # Smaller tensors are written into the graph. Shape inference needs the smallest there; scales must
 # not be there: 1.31.1 then forgets them when it saves what it packed, and computes nonsense.
 LEAST_EXTERNAL_NBYTES = "64"
 # What onnxruntime says when a node would go to the CPU that must not; it does not say which.
 REFUSED = "fallback to CPU EP has been explicitly disabled"
+STRICT = {"session.disable_cpu_ep_fallback": "1"}
+NAMING_OPERATORS = {"session.record_ep_graph_assignment_info": "1"}
 
 
 def open_session(
@@ -29,12 +52,10 @@ def open_session(
 
     Raises BackendError, MissingOperatorsError, DeviceLostError, OutOfMemoryError.
     """
-    options = _options(threads, save_to)
     strict = not any(provider.on_cpu for provider in providers)
-    if strict:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    settings = (STRICT if strict else {}) | (_saving(save_to) if save_to is not None else {})
     try:
-        session = _open(path, options, providers)
+        session = new_session(path, threads, providers, settings, save_to=save_to)
     except Exception as error:  # onnxruntime raises classes of its own that share no base
         check_device(error, f"to load {path}")
         if strict and REFUSED in str(error):
@@ -50,7 +71,39 @@ def open_session(
     return session
 
 
-def _options(threads: int, save_to: Path | None) -> ort.SessionOptions:
+def new_session(
+    graph: Path | bytes,
+    threads: int,
+    providers: Sequence[Provider],
+    settings: Mapping[str, str] | None = None,
+    *,
+    save_to: Path | None = None,
+) -> ort.InferenceSession:
+    """Open a session over a file or over the bytes of one. Raises what onnxruntime raises.
+
+    settings: entries of its configuration beside ours. Plug-ins go in by their devices, built-in
+    providers by their names: not both in one session.
+    """
+    source = graph if isinstance(graph, bytes) else str(graph)
+    exact = {EXACT_PRODUCTS: str(int(products_saturate()))}
+    options = _options(threads, exact | dict(settings or {}))
+    if save_to is not None:
+        options.optimized_model_filepath = str(save_to)
+    plugged = [provider for provider in providers if provider.devices]
+    if not plugged:
+        return ort.InferenceSession(
+            source,
+            options,
+            providers=[(provider.full, dict(provider.options)) for provider in providers],
+            enable_fallback=False,  # it would print, and try the same again
+        )
+    for provider in plugged:
+        options.add_provider_for_devices(list(provider.devices), dict(provider.options))
+    # The CPU is always there in the end.
+    return ort.InferenceSession(source, options, enable_fallback=False)
+
+
+def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # onnxruntime also writes what it raises to stderr; users shall read our error, once.
@@ -60,33 +113,28 @@ def _options(threads: int, save_to: Path | None) -> ort.SessionOptions:
     options.enable_mem_pattern = False
     # Threads spin between the operators of a step, and stop when the step is done.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    if save_to is not None:
-        options.optimized_model_filepath = str(save_to)
-        prefix = "session.optimized_model_external_initializers_"
-        options.add_session_config_entry(prefix + "file_name", save_to.name + ".data")
-        options.add_session_config_entry(prefix + "min_size_in_bytes", LEAST_EXTERNAL_NBYTES)
-        options.add_session_config_entry(
-            "session.save_external_prepacked_constant_initializers", "1"
-        )
+    for name, value in settings.items():
+        options.add_session_config_entry(name, value)
     return options
 
 
-def _open(
-    path: Path, options: ort.SessionOptions, providers: Sequence[Provider]
-) -> ort.InferenceSession:
-    """Plug-ins go in by their devices, built-in providers by their names: not both in one session."""
-    plugged = [provider for provider in providers if provider.devices]
-    if not plugged:
-        return ort.InferenceSession(
-            str(path),
-            options,
-            providers=[(provider.full, dict(provider.options)) for provider in providers],
-            enable_fallback=False,  # it would print, and try the same again
-        )
-    for provider in plugged:
-        options.add_provider_for_devices(list(provider.devices), dict(provider.options))
-    # The CPU is always there in the end.
-    return ort.InferenceSession(str(path), options, enable_fallback=False)
+@cache
+def products_saturate() -> bool:
+    """Whether sums of products of u8 and s8 are wrong on this processor, unless they are widened."""
+    session = ort.InferenceSession(PRODUCT, _options(1, {}), providers=[CPU_NAME])
+    a, b = np.full((4, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
+    (found,) = session.run(None, {"a": a, "b": b})
+    return bool((found != 64 * 255 * 127).any())
+
+
+def _saving(path: Path) -> dict[str, str]:
+    """Settings for a graph that is saved with the weights as they were packed."""
+    external = "session.optimized_model_external_initializers_"
+    return {
+        external + "file_name": path.name + ".data",
+        external + "min_size_in_bytes": LEAST_EXTERNAL_NBYTES,
+        "session.save_external_prepacked_constant_initializers": "1",
+    }
 
 
 def _check_started(
@@ -106,10 +154,8 @@ def _raise_missing(
 ) -> NoReturn:
     """Load it once more, with the CPU, to see which operators go there."""
     operators: tuple[str, ...] = ()
-    options = _options(threads, None)
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        session = _open(path, options, providers)
+        session = new_session(path, threads, providers, NAMING_OPERATORS)
     except Exception as error:  # as in open_session; then the first refusal has to do
         check_device(error, f"to load {path}")
     else:

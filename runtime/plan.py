@@ -47,6 +47,7 @@ class Loading:
     engine: EngineName = "onnxruntime"
     prepared: bool = False  # weights stay in their files
     prefill: bool = False  # the graph for prompts is loaded, too
+    prefill_refused: str = ""  # why it is not, though the bundle has one
     slots: int | None = None  # this many slots, and not as many as fit
     threads: int = 1  # of the backbone
     repack: bool = False  # weights are rearranged in memory
@@ -72,6 +73,7 @@ class MemoryPlan:
     provider: str = "cpu"  # of onnxruntime, that runs the backbone
     variant: Variant | None = None  # of its graphs; None: those for the CPU
     device: DevicePlan | None = None  # what lies in memory of the provider's device
+    prefill_refused: str = ""  # why the graph for prompts is not loaded, if it is not exact here
 
     @property
     def total(self) -> int:
@@ -263,6 +265,7 @@ class _Planner:
             activations=self._activations_nbytes(chunk),
             reads=_reads_nbytes(self.tables, chunk),
             row_cache=_row_cache_nbytes(footprint, slots),
+            prefill_refused=loading.prefill_refused,
             **self._place(),
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from stem_edge.bundle import Bundle, open_bundle
-from stem_edge.errors import BackendError, StemEdgeError
+from stem_edge.errors import StemEdgeError
 from stem_edge.graph_io import PREFILL, graph_file
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
@@ -30,12 +30,15 @@ from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, marks
 
+REFUSED = (
+    f"onnxruntime {ort.__version__} computes other logits from what it saved on this processor"
+)
 ROUNDS = 3
 CHECKED_TOKENS = 4
 
 
 def make(bundle: Bundle, folder: Path, threads: int) -> None:
-    """Fill the folder, its record last."""
+    """Fill the folder, its record last; with the record alone, if what was saved is not right."""
     for graph in worth_preparing(bundle):
         source = bundle.file(graph_file(graph))
         open_session(source, threads, [CPU], save_to=folder / graph_file(graph))
@@ -53,25 +56,32 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
         seconds={},
     )
     for prefill in {False, bundle.manifest.has_prefill}:
-        _check(bundle, folder, record, threads, prefill=prefill)
+        if not _computes_the_same(bundle, folder, record, threads, prefill=prefill):
+            for name in files:
+                (folder / name).unlink()
+            _write(folder, msgspec.structs.replace(record, files={}, refused=REFUSED))
+            return
     if bundle.manifest.has_prefill:
         seconds = _measure(bundle, graph_files(bundle, (folder, record), prefill=True), threads)
         faster = seconds["prefill"] < seconds["decode"]
         record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    _write(folder, record)
+
+
+def _write(folder: Path, record: Prepared) -> None:
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
 
-def _check(bundle: Bundle, folder: Path, record: Prepared, threads: int, *, prefill: bool) -> None:
-    """Both ways of loading must compute the same; raises BackendError."""
+def _computes_the_same(
+    bundle: Bundle, folder: Path, record: Prepared, threads: int, *, prefill: bool
+) -> bool:
+    """Whether what was saved gives the same logits, bit for bit, as what it was saved from."""
     expected, found = (
         _logits(bundle, graph_files(bundle, source, prefill=prefill), threads, prefill=prefill)
         for source in (None, (folder, record))
     )
-    if not np.array_equal(expected, found, equal_nan=True):
-        raise BackendError(
-            f"onnxruntime {ort.__version__} computes other logits from what it saved; upgrade it"
-        )
+    return np.array_equal(expected, found, equal_nan=True)
 
 
 def _logits(bundle: Bundle, files: Mapping[str, Path], threads: int, *, prefill: bool) -> F32:

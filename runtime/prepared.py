@@ -37,6 +37,7 @@ LEAST_NBYTES = 64 << 20
 # The files hold every matrix as it was and as it was packed, and packing pads a little.
 FILES_OVER_DATA = 2.2
 POLL_SECONDS = 0.1
+ANYWAY = "loading it takes longer and more memory, and its answers are right"
 
 
 class NotPrepared(RuntimeWarning):
@@ -45,18 +46,30 @@ class NotPrepared(RuntimeWarning):
 
 def find(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared] | None:
     """The prepared backbone of a bundle on this machine, if there is one."""
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__)
-    record = read_prepared(folder)
-    return None if record is None else (folder, record)
+    folder, record = _place(bundle, cache_dir)
+    return None if record is None or record.refused else (folder, record)
+
+
+def is_worth_it(bundle: Bundle, cache_dir: str | Path | None) -> bool:
+    """Whether a load prepares the backbone, or takes what was prepared."""
+    _, record = _place(bundle, cache_dir)
+    if record is not None:
+        return not record.refused
+    return matrices_nbytes(bundle) >= LEAST_NBYTES
 
 
 def find_or_make(
     bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None
 ) -> tuple[Path, Prepared] | None:
-    """The prepared backbone, made now if it is worth it; None, with a warning, if it cannot be."""
-    found = find(bundle, cache_dir)
-    if found is not None or matrices_nbytes(bundle) < LEAST_NBYTES:
-        return found
+    """The prepared backbone, made now if it is worth it; None, with a warning, if it cannot be.
+
+    The warning comes once where trying again would end the same way.
+    """
+    folder, record = _place(bundle, cache_dir)
+    if record is not None:
+        return None if record.refused else (folder, record)
+    if matrices_nbytes(bundle) < LEAST_NBYTES:
+        return None
     try:
         return make(bundle, cache_dir, threads, progress)
     except BackendError as error:
@@ -64,10 +77,20 @@ def find_or_make(
         return None
 
 
+def _place(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared | None]:
+    """Where the prepared backbone of a bundle is on this machine, and its record, if it has one."""
+    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__)
+    return folder, read_prepared(folder)
+
+
 def make(
     bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None = None
 ) -> tuple[Path, Prepared]:
-    """Prepare a backbone. Raises BackendError when the folder cannot take it, BundleError."""
+    """Prepare a backbone, also one that was refused before.
+
+    Raises BackendError when the folder cannot take it, or what was prepared computes something else,
+    which is kept; BundleError.
+    """
     root = cache_folder(cache_dir)
     # It is kept under the checksums of the files, so they must be the right ones.
     Records(bundle, "onnxruntime", cache_dir).check_place()
@@ -88,9 +111,14 @@ def make(
             )
         with Progress(wanted, "preparing", progress) as bar:
             _run_worker(bundle, folder, threads, bar)
-        return _keep(folder, prepared_folder(root, bundle, ort.__version__))
+        kept, record = _keep(folder, prepared_folder(root, bundle, ort.__version__))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if record.refused:
+        raise BackendError(
+            f"{bundle.path}: the backbone cannot be prepared: {record.refused}; {ANYWAY}"
+        )
+    return kept, record
 
 
 def matrices_nbytes(bundle: Bundle) -> int:
@@ -163,7 +191,8 @@ def _folder_nbytes(folder: Path) -> int:
 
 def _keep(made: Path, folder: Path) -> tuple[Path, Prepared]:
     """Give it its name. Somebody else may have made the same meanwhile, or left a damaged one."""
-    if read_prepared(folder) is None:
+    there = read_prepared(folder)
+    if there is None or there.refused:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             made.rename(folder)

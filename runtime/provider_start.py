@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stem_edge.errors import BackendError
 from stem_edge.runtime.backend import check_memory, reason
 from stem_edge.runtime.ort_module import ort
+from stem_edge.runtime.ort_session import new_session
 
-LOG_FATAL_ONLY = 4
+if TYPE_CHECKING:
+    from stem_edge.runtime.providers import Provider
+
 # y = -x, one float: the least graph that onnxruntime opens a session for.
 LEAST_GRAPH = (
     b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04'
@@ -29,19 +32,15 @@ INSTALL_CUDA = 'install CUDA\'s libraries with: pip install "onnxruntime-gpu[cud
 LOOK = "see what onnxruntime's documentation says that this provider needs"
 
 
-def check_starts(name: str, full: str, options: Mapping[str, str]) -> None:
+def check_starts(provider: Provider) -> None:
     """Raises BackendError that says why a built-in provider does not start, OutOfMemoryError."""
-    advice = LOOK
+    name, full, advice = provider.name, provider.full, LOOK
     if full == CUDA:
         advice = INSTALL_CUDA
         _check_driver(name)
         _preload_cuda(name)
-    settings = ort.SessionOptions()
-    settings.log_severity_level = LOG_FATAL_ONLY
     try:
-        session = ort.InferenceSession(
-            LEAST_GRAPH, settings, providers=[(full, dict(options))], enable_fallback=False
-        )
+        session = new_session(LEAST_GRAPH, 1, [provider])
     except Exception as error:  # onnxruntime raises classes of its own that share no base
         check_memory(error, f"to start {name}")
         raise BackendError(f"{name} cannot start here ({reason(error)}); {advice}") from error

@@ -203,8 +203,9 @@ def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]
     if library is not None:  # first, for onnxruntime calls available what is registered
         return _of_library(short, library, options)
     if full in ort.get_available_providers():
-        check_starts(short, full, options)
-        return Provider(short, full, options)
+        provider = Provider(short, full, options)
+        check_starts(provider)
+        return provider
     raise UnavailableError(known.bring if known else "nothing that is installed brings it")
 
 

@@ -52,7 +52,7 @@ def verify_runs(
             continue
         for kernels, choice in _kernels(bundle, engine, cache_dir).items():
             expected: dict[bool, list[int]] = {}
-            for way, options in _ways(bundle, engine).items():
+            for way, options in _ways(bundle, engine, cache_dir).items():
                 name = f"{way}, {kernels}" if kernels else way
                 progress(name)
                 tokens = _run(path, prompt, max_new_tokens, options | choice, cache_dir)
@@ -101,12 +101,14 @@ def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
     return can_repack(ggml) and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0
 
 
-def _ways(bundle: Bundle, engine: EngineName) -> dict[str, dict[str, Any]]:
+def _ways(
+    bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
+) -> dict[str, dict[str, Any]]:
     """Name -> options of load. The first is the one that the others are compared with."""
     tables = bundle.manifest.tables
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
-    if engine == "onnxruntime" and _is_prepared(bundle):
+    if engine == "onnxruntime" and _is_prepared(bundle, cache_dir):
         ways["prepared"] = plain | {"prepare": True}
     if tables is None:
         return ways
@@ -125,11 +127,11 @@ def _ways(bundle: Bundle, engine: EngineName) -> dict[str, dict[str, Any]]:
     return ways
 
 
-def _is_prepared(bundle: Bundle) -> bool:
-    """Whether load prepares a backbone of this size."""
-    from stem_edge.runtime import prepared
+def _is_prepared(bundle: Bundle, cache_dir: str | Path | None) -> bool:
+    """Whether load prepares the backbone here."""
+    from stem_edge.runtime.prepared import is_worth_it
 
-    return prepared.matrices_nbytes(bundle) >= prepared.LEAST_NBYTES
+    return is_worth_it(bundle, cache_dir)
 
 
 def _run(

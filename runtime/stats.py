@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, astuple, dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from stem_edge.runtime.prefetch import RowCounters, Rows
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.plan import MemoryPlan
 
 
 @dataclass
@@ -24,10 +27,17 @@ class GenerationStats:
     stall_seconds: float = 0.0  # waiting for those reads
     engine: str = ""  # that computed this
     provider: str = ""  # of onnxruntime, that it ran on
+    # Why the prefill graph did not take the prompt, if only because it is not exact here.
+    prefill_refused: str = ""
     host_hits: int = 0  # records missing in the row cache that the host's memory had
     host_misses: int = 0  # and that it had not; both are 0 unless it keeps some
     uploaded_rows: int = 0  # records that were copied to a device
     uploaded_bytes: int = 0  # in which they took so many
+
+    @classmethod
+    def planned(cls, plan: MemoryPlan) -> Self:
+        """Of a call that has not begun: what the plan says about where it computes."""
+        return cls(engine=plan.engine, provider=plan.provider, prefill_refused=plan.prefill_refused)
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -64,7 +74,9 @@ class GenerationStats:
         """One line for people."""
         where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
         engine = f"{self.engine}{where}: " if self.engine else ""
-        host = uploaded = ""
+        host = uploaded = refused = ""
+        if self.prefill_refused:
+            refused = f"; prefill graph not used: {self.prefill_refused}"
         if self.host_hits + self.host_misses:
             host = f"{self.host_hit_rate:.0%} of the others in memory, "
         if self.uploaded_bytes:
@@ -74,7 +86,7 @@ class GenerationStats:
             f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s, "
             f"first after {self.first_token_seconds * 1000:.0f} ms; "
             f"rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
-            f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled"
+            f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled{refused}"
         )
 
 

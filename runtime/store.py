@@ -104,6 +104,10 @@ class RowStore:
         """Record of each token; None: the one of its own number."""
         return self._tables.index
 
+    def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the records [T] that hold the rows of tokens [T]."""
+        return tokens if self.index is None else self.index[tokens].astype(np.int64)
+
     def advise(self, numbers: npt.NDArray[np.int64]) -> None:
         """Ask the system to start reading these records; returns at once, promises nothing."""
         if not hasattr(os, "posix_fadvise"):

@@ -31,12 +31,13 @@ from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import read_gguf
 from stem_edge.onnx_check import check_graphs
 from stem_edge.progress import Progress
+from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
 from stem_edge.strict_json import one_line
 from stem_edge.units import format_size
 from stem_edge.user_folder import cache_folder
-from stem_edge.verdicts import Records
+from stem_edge.verdicts import Records, Verdict
 
 WORKER = "stem_edge.runtime.trial_worker"
 # Weights are copied once, and once more while they are packed; rows lie in slots, and one may be
@@ -91,8 +92,10 @@ def try_first(
     anew: bool = False,
     command: Sequence[str] | None = None,
     limits: Limits | None = None,
-) -> None:
-    """Return once the bundle's files are known to be those of its manifest, and to load.
+) -> Verdict:
+    """Try a bundle, unless a verdict on it is known; returns the verdict, which is good.
+
+    Its files are those of its manifest then, and it loads.
 
     anew: whatever is known. command: instead of the worker; it gets the worker's arguments.
     Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
@@ -103,20 +106,19 @@ def try_first(
     show = progress if records.hashed_nbytes > UNSEEN_NBYTES else False
     with Progress(records.hashed_nbytes, "checking files", show) as bar:
         records.check_place(bar.advance, anew=anew)
-    known = None if anew else records.verdict()
-    if known is not None:
-        certain = known.until is None
-        failed = (
-            _Failed(one_line(known.reason), kept=True, certain=certain) if known.reason else None
-        )
-    else:
+    verdict = None if anew else records.verdict()
+    if verdict is None:
         limits = limits or Limits.of(records)
-        failed = _run(records, cache_dir, command or module_command(WORKER), limits)
-        if failed is None or failed.kept:
-            reason, certain = ("", True) if failed is None else (failed.reason, failed.certain)
-            records.keep_verdict(reason, certain=certain)
-    if failed is not None:
-        raise BackendError(f"{bundle.path}: {failed.reason}; {_advice(bundle, failed)}")
+        found = _run(records, cache_dir, command or module_command(WORKER), limits)
+        if not isinstance(found, _Failed):
+            return records.keep_verdict(prefill_from_decode=found)
+        if found.kept:
+            records.keep_verdict(found.reason, certain=found.certain)
+    elif not verdict.reason:
+        return verdict
+    else:
+        found = _Failed(one_line(verdict.reason), kept=True, certain=verdict.until is None)
+    raise BackendError(f"{bundle.path}: {found.reason}; {_advice(bundle, found)}")
 
 
 def _check_headers(bundle: Bundle, engine: EngineName) -> None:
@@ -138,8 +140,11 @@ def _advice(bundle: Bundle, failed: _Failed) -> str:
 
 def _run(
     records: Records, cache_dir: str | Path | None, command: Sequence[str], limits: Limits
-) -> _Failed | None:
-    """Try it in a process of its own. Raises BackendError, and what the worker raised of ours."""
+) -> _Failed | float | None:
+    """Try it in a process of its own. Raises BackendError, and what the worker raised of ours.
+
+    Returns how it failed, or how far its prefill graph diverges here, if that was measured.
+    """
     bundle, engine = records.bundle, records.engine
     if engine == "ggml":
         checked_ggml(cache_dir)  # a library that crashes is not the fault of a bundle
@@ -153,8 +158,10 @@ def _run(
             f"{bundle.path}: cannot start {command[0]} to try it first ({error.strerror}); free some "
             "memory, or load it with trial=False if you trust its source"
         ) from error
-    if ended.status == 0 and last_line(ended.stdout) == DONE:
-        return None
+    return_freed_memory()  # what the threads took that read its output
+    done, *diverges = last_line(ended.stdout).split()
+    if ended.status == 0 and done == DONE:
+        return float(diverges[0]) if diverges else None
     if ended.status == REFUSED:
         raise _refusal(ended)
     return _failure(ended, limits)

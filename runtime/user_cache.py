@@ -42,7 +42,7 @@ __all__ = [  # with what the rest of the runtime expects here
     "temporary_folder",
 ]
 
-FORMAT = 2
+FORMAT = 3
 PREPARED, COUNTS = "prepared", "counts"
 RECORD = "prepared.json"
 TEMPORARY = ".making-"  # of a prepared backbone that is being made, or was when it was killed
@@ -60,6 +60,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, tuple[Size, int]]  # size, and time of change in ns: what changed is not ours
     prefill: bool | None  # whether the prefill graph is the faster one; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk, as measured
+    refused: str = ""  # why nothing was prepared, and would not be the next time, either
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:
             of, stale = "", "damaged"
         else:
             of, stale = record.bundle, _stale(record, onnxruntime)
+            of += ", refused" if record.refused else ""
         yield Entry(path=folder, kind=PREPARED, nbytes=nbytes, of=of, stale=stale)
     for path in sorted((root / COUNTS).glob("*.npy")):
         yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")

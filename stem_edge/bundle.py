@@ -127,6 +127,8 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # Mean Kullback-Leibler divergence, in nats, from the checkpoint's next-token distributions.
     divergence: float
     prefill_divergence: float | None = None  # the same through the prefill graph, if there is one
+    # Mean divergence of the prefill graph from the graphs that decode, where it was exported.
+    prefill_from_decode: Annotated[float, msgspec.Meta(ge=0)] | None = None
     # Of older bundles None: not measured.
     divergence_99: float | None = None  # 99th percentile of the divergence over the probe
     agreement: float | None = None  # share of the probe where the most probable token is the same

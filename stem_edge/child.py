@@ -80,7 +80,8 @@ def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float)
     """Run a command without input that tells its steps, each a line of stdout before it is done.
 
     start_seconds: to the first line, which covers what is imported before. step_seconds: from one
-    to the next, and from the last to its end. Raises OSError if it cannot start.
+    to the next, and from the last to its end. Raises OSError if it cannot start, MemoryError if no
+    thread can.
     """
     process = subprocess.Popen(
         command,
@@ -97,7 +98,10 @@ def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float)
             reader = threading.Thread(
                 target=pass_lines, args=(pipe, take), name="stem-edge-child", daemon=True
             )
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError as error:  # what Python calls a thread that the system refuses
+                raise MemoryError(str(error)) from error
             readers.append(reader)
         while step := steps.get(timeout=step_seconds if told else start_seconds):
             told.append(step)

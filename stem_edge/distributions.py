@@ -29,3 +29,12 @@ def kullback_leibler(p: F64, q: F64) -> F64:
     """KL(p || q) in nats at each position, of the log probabilities [T, V] of both."""
     divergence: F64 = (np.exp(p) * (p - q)).sum(axis=-1)
     return divergence.clip(min=0)  # below 0 it is the rounding of the sum
+
+
+def divergence(expected: F32, found: F32) -> F64:
+    """KL(expected || found) in nats, at each position of logits [T, V]."""
+    step = positions_at_once(expected.shape[1])
+    pieces = [slice(at, at + step) for at in range(0, len(expected), step)]
+    return np.concatenate(
+        [kullback_leibler(log_softmax(expected[p]), log_softmax(found[p])) for p in pieces]
+    )

@@ -32,23 +32,17 @@ from stem_edge.child import (
 )
 from stem_edge.errors import BackendError
 from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
+from stem_edge.ggml_flags import cmake_flags
 from stem_edge.ggml_trial import DIFFERS, REFUSED
-from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
+from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 
+WINDOWS_ILLEGAL = 0xC000001D  # exit status: an illegal instruction
 FORMAT = 1
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
 TRIAL = "stem_edge.ggml_trial"
 TRIAL_SECONDS = 60.0  # it takes less than half a second where nothing else runs
-
-# For any x86-64 of the last ten years and for ARM, where the AVX options mean nothing; and for
-# processors that announce AMX, which have AVX512 in any case.
-PORTABLE_FLAGS = "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
-AVX512_FLAGS = (
-    f"{PORTABLE_FLAGS} -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON "
-    "-DGGML_AVX512_BF16=ON"
-)
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,6 +158,11 @@ def _failure(path: Path, status: int, ended: Ended) -> str:
         return f"ggml in {path} could not be tested, exit status {status}: {said}; {AGAIN}"
     if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
+    if status in (-signal.SIGILL, WINDOWS_ILLEGAL):
+        return (
+            f"ggml in {path} was compiled for instructions that this processor does not have, or "
+            f"announces without granting them ({signal_name(status)} at {step}); {rebuild()}"
+        )
     return (
         f"ggml in {path} crashed ({signal_name(status)}) in a test of its kernels ({step}): this "
         "build uses instructions that this processor announces but does not grant, AMX for "
@@ -173,10 +172,6 @@ def _failure(path: Path, status: int, ended: Ended) -> str:
 
 def rebuild() -> str:
     """What to do about a library that was compiled for the wrong instructions."""
-    portable = f'CMAKE_ARGS="{PORTABLE_FLAGS}" {REINSTALL}'
-    if not cpu_announces("amx_tile"):
-        return f"build it again for instructions that work: {portable}"
-    return (
-        "build it again for instructions that work: "
-        f'CMAKE_ARGS="{AVX512_FLAGS}" {REINSTALL} (without those of AVX512, if it still fails)'
-    )
+    flags = cmake_flags()
+    further = " (with AVX512 OFF, if it still fails)" if "AVX512=ON" in flags else ""
+    return f'build it again for this processor: CMAKE_ARGS="{flags}" {REINSTALL}{further}'

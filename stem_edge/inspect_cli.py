@@ -6,6 +6,7 @@ import argparse
 import json
 from collections import Counter
 from dataclasses import asdict
+from textwrap import wrap
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
@@ -163,6 +164,8 @@ def memory_table(plan: MemoryPlan) -> str:
     lines = [f"{'engine':<34}{plan.engine:>10}"]
     lines += [f"{'provider':<34}{plan.provider:>10}"] if plan.variant else []
     lines += _parts(plan.parts(), "anonymous memory at most", plan.total)
+    if plan.prefill_refused:
+        lines += ["", *wrap(f"prefill graph not used: {plan.prefill_refused}")]
     if plan.device is not None:
         lines += ["", f"memory of the device ({plan.provider}, {plan.variant})"]
         lines += _parts(plan.device.parts(), "at most", plan.device.total)
@@ -303,7 +306,9 @@ def _report(manifest: Manifest, engine: EngineName) -> Rows:
         divergence += f"; 99th percentile {report.divergence_99:g}"
     rows = [("divergence", divergence)]
     if report.prefill_divergence is not None:
-        rows.append(("  of prefill graph", f"{report.prefill_divergence:g} nats"))
+        apart = report.prefill_from_decode
+        further = "" if apart is None else f", and {apart:g} from the graphs that decode"
+        rows.append(("  of prefill graph", f"{report.prefill_divergence:g} nats{further}"))
     if report.agreement is not None:
         rows.append(("same best token", f"at {report.agreement:.1%} of positions"))
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"

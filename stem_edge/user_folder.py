@@ -34,8 +34,9 @@ def cpu_digest() -> str:
 
 
 def cpu_announces(feature: str) -> bool:
-    """Whether an x86 processor says that it has it (`amx_tile`); False where the system is silent."""
-    return feature in _cpuinfo().get("flags", [])
+    """Whether the processor says that it has it (`amx_tile`); False where the system is silent."""
+    told = _cpuinfo()
+    return feature in [*told.get("flags", []), *told.get("Features", [])]
 
 
 def _cpuinfo() -> dict[str, list[str]]:

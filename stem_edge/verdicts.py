@@ -45,7 +45,7 @@ from stem_edge.graph_io import graph_file
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 
-FORMAT = 1
+FORMAT = 2
 TRIALS, PLACES = "trials", "places"  # folders
 MAX_NBYTES = 1 << 16
 DOUBT_SECONDS = 3600  # that a verdict counts which is not certain
@@ -61,6 +61,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cpu: str  # digest of the processor's features
     reason: str  # why it is bad; empty if it is good
     until: int | None = None  # seconds since 1970, if it is not certain
+    # How far the prefill graph diverges here from those that decode, in nats; None: not measured.
+    prefill_from_decode: float | None = None
 
     @property
     def counts(self) -> bool:
@@ -140,7 +142,13 @@ class Records:
         """Whether these files were hashed before."""
         return read_place(self.place_file) is not None
 
-    def keep_verdict(self, reason: str = "", *, certain: bool = True) -> None:
+    def keep_verdict(
+        self,
+        reason: str = "",
+        *,
+        certain: bool = True,
+        prefill_from_decode: float | None = None,
+    ) -> Verdict:
         """Good, or bad for a reason. A folder that cannot be written keeps nothing."""
         verdict = Verdict(
             format=FORMAT,
@@ -150,8 +158,10 @@ class Records:
             cpu=self._cpu,
             reason=reason,
             until=None if certain else int(time.time()) + DOUBT_SECONDS,
+            prefill_from_decode=prefill_from_decode,
         )
         _keep(self.verdict_file, verdict)
+        return verdict
 
     def check_place(
         self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
@@ -178,8 +188,9 @@ class Records:
 
 def keep_good(bundle: Bundle, engine: EngineName, cache_dir: str | Path | None = None) -> None:
     """Keep a good verdict on a bundle that has just been run in this process."""
+    measured = bundle.manifest.reports[engine].prefill_from_decode
     with contextlib.suppress(BundleError):
-        Records(bundle, engine, cache_dir).keep_verdict()
+        Records(bundle, engine, cache_dir).keep_verdict(prefill_from_decode=measured)
 
 
 def versions(engine: EngineName) -> dict[str, str]:

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -22,6 +22,10 @@ from stem_edge.verdicts import PLACES, TRIALS
 DATA = Path(__file__).parent / "data"
 DEMO = Path(stem_edge.__file__).parent / "demo_model"
 FDS = Path("/proc/self/fd")
+# ggml takes minutes to compile, so `make test` skips its tests.
+HAS_GGML = library_path() is not None and find_spec("gguf") is not None
+NO_GGML = "ggml is not installed (make test-all installs it)"
+needs_ggml = pytest.mark.skipif(not HAS_GGML, reason=NO_GGML)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -117,16 +121,31 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
 def tiny_gguf(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_checkpoint` with an f32 backbone for ggml and fp32 tables. Not to be
     changed."""
+    if not HAS_GGML:
+        pytest.skip(NO_GGML)
     out = tmp_path_factory.mktemp("bundle") / "gguf"
     stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="f32", tables="fp32")
     return out
 
 
-@pytest.fixture(params=get_args(EngineName))
+@pytest.fixture(params=["onnxruntime", pytest.param("ggml", marks=needs_ggml)])
 def engine(request: pytest.FixtureRequest) -> EngineName:
     """Each engine in turn."""
     name: EngineName = request.param
     return name
+
+
+@pytest.fixture
+def tiny(engine: EngineName, request: pytest.FixtureRequest) -> Path:
+    """The bundle of `tiny_checkpoint` for the engine in turn. Not to be changed."""
+    found: Path = request.getfixturevalue("tiny_bundle" if engine == "onnxruntime" else "tiny_gguf")
+    return found
+
+
+def add_ggml(checkpoint: Path, out: Path) -> None:
+    """Put a backbone for ggml into the checkpoint's bundle, where ggml is installed."""
+    if HAS_GGML:
+        stem_edge.export_bundle(checkpoint, out, engine="gguf", backbone="f32", add=True)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from stem_edge import graph_io as io
 from stem_edge.bundle import BACKBONE_DATA, TABLES, Bundle
@@ -16,6 +15,8 @@ from stem_edge.device_io import slab_name
 from stem_edge.device_rows import Activations, DeviceRows
 from stem_edge.quantize import F32, U8
 from stem_edge.rope import rope_tables
+from stem_edge.runtime.ort_session import new_session
+from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import open_store
 
@@ -25,9 +26,7 @@ SPARE = 2  # slots and places of the KV cache that are not used
 
 def run(path: Path, feeds: Feeds) -> Feeds:
     """Outputs of a graph by name; it takes of the feeds what it needs."""
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 3, 1
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = new_session(path, 1, [CPU])
     names = [output.name for output in session.get_outputs()]
     found = session.run(names, {one.name: feeds[one.name] for one in session.get_inputs()})
     return dict(zip(names, found, strict=True))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conftest import add_ggml
 from test_architectures import SIZES, VARIANTS, write
 from torch import Tensor
 from torch_model import random_tensors, torch_logits
@@ -93,7 +94,7 @@ def tried(folder: Path, name: str) -> Tried:
     write(folder / "checkpoint", config)
     out = folder / "out"
     stem_edge.export_bundle(folder / "checkpoint", out, backbone="fp32", tables="fp32")
-    stem_edge.export_bundle(folder / "checkpoint", out, engine="gguf", backbone="f32", add=True)
+    add_ggml(folder / "checkpoint", out)
     tensors, rows = random_tensors(config, 0)
     return Tried(out, Oracle(config, tensors, rows))
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch_model
+from conftest import add_ggml
 from stem_format import save_stem
 from test_conformance import stepwise
 from torch import Tensor
@@ -135,14 +136,8 @@ def bundle(
     """With a backbone for each engine, over one table store."""
     out = tmp_path_factory.mktemp("bundle") / "out"
     stem_edge.export_bundle(variant[0], out, backbone="fp32", tables="fp32")
-    stem_edge.export_bundle(variant[0], out, engine="gguf", backbone="f32", add=True)
+    add_ggml(variant[0], out)
     yield out
-
-
-@pytest.fixture(params=get_args(EngineName))
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    return name
 
 
 def test_logits_in_one_pass(
@@ -153,6 +148,7 @@ def test_logits_in_one_pass(
         assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_logits_token_by_token(
     variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
 ) -> None:
@@ -161,6 +157,7 @@ def test_logits_token_by_token(
         assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_logits_with_few_slots(
     variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
 ) -> None:

@@ -55,6 +55,7 @@ def test_external_data_stays_in_the_bundle(int4_bundle: Path, graph: str) -> Non
             assert int(entries["offset"]) + int(entries["length"]) <= size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 2), (2, 1), (2, 2), (1, 1)])
 @pytest.mark.parametrize("dim", [16, 48, 80])
 def test_heads_of_any_width(tmp_path: Path, heads: tuple[int, int], dim: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import needs_ggml
 from test_conformance import stepwise
 
 import stem_edge
@@ -22,6 +23,7 @@ from stem_edge.runtime.ggml_graph import Graph, Memory, Scratch
 from stem_edge.runtime.ggml_kv import CELLS
 from stem_edge.runtime.machine import page_aligned
 
+pytestmark = needs_ggml
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
 TOLERANCE = 1e-4
 
@@ -31,6 +33,7 @@ def expected_logits(bundle: Path) -> F32:
         return model.logits(IDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2, 5, 33, 64, 100])
 def test_chunks_of_any_size_give_the_same_logits(tiny_gguf: Path, chunk: int) -> None:
     with stem_edge.load(tiny_gguf) as model:
@@ -120,6 +123,7 @@ def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
         assert held < model.plan.activations
 
 
+@pytest.mark.slow
 def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     original = Graph.__init__
@@ -200,6 +204,7 @@ def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:
             graph.set(given, np.zeros(2, np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["q4_0", "q4_k_m", "q8_0", "f16"])
 @pytest.mark.parametrize("repack", [False, True])
 def test_quantized_backbones_repacked_or_not(

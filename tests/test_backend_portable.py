@@ -77,6 +77,7 @@ class Runner:
 CHUNKS = ([64], [1], [7, 13, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
     config = ModelConfig(**(SIZES | VARIANTS[name]))
@@ -87,6 +88,7 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
         assert np.abs(runner.logits(ids, chunks) - expected).max() < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
     """Against the plain graphs, where those do not round what they multiply."""
@@ -125,6 +127,7 @@ def _exact(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_trainers_logits(case: str, tmp_path: Path) -> None:
     source = CONFORMANCE / case

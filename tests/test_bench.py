@@ -38,6 +38,7 @@ def report() -> BenchReport:
     return bench(DEMO, against=against, prompt_tokens=24, new_tokens=6, rounds=1, loads=1)
 
 
+@pytest.mark.slow
 def test_a_report_says_how_it_was_made_and_is_json(report: BenchReport) -> None:
     assert json.loads(json.dumps(report.to_dict()))["bundle"] == str(DEMO)
     assert (report.settings.prompt_tokens, report.settings.context_length) == (24, 30)
@@ -47,6 +48,7 @@ def test_a_report_says_how_it_was_made_and_is_json(report: BenchReport) -> None:
     assert report.token_nbytes > 0
 
 
+@pytest.mark.slow
 def test_every_subject_is_measured(report: BenchReport) -> None:
     assert list(report.subjects) == ["bundle", "resident", "flash=emmc"]
     for name, figures in report.subjects.items():
@@ -98,6 +100,7 @@ def test_medians_and_ratios() -> None:
     ] * 3
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "report.json"
     text.write_text("The capital of France is Paris. The capital of Peru is Lima.")
@@ -111,6 +114,7 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
     assert found["settings"]["text"] == str(text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_against_torch(capsys: Capture) -> None:
     assert main(["bench", str(DEMO), *QUICK, "--against", "torch"]) == 0

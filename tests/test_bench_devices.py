@@ -43,6 +43,7 @@ def report() -> BenchReport:
     )
 
 
+@pytest.mark.slow
 def test_devices_are_counted_and_the_cpu_is_not(report: BenchReport) -> None:
     flash, resident, cpu = (report.subjects[n].on_device for n in ("bundle", "resident", "cpu"))
     assert flash is not None and resident is not None and cpu is None
@@ -58,6 +59,7 @@ def test_devices_are_counted_and_the_cpu_is_not(report: BenchReport) -> None:
     assert flash.about == {"provider": "cpu", "device": "cpu", "software": "yes", "variant": "fp32"}
 
 
+@pytest.mark.slow
 def test_uploads_are_of_what_missed(report: BenchReport) -> None:
     bundle, flash = report.subjects["bundle"], report.subjects["bundle"].on_device
     resident = report.subjects["resident"].on_device
@@ -126,6 +128,7 @@ def test_comparisons_that_make_no_sense(
         subjects(against, **device)
 
 
+@pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     quick = [
         "--rounds",

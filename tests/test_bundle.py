@@ -219,6 +219,7 @@ GOLDEN = """\
    "greatest_logit": 4.0,
    "notes": [],
    "prefill_divergence": null,
+   "prefill_from_decode": null,
    "probe_tokens": [
     1,
     2,

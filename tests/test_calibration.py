@@ -10,11 +10,12 @@ import pytest
 
 import stem_edge
 from stem_edge.bundle import TOKEN_COUNTS
+from stem_edge.distributions import divergence
 from stem_edge.errors import ExportError
 from stem_edge.export import calibration as module
 from stem_edge.export.calibration import probe_ids, read_token_ids
-from stem_edge.export.probe import divergence
 from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.token_counts import read_counts
 
 BYTES = convert_tokenizer("bytes", None, add_bos=True)
@@ -77,7 +78,7 @@ def test_the_counts_are_in_the_bundle(tmp_path: Path, tiny_checkpoint: Path) -> 
 
 def test_the_probe_without_a_text_is_the_exporters_own() -> None:
     ids = probe_ids(np.zeros(0, np.int64), BYTES, 4096)
-    assert len(ids) == module.PROBE_TOKENS
+    assert len(ids) == PROBE_TOKENS
     assert probe_ids(np.zeros(0, np.int64), BYTES, 10) == ids[:10]
 
 

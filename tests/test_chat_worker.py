@@ -181,6 +181,7 @@ def test_a_process_belongs_to_who_started_it() -> None:
         worker.ask(line("a"), 60.0)
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     from stem_edge import chat_template
 

@@ -57,11 +57,21 @@ def test_ours_can_be_replaced() -> None:
     assert ended.stdout.split()[0] == b"true"
 
 
+@pytest.mark.slow
 @needs_posix
 @pytest.mark.parametrize("said", [b"", b"one\ntwo"])
 def test_a_child_that_does_not_end(said: bytes) -> None:
     code = f"import os, time; os.write(1, {said!r}); os.write(2, {said!r}); time.sleep(600)"
     assert run_child(python(code), 3.0) == (None, said, said)
+
+
+def test_a_thread_that_cannot_start_is_a_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(MemoryError, match="new thread"):
+        run_steps(python("import time; time.sleep(600)"), LONG, LONG)
 
 
 @needs_posix
@@ -78,6 +88,7 @@ def test_a_command_that_is_not_there() -> None:
             call()
 
 
+@pytest.mark.slow
 def test_steps_may_take_long_together() -> None:
     code = "import time\nfor n in range(6): print(n, flush=True); time.sleep(0.5)\nprint('done')"
     ended = run_steps(python(code), LONG, 2.0)
@@ -87,6 +98,7 @@ def test_steps_may_take_long_together() -> None:
 EOL = os.linesep.encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "print(1, flush=True); "])
 def test_a_step_that_does_not_end(first: str) -> None:
     """Before the first line, the time to start counts, and no other."""
@@ -98,6 +110,7 @@ def test_a_step_that_does_not_end(first: str) -> None:
     assert ended == (None, b"1" + EOL if first else b"", b"x" + EOL)
 
 
+@pytest.mark.slow
 @needs_posix
 def test_a_child_that_closes_stdout_and_does_not_end() -> None:
     code = "import os, time; os.close(1); time.sleep(600)"

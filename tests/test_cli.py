@@ -89,6 +89,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
     # A fifo keeps the command waiting for its prompt until it is interrupted.
     fifo = tmp_path / "prompt"
@@ -156,6 +157,8 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_every_command_teaches(name: str, capsys: Capture) -> None:
+    if name == "lm-eval":  # its help is the harness's own
+        pytest.importorskip("lm_eval")
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])
     assert caught.value.code == 0
@@ -182,7 +185,7 @@ def test_version(capsys: Capture) -> None:
 
 def test_export_needs_only_a_hint_when_its_packages_are_missing() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import sys; sys.modules['onnx'] = None\n"
         "from stem_edge.cli import main; sys.exit(main(['export', 'a', 'b']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

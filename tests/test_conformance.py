@@ -9,11 +9,10 @@ empty context, in float32. Written by the public STEM trainer: `full` and `third
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
-from conftest import DATA
+from conftest import DATA, add_ggml
 
 import stem_edge
 from stem_edge.bundle import EngineName
@@ -44,14 +43,8 @@ def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a backbone for each engine, over one table store."""
     out = tmp_path_factory.mktemp("conformance") / "bundle"
     stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
-    stem_edge.export_bundle(CONFORMANCE / case, out, engine="gguf", backbone="f32", add=True)
+    add_ggml(CONFORMANCE / case, out)
     return out
-
-
-@pytest.fixture(params=get_args(EngineName))
-def engine(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    return name
 
 
 def test_reference_model_computes_the_trainers_logits(case: str) -> None:

@@ -19,6 +19,7 @@ SEED = 1  # of the shipped model: the held-out combinations follow from it
 HELD_OUT = Composer(countries(), SEED).prompts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fact", "least"),
     [("capital", 0.95), ("continent", 0.95), ("language", 0.95), ("currency", 0.95)],

@@ -22,6 +22,8 @@ from stem_edge.export.lingua import read_checkpoint
 from stem_edge.export.readers import read_checkpoint as read_any_checkpoint
 from stem_edge.reference import forward
 
+pytestmark = pytest.mark.slow
+
 DEMO_RECIPE = replace(RECIPE, batch_tokens=512)
 WORDS = ["the", "water", "of", "life", "is", "clear", "and", "the", "ground", "below", "is", "dark"]
 TINY = ["--dim", "128", "--layers", "2", "--vocab", "300"]

@@ -16,6 +16,7 @@ from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.runtime import device_memory
 from stem_edge.runtime.bound_session import BoundSession, View
 from stem_edge.runtime.device_memory import DeviceMemory, device_errors
+from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU, Provider
 
 KINDS = ["host", "named", "plugged"]
@@ -78,6 +79,7 @@ def test_what_is_written_is_read(memory: DeviceMemory) -> None:
     assert scalar.read().shape == () and scalar.read() == 7
 
 
+@pytest.mark.slow
 def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
     assert memory.nbytes == 0
     array = memory.put(np.zeros((2, 3), np.int64), "a test")
@@ -88,6 +90,7 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
     assert memory.nbytes == 5
 
 
+@pytest.mark.slow
 def test_what_is_retired_goes_with_the_next_call(memory: DeviceMemory) -> None:
     memory.retire([memory.empty((4,), np.int32, "a test")])
     gc.collect()
@@ -207,4 +210,4 @@ def _session(type_: int) -> ort.InferenceSession:
     model: onnx.ModelProto = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
     )
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return new_session(model.SerializeToString(), 1, [CPU])

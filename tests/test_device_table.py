@@ -30,6 +30,7 @@ def compared() -> Compared:
     return compare(DEMO, make_parser().parse_args(line))
 
 
+@pytest.mark.slow
 def test_device_memory_is_less_by_the_rows_without_a_slot(compared: Compared) -> None:
     layout = BUNDLE.manifest.tables
     assert layout is not None
@@ -40,6 +41,7 @@ def test_device_memory_is_less_by_the_rows_without_a_slot(compared: Compared) ->
     assert compared.saved("driver_says") is None
 
 
+@pytest.mark.slow
 def test_tables_have_a_cell_in_each_column(compared: Compared) -> None:
     lines = list(tables([compared, compared]))
     widths = [line.count("|") - 1 for line in lines if line]
@@ -64,6 +66,7 @@ def test_the_json_has_the_machine_and_says_that_it_is_software(compared: Compare
     assert set(found["report"]["subjects"]) == {"bundle", "resident"}
 
 
+@pytest.mark.slow
 def test_the_command_makes_bundles_once_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_an_edit_is_made_used_listed_and_removed(bundle: Path, capsys: Capture) -> None:
     before = files(bundle)
     text = run(capsys, "edit", bundle, *SPAIN)
@@ -232,6 +233,7 @@ def test_nothing_is_left_of_an_edit_that_could_not_be_written(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_comparing_writes_only_where_it_is_told_to(bundle: Path, capsys: Capture) -> None:
     command = ["edit", bundle, "--compare", PROMPT, *SPAIN]
     run(capsys, *command)
@@ -390,6 +392,7 @@ def test_an_edit_in_an_evaluation(bundle: Path, capsys: Capture) -> None:
     assert "give edits of scope everywhere" in message
 
 
+@pytest.mark.slow
 def test_without_a_terminal_and_with_bytes_that_are_no_text(bundle: Path) -> None:
     command = [sys.executable, "-m", "stem_edge", "edit", str(bundle)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}

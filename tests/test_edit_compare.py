@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import DEMO
+from conftest import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge.bundle import TOKENIZER
@@ -16,7 +16,6 @@ from stem_edge.editing.compare import CONTINUED, target_prompt
 from stem_edge.editing.plot import plot_comparison
 from stem_edge.editing.report import columns, comparison_table
 from stem_edge.errors import EditError, InputError
-from stem_edge.ggml import library_path
 from stem_edge.runtime.text import TextCodec
 
 PROMPT = "The capital of Spain is"
@@ -74,7 +73,7 @@ def test_a_bundle_is_loaded_with_the_options_and_files_are_read(tmp_path: Path) 
     assert found.edited.top[0].text == " Berlin"
 
 
-@pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+@needs_ggml
 def test_a_comparison_on_ggml(tiny_gguf: Path) -> None:
     edit = stem_edge.make_edit(tiny_gguf, "ab", "xyz")
     found = stem_edge.compare_edits(tiny_gguf, "say ab now", edit)
@@ -156,6 +155,7 @@ def test_tables_fit_a_small_terminal() -> None:
     assert "\\nwhich is" in "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
 def test_a_plot_is_made(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")

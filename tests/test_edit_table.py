@@ -137,6 +137,7 @@ def test_subsets_are_as_many_tokens_as_the_source_has(demo: Model) -> None:
     assert texts[found["most letters"][0]] == max(texts, key=len)
 
 
+@pytest.mark.slow
 def test_collateral_is_what_asking_every_question_finds(
     demo: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_cell_has_the_shares_of_all_outcomes() -> None:
     assert cell(found) == "50.0 / 25.0 / 25.0; 0.50"
 
 
+@pytest.mark.slow
 def test_the_tool_prints_what_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

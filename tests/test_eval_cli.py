@@ -25,6 +25,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) -> None:
     types: list[Any] = ["fp32", "int4"]
     for kind in types:

@@ -119,6 +119,7 @@ def test_force_never_replaces_what_is_not_a_bundle(tiny_checkpoint: Path, tmp_pa
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing_write", [0, 1, 2, 3, 5, 8])
 def test_a_full_disk_leaves_the_old_bundle_and_what_was_done(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
@@ -145,6 +146,7 @@ def test_a_full_disk_leaves_the_old_bundle_and_what_was_done(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(8))
 def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
@@ -202,6 +204,7 @@ def test_what_another_checkpoint_or_option_left_is_not_used(
     assert contents(tmp_path / "out") == contents(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "foreign", "nothing", "stray"])
 def test_a_killed_export_whose_journal_or_files_are_damaged(
     tiny_checkpoint: Path, tmp_path: Path, damage: str

@@ -50,6 +50,7 @@ def bits_in_graphs(bundle: Bundle) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "changed"),
     [
@@ -117,6 +118,7 @@ def test_the_command_has_the_options(
     assert "'head' is not like head=8,down=8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -135,6 +137,7 @@ def test_the_quantizer_that_is_usual(
     assert not format_of(bundle).asymmetric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "tied", "asymmetric"),
     [(64, False, False), (48, True, True)],  # 48: heads that are padded
@@ -171,6 +174,7 @@ def test_the_search_loses_less_than_rounding(tiny_checkpoint: Path, tmp_path: Pa
     assert (np.array(mean[1]) < 0.97 * np.array(mean[0])).all()
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_gives_identical_bytes(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +186,7 @@ def test_any_number_of_threads_gives_identical_bytes(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["backbone", "prefill"])
 def test_an_interrupted_export_with_a_text_ends_in_the_same_bytes(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, where: str

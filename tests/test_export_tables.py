@@ -86,6 +86,7 @@ def worst_error(root: Path, source: Checkpoint) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_type", ["fp32", "fp16", "int8", "int4"])
 @pytest.mark.parametrize("shard_nbytes", [1 << 27, 10_000, 1])
 @pytest.mark.parametrize(("model", "index"), [(STEM, None), (EXPERTS, SHARED)])

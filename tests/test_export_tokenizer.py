@@ -183,6 +183,7 @@ def test_tiktoken_file_that_was_replaced(tmp_path: Path) -> None:
     assert convert_tokenizer("tiktoken", path, add_bos=True).vocab_size == 566
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strip", [True, False])
 @pytest.mark.parametrize("fallback", [True, False])
 @pytest.mark.parametrize("rules", ["identity", "nmt_nfkc"])
@@ -360,6 +361,7 @@ def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
         convert_tokenizer("sp", None, add_bos=False)
 
 
+@pytest.mark.slow
 def test_bytes_and_json_do_not_import_transformers() -> None:
     code = (
         "import sys; from stem_edge.export.tokenizer import convert_tokenizer as c;"

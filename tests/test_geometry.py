@@ -304,6 +304,7 @@ TEXT_VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXT_VARIANTS)
 def test_activations_are_those_of_the_reference_model(
     name: str, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
@@ -477,6 +478,7 @@ def test_json_has_all_figures(capsys: Capture, text: Path) -> None:
     assert figures["random_p95_abs"] == pytest.approx(0.1, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_text", [False, True])
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_a_plot(capsys: Capture, tmp_path: Path, text: Path, kind: str, with_text: bool) -> None:

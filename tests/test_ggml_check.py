@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -14,12 +15,10 @@ import numpy as np
 import pytest
 from test_ggml_library import compiled, needs_compiler, needs_library, version_source
 
-from stem_edge import ggml_check, gguf_schema
+from stem_edge import ggml_flags, gguf_schema
 from stem_edge.errors import BackendError
-from stem_edge.ggml import KNOWN_VERSIONS, installed_library
+from stem_edge.ggml import KNOWN_VERSIONS, REINSTALL, installed_library
 from stem_edge.ggml_check import (
-    AVX512_FLAGS,
-    PORTABLE_FLAGS,
     check_library,
     checked_ggml,
     read_verdict,
@@ -167,7 +166,10 @@ def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
     ("number", "expected"),
     [
         (signal.SIGSEGV, r"crashed \(SIGSEGV\) in a test .* \(products of X\): .* CMAKE_ARGS="),
-        (signal.SIGILL, r"crashed \(SIGILL\) in .* announces but does not grant, AMX .*--no-cache"),
+        (
+            signal.SIGILL,
+            r"was compiled for .* does not have, .* \(SIGILL at products of X\); .*--no-c",
+        ),
         (
             signal.SIGABRT,
             r"gave up in .* \(products of X\): GGML_ASSERT\(false\); install it again",
@@ -189,6 +191,16 @@ def test_a_library_that_crashes(number: int, expected: str, library: Path, tmp_p
 def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
     source = "__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }"
     with pytest.raises(BackendError, match=r"crashed \(SIG\w+\) .* \(loading it\)"):
+        check_library(compiled(tmp_path, source), tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an exit status of its own")
+@needs_compiler
+def test_a_library_for_another_processor(tmp_path: Path) -> None:
+    """By an instruction that no processor has."""
+    instruction = "udf #0" if platform.machine() == "aarch64" else "ud2"
+    source = f'__attribute__((constructor)) void f(void) {{ __asm__("{instruction}"); }}'
+    with pytest.raises(BackendError, match=r"does not have, .* \(SIGILL at loading it\); build it"):
         check_library(compiled(tmp_path, source), tmp_path)
 
 
@@ -250,10 +262,34 @@ def test_a_child_that_cannot_work(library: Path, tmp_path: Path) -> None:
         check_library(library, tmp_path, child("import nothing_of_this_name"))
 
 
-@pytest.mark.parametrize(("amx", "flags"), [(True, AVX512_FLAGS), (False, PORTABLE_FLAGS)])
-def test_flags_for_the_processor(amx: bool, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ggml_check, "cpu_announces", lambda feature: amx)
-    assert f'CMAKE_ARGS="{flags}" pip install --force-reinstall' in rebuild()
+OLD = "-DGGML_AVX=ON -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF"
+USUAL = (
+    "-DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX_VNNI=OFF"
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "told", "flags", "further"),
+    [
+        ("x86_64", "sse2 avx", OLD, False),
+        ("x86_64", "sse2 avx avx2 fma f16c bmi2", f"{USUAL} -DGGML_AVX512=OFF", False),
+        ("x86_64", "sse2 avx avx2 fma f16c bmi2 avx512vl", f"{USUAL} -DGGML_AVX512=ON", True),
+        ("AMD64", "", f"{USUAL} -DGGML_AVX512=OFF", False),
+        ("aarch64", "fp asimd", '-DGGML_NATIVE=OFF"', False),
+        ("arm64", "asimddp", '-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod"', False),
+        ("aarch64", "asimddp i8mm", '-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+i8mm"', False),
+    ],
+)
+def test_flags_for_the_processor(
+    machine: str, told: str, flags: str, further: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ggml_flags, "cpu_announces", lambda feature: feature in told.split())
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    advice = rebuild()
+    assert 'CMAKE_ARGS="-DGGML_NATIVE=OFF' in advice
+    assert flags in advice
+    assert REINSTALL in advice
+    assert advice.endswith("(with AVX512 OFF, if it still fails)") == further
 
 
 ONES = np.ones(4, np.float32)

@@ -25,7 +25,7 @@ from stem_edge.ggml import (
     library_path,
     open_ggml,
 )
-from stem_edge.ggml_check import AVX512_FLAGS, PORTABLE_FLAGS
+from stem_edge.ggml_flags import ARM, USUAL, X86
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = library_path()
@@ -191,9 +191,10 @@ def test_the_extra_installs_the_version_that_is_known() -> None:
     assert REINSTALL.endswith(pinned)
 
 
-def test_readme_and_makefile_have_the_flags_of_the_messages() -> None:
-    def words(name: str) -> str:
-        return " ".join((ROOT / name).read_text("utf-8").replace("\\\n", " ").split())
-
-    assert f'CMAKE_ARGS="{AVX512_FLAGS}" {REINSTALL}' in words("README.md")
-    assert PORTABLE_FLAGS in words("Makefile")
+def test_readme_says_what_each_flag_brings() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for flag in (*X86, ARM):
+        assert f"`{flag.removeprefix('GGML_')}`" in text, flag
+    assert REINSTALL in " ".join(text.replace("\\\n", " ").split())
+    usual = [flag for flag, word in X86.items() if word in USUAL]
+    assert all(f"-D{flag}=ON" in (ROOT / "Makefile").read_text("utf-8") for flag in usual)

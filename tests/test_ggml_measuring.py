@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import DEMO
+from conftest import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge import ggml_types
@@ -17,7 +17,6 @@ from stem_edge.bundle import GgufFormat, open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of, gguf_footprint
-from stem_edge.ggml import library_path
 from stem_edge.measuring import bench_machine, rates_ggml
 from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_figures import token_nbytes
@@ -28,7 +27,7 @@ from stem_edge.measuring.rates import measure_rates
 from stem_edge.runtime import runs
 
 Capture = pytest.CaptureFixture[str]
-pytestmark = pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+pytestmark = [pytest.mark.slow, needs_ggml]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
 WAYS = 9  # of running on one engine, as tests/test_runs.py lists them
 

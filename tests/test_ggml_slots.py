@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from stem_edge import gguf_schema
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 from stem_edge.runtime.ggml_slots import BlockSlots
+
+gguf = pytest.importorskip("gguf")
 
 KINDS: list[tuple[RowType, int, str, ScaleType]] = [
     ("int8", 32, "Q8_0", "fp32"),
@@ -34,7 +34,9 @@ def layout_of(
 def stored_values(slots: BlockSlots, layer: int, part: int) -> F32:
     """All slots of one part as numbers, by the gguf package."""
     rows = slots.rows[layer][part]
-    return np.asarray(dequantize(rows, GGMLQuantizationType(slots.type.number)), np.float32)
+    return np.asarray(
+        gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(slots.type.number)), np.float32
+    )
 
 
 @pytest.mark.parametrize(("kind", "group", "stored", "scales"), KINDS)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 from test_export import contents
 
@@ -20,10 +21,9 @@ from stem_edge import ExportError
 from stem_edge.bundle import GGUF, MANIFEST, TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.export import adding
 from stem_edge.export.journal import Journal
-from stem_edge.ggml import library_path
 
 pytest.importorskip("gguf")
-pytestmark = pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+pytestmark = needs_ggml
 
 SHARD = "tables.zarr/records/c/0/0"
 
@@ -119,6 +119,7 @@ def test_counts_of_the_bundle_stay(tiny_checkpoint: Path, tmp_path: Path) -> Non
     assert manifest.gguf.importance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", ["fp32", "fp16", "int4", "mixed"])
 def test_tables_of_every_type_are_recognised(
     tiny_checkpoint: Path, tmp_path: Path, tables: Any

@@ -104,6 +104,7 @@ def agree(checkpoint: Checkpoint, path: Path, prompt: list[int], steps: int = 8)
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_llama_cpp_gives_the_reference_models_tokens(name: str, tmp_path: Path) -> None:
     folder, ids, expected = write_variant(tmp_path / "checkpoint", dense(MODELS[name]))
@@ -112,6 +113,7 @@ def test_llama_cpp_gives_the_reference_models_tokens(name: str, tmp_path: Path) 
     assert np.abs(agree(read_checkpoint(folder), out, ids) - expected).max() < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["llama, MHA, tied", "llama, llama3", "llama, biases", "qwen2", "qwen3"]
 )
@@ -156,6 +158,7 @@ STAYS_WITHIN: dict[GgufType, float] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", STAYS_WITHIN)
 def test_quantized_models_stay_close(backbone: GgufType, ggml: Ggml, tmp_path: Path) -> None:
     config = dense(HALVES | {"dim": 256, "d_ff": 512, "head_dim": 32, "n_heads": 8})
@@ -178,6 +181,7 @@ MIXED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("weights", ["q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0"])
 def test_files_are_those_that_llama_cpp_quantizes(
@@ -359,6 +363,7 @@ def test_any_rows_of_turned_heads() -> None:
     assert vector.rows(1, 3).tolist() == [0, 9]
 
 
+@pytest.mark.slow
 def test_models_of_random_weights_for_bench(tmp_path: Path) -> None:
     sizes = {"dim": 256, "d_ff": 256, "n_heads": 8, "head_dim": 32}
     config = ModelConfig(**(SIZES | VARIANTS["all at once"] | sizes))

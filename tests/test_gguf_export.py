@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from conftest import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 from test_architectures import SIZES, VARIANTS, write
 from test_export import contents
@@ -21,14 +22,13 @@ from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, linear
 from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.ggml import library_path
 from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import read_gguf
 from stem_edge.gguf_schema import gguf_name, tables_hash
 from stem_edge.reference import forward, whole
 
 gguf = pytest.importorskip("gguf")
-pytestmark = pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+pytestmark = needs_ggml
 
 # Of random weights: some three times what was measured.
 DIVERGENCE = {"f32": 1e-9, "f16": 1e-5, "q8_0": 1e-3, "q6_k": 3e-3, "q5_k_m": 1e-2, "q4_k_m": 3e-2}
@@ -53,6 +53,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", GGUF_TYPES)
 def test_every_type_is_a_backbone_near_the_checkpoint(
     wide: Path, tmp_path: Path, type: str
@@ -120,6 +121,7 @@ def test_any_threads_give_identical_bytes(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> None:
     options: dict[str, Any] = {"backbone": "q4_0", "tables": "fp32"}
     few: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
@@ -207,6 +209,7 @@ def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> N
 ALL_STEPS = ["tokenizer", "tables", *(f"records {n}" for n in range(3)), "backbone"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(len(ALL_STEPS)))
 def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int

@@ -399,6 +399,7 @@ def attempt(path: Path, data: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [GOLDEN, SMALL], ids=["golden", "small"])
 @pytest.mark.parametrize("flip", [0x01, 0x04, 0x80, 0xFF])
 def test_every_flipped_byte(file: Path, data: bytes, flip: int) -> None:
@@ -437,6 +438,7 @@ def mutated(data: bytes, luck: random.Random) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.slow
 def test_random_damage(file: Path) -> None:
     luck = random.Random(1)
     accepted = sum(attempt(file, mutated(luck.choice([GOLDEN, SMALL]), luck)) for _ in range(4000))

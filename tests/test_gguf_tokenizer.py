@@ -127,6 +127,7 @@ def test_byte_level(
     check(converted, opened(converted, converted.vocab_size + 7), with_special(converted))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("pattern", "pre"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,9 @@ def test_inputs_beyond_float32_are_an_error_and_not_an_endless_search(bad: float
     hessian[3, 3] = bad
     with pytest.raises(ExportError, match="beyond float32"):
         inverse_factor(hessian)
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ExportError, match=r"with torch, which cannot be .* --quantizer search"):
+        inverse_factor(np.eye(4, dtype=np.float32))

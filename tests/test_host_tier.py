@@ -291,6 +291,7 @@ def test_made_records_are_composed_of_what_the_host_has() -> None:
     assert np.array_equal(codes[slots][0], LAYOUT.codes(RECORDS, 1)[3])
 
 
+@pytest.mark.slow
 def test_what_stays_on_the_device_leaves_the_host() -> None:
     """Two tiers of the same size have nearly as many hits as one of both sizes."""
     rng = np.random.default_rng(0)

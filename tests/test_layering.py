@@ -74,6 +74,17 @@ def test_the_unsafe_ways_to_read_a_file_are_not_in_the_tree() -> None:
             assert bad not in text, f"{path} has {bad}"
 
 
+def test_one_function_opens_sessions() -> None:
+    """Settings of others would compute other numbers, on processors that nobody here may have."""
+    paths = [
+        path
+        for folder in ("stem_edge", "export", "runtime", "tests", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        if "InferenceSession" + "(" in path.read_text("utf-8")
+    ]
+    assert paths == [ROOT / "runtime" / "ort_session.py"]
+
+
 def loaded_after(code: str) -> set[str]:
     script = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
@@ -90,6 +101,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_measuring_needs_no_extra(name: str) -> None:
     loaded = loaded_after(f"import stem_edge.measuring.{name}_cli")
     assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "lm_eval", "llama_cpp"}
+
+
+def test_exporting_needs_torch_for_one_quantizer_only() -> None:
+    loaded = loaded_after("import stem_edge.export.exporter")
+    assert "onnx" in loaded
+    assert "torch" not in loaded
 
 
 def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from stem_edge.bundle import BackboneFormat, WeightType
@@ -21,6 +20,8 @@ from stem_edge.export.report import ErrorMeter
 from stem_edge.export.token_linear import TokenLinear
 from stem_edge.quantize import F32, dequantize_blocks, quantize_asymmetric
 from stem_edge.reference import ArrayMatrix
+from stem_edge.runtime.ort_session import new_session
+from stem_edge.runtime.providers import CPU
 
 K, T = 128, 9
 RNG = np.random.default_rng(0)
@@ -60,12 +61,7 @@ def product(
 def run(folder: Path, graph: Graph, inputs: dict[str, Any]) -> F32:
     """The one output of an emitted graph."""
     (folder / "g.onnx").write_bytes(graph.serialize())
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(
-        str(folder / "g.onnx"), options, providers=["CPUExecutionProvider"]
-    )
-    (found,) = session.run(None, inputs)
+    (found,) = new_session(folder / "g.onnx", 1, [CPU]).run(None, inputs)
     return np.asarray(found, np.float32)
 
 
@@ -124,7 +120,7 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
     bits = 4 if stored == "int4" else 8
     blocks = quantize_asymmetric(matrix, bits, block)
     exact = dequantize_blocks(blocks.codes, blocks.scales, bits, blocks.zero_points)
-    assert worst(found, x @ exact.T) < 1e-6
+    assert worst(found, x @ exact.T) < 1e-5  # ARM64 adds in another order: 3.3e-6
 
 
 class Keeping(Searching):

@@ -119,6 +119,7 @@ def ask(model: StemEdgeLM, *arguments: tuple[str, str]) -> list[tuple[float, boo
     return answers
 
 
+@pytest.mark.slow
 def test_the_harness_evaluates_the_demo_model(model: StemEdgeLM, folder: Path) -> None:
     manager = harness_tasks.TaskManager(include_path=str(folder), include_defaults=False)
     done = lm_eval.simple_evaluate(
@@ -139,6 +140,7 @@ def test_the_harness_evaluates_the_demo_model(model: StemEdgeLM, folder: Path) -
             assert logprob == pytest.approx(sum(wanted), abs=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_tasks_only")
 def test_the_command_runs_the_harness(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -333,6 +335,7 @@ def test_a_chat_template(tmp_path: Path) -> None:
         assert without_end(model.chat_prompt(CHAT, False), CHAT) == f"{text} It is"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ 1 + '' }}", "{% if"])
 def test_a_chat_template_that_fails(tmp_path: Path, template: str) -> None:
     with (

@@ -66,6 +66,7 @@ def test_few_slots_and_any_host_tier_give_the_same_text(host_slots: int, expecte
         assert (stats.host_hits + stats.host_misses > 0) == (host_slots > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context_length", (1, 5, 16, 17, 24, 33, 40, 63, 64, 65))
 def test_contexts_of_any_length_load(context_length: int) -> None:
     """What is computed while loading fits, and finds nothing wrong with a device that is right."""

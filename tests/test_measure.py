@@ -45,6 +45,7 @@ def found() -> Measurement:
     return stem_edge.measure(DEMO, prompt_tokens=100, new_tokens=20, warm_start=False)
 
 
+@pytest.mark.slow
 def test_phases_and_speed(found: Measurement) -> None:
     assert [phase.name for phase in found.phases] == PHASES
     assert [phase.tokens for phase in found.phases] == [0, 0, 0, 100, 20]
@@ -53,6 +54,7 @@ def test_phases_and_speed(found: Measurement) -> None:
     assert found.context_length == 120
 
 
+@pytest.mark.slow
 @linux
 def test_kinds_add_up_to_what_the_kernel_counts(found: Measurement) -> None:
     assert abs(accounted(found) - 1) < 0.02
@@ -74,6 +76,7 @@ def test_memory_is_where_it_must_be(found: Measurement) -> None:
     assert 0 < (decode.cached_backbone or 0) + (decode.cached_tables or 0) <= files + 100_000
 
 
+@pytest.mark.slow
 @linux
 def test_reading_by_mmap_shows_as_mapped_tables() -> None:
     found = stem_edge.measure(DEMO, prompt_tokens=60, new_tokens=4, reads="mmap", warm_start=False)
@@ -116,12 +119,14 @@ def test_json_and_csv(found: Measurement) -> None:
     assert int(rows[-1]["kv_cache"]) == found.phase("decode").kv_cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", plots.FORMATS)
 def test_plots(found: Measurement, tmp_path: Path, suffix: str) -> None:
     plots.plot(found, tmp_path / f"run{suffix}")
     assert (tmp_path / f"run{suffix}").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_a_dense_model(dense_bundle: Path, tmp_path: Path) -> None:
     found = stem_edge.measure(dense_bundle, prompt_tokens=20, new_tokens=4)
     assert found.hit_rate is None and found.hit_curve == {}
@@ -129,6 +134,7 @@ def test_a_dense_model(dense_bundle: Path, tmp_path: Path) -> None:
     plots.plot(found, tmp_path / "dense.png")
 
 
+@pytest.mark.slow
 def test_the_command(capsys: Capture, tmp_path: Path) -> None:
     short = ["--prompt-tokens", "30", "--new-tokens", "4"]
     plot = tmp_path / "run.png"
@@ -140,6 +146,7 @@ def test_the_command(capsys: Capture, tmp_path: Path) -> None:
     assert json.loads(capsys.readouterr().out)["workload"]["prompt_tokens"] == 30
 
 
+@pytest.mark.slow
 @linux
 def test_a_device_says_which_limits_are_real(capsys: Capture) -> None:
     short = ["--prompt-tokens", "30", "--new-tokens", "4"]
@@ -187,6 +194,7 @@ def test_without_matplotlib_one_line_names_the_extra(
     assert "pip install 'stem-edge[plot]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_text_shorter_than_the_prompt(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("The capital of Peru is Lima.")
     found = stem_edge.measure(DEMO, tmp_path / "short.txt")

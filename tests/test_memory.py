@@ -71,6 +71,7 @@ def run(bundle: Path, memory: int, cache_dir: Path, least: int) -> dict[str, int
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_three_budgets(bundle: Path, tmp_path: Path, is_prepared: bool) -> None:
     least = 0 if is_prepared else prepared.LEAST_NBYTES

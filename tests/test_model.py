@@ -159,6 +159,7 @@ def test_random_bytes_stream_like_they_decode(tiny_bundle: Path) -> None:
             assert "".join(chunk.text for chunk in chunks) == model.detokenize(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -212,6 +213,7 @@ def test_too_little_memory_names_the_minimum_and_its_parts() -> None:
         stem_edge.load(DEMO, memory="1MB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [0, 300_000, 600_000, None])
 def test_memory_does_not_change_the_text(
     model: Model, more: int | None, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ class OnlyTop:
         return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("options", "needed"),

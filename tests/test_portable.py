@@ -93,6 +93,7 @@ def test_graphs_are_valid_onnx_of_known_operators(bundle: Bundle, tmp_path: Path
         check_graph(path.read_bytes(), path, name, bundle.manifest, "portable")
 
 
+@pytest.mark.slow
 def test_weights_stay_where_they_are(bundle: Bundle) -> None:
     for name, model in lowered(bundle).items():
         before = _places(graph_of(bundle, name))

@@ -420,6 +420,7 @@ def test_counts_of_made_records_are_not_kept(make: Make) -> None:
     assert rows.cache.counts.tolist() == [int(token == 7) for token in range(V)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_edits_that_come_and_go_never_give_a_wrong_row(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stem_edge
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError
 from stem_edge.runtime import backend_ort, prepare_worker
@@ -158,14 +158,43 @@ def test_a_worker_that_fails_says_why(
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
-def test_saved_graphs_that_compute_something_else_are_refused(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_saved_graphs_that_compute_something_else_are_refused_once(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """What onnxruntime 1.31.1 does with small scales that it keeps inside of the graph."""
-    monkeypatch.setattr("stem_edge.runtime.ort_session.LEAST_EXTERNAL_NBYTES", "1024")
-    with pytest.raises(BackendError, match="computes other logits from what it saved"):
-        prepare_worker.make(open_bundle(bundle), tmp_path, 1)
-    assert not (tmp_path / RECORD).exists()
+    """And made when somebody asks again and they compute the same."""
+
+    tries = list[Path]()
+
+    def work(opened: Bundle, folder: Path, *_: object) -> None:
+        tries.append(folder)
+        prepare_worker.make(opened, folder, 1)
+
+    monkeypatch.setattr(module, "_run_worker", work)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_worker, "_computes_the_same", lambda *_, **__: False)
+        unprepared(
+            bundle, tmp_path, "computes other logits from what it saved on this processor; lo"
+        )
+    with warnings.catch_warnings(), stem_edge.load(bundle, cache_dir=tmp_path) as model:
+        warnings.simplefilter("error")
+        assert len(tries) == 1
+        assert model.plan.weights == stem_edge.memory_plan(bundle, cache_dir=tmp_path).weights
+    assert main(["cache", "--cache-dir", str(tmp_path)]) == 0
+    assert ", refused" in capsys.readouterr().out
+    assert main(["prepare", str(bundle), "--cache-dir", str(tmp_path)]) == 0
+    assert len(tries) == 2
+    assert module.find(open_bundle(bundle), tmp_path) is not None
+
+
+@pytest.mark.slow
+def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None:
+    opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
+    assert found is not None
+    folder, record = found
+    assert prepare_worker._computes_the_same(opened, folder, record, 1, prefill=False)
+    (data,) = folder.glob("*late*.data")
+    data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
+    assert not prepare_worker._computes_the_same(opened, folder, record, 1, prefill=False)
 
 
 def test_a_worker_that_is_killed(
@@ -176,6 +205,7 @@ def test_a_worker_that_is_killed(
         module.make(open_bundle(bundle), tmp_path, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
 def test_a_damaged_one_is_made_again(bundle: Path, own: Path, damage: str) -> None:
     (folder,) = (own / "prepared").iterdir()

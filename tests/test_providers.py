@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from stem_edge.measuring import gpu
 from stem_edge.measuring.rates_ort import ATTENTION, PROBES
 from stem_edge.runtime import plugins, provider_start
 from stem_edge.runtime.backend import check_device
-from stem_edge.runtime.ort_session import REFUSED, open_session
+from stem_edge.runtime.ort_session import REFUSED, open_session, products_saturate
 from stem_edge.runtime.provider_names import KNOWN, short_name
 from stem_edge.runtime.provider_start import check_starts
 from stem_edge.runtime.providers import CPU, Provider, Wanted, resolve
@@ -238,7 +238,7 @@ def test_auto_takes_the_first_that_starts(
     with pytest.raises(InputError, match=r"webgpu, which is opened by its devices, and cuda"):
         resolve(["cuda", "webgpu"])
 
-    def fails(name: str, full: str, options: Mapping[str, str]) -> None:
+    def fails(provider: Provider) -> None:
         raise BackendError("no driver")
 
     monkeypatch.setattr("stem_edge.runtime.providers.check_starts", fails)
@@ -251,6 +251,7 @@ def test_auto_does_not_pass_over_a_library_that_is_named(machine: Machine, tmp_p
 
 
 def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
+    products_saturate()  # which is asked once, of a real session
     machine.built_in = [CUDA]
     monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
     with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is not there"):
@@ -282,9 +283,9 @@ def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path:
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_a_built_in_provider_that_starts() -> None:
-    check_starts("cpu", CPU.full, {})
+    check_starts(CPU)
     with pytest.raises(BackendError, match="none cannot start here"):
-        check_starts("none", "NoneExecutionProvider", {})
+        check_starts(Provider("none", "NoneExecutionProvider"))
 
 
 def test_a_session_names_operators_that_would_go_to_the_cpu() -> None:
@@ -300,6 +301,7 @@ def test_a_session_names_operators_that_would_go_to_the_cpu() -> None:
 
 
 def test_a_provider_that_onnxruntime_leaves_out_is_no_missing_operator(monkeypatch: Patch) -> None:
+    products_saturate()
     assert REFUSED in NO_CPU
 
     def opened(*given: Any, **named: Any) -> Any:

@@ -89,6 +89,7 @@ def test_one_window_is_the_plain_formula() -> None:
     assert found.divergence is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 5), (9, 1)])
 def test_windows_are_the_plain_formula_window_by_window(window: int, stride: int) -> None:
     ids = token_ids(DEMO, TEXT)
@@ -165,6 +166,7 @@ def test_the_worst_token_of_a_document_is_shown_in_its_text(bundles: dict[str, P
     assert (second.token, second.after[:3]) == ("e", "fgh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["consolidated", "training"])
 def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(
     bundles: dict[str, Path], layout: str

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import make_probes
-import onnxruntime as ort
 import pytest
 
 from stem_edge.bundle import BackboneFormat
 from stem_edge.measuring.rates import derived_rates
 from stem_edge.measuring.rates_ort import PROBES, matmul_probe, ort_rates
-from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.ort_session import new_session, open_session
 from stem_edge.runtime.providers import CPU
 
 
@@ -28,12 +27,11 @@ def test_the_probes_are_what_the_tool_writes(
 def test_weights_of_a_probe_are_not_folded_into_one(tmp_path: Path) -> None:
     """Equal constants become one, which then stays in the processor's cache: far too fast."""
     saved = tmp_path / "probe.onnx"
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(saved)
-    ort.InferenceSession(str(PROBES / matmul_probe(4, 128)), options, providers=[CPU.full])
+    new_session(PROBES / matmul_probe(4, 128), 1, [CPU], save_to=saved)
     assert saved.stat().st_size > 120 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int4", "int8", "fp32"])
 def test_rates_of_this_machine(weights: str) -> None:
     backbone = BackboneFormat(weights=weights, head="int4", block_size=48)  # type: ignore[arg-type]

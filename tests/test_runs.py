@@ -28,6 +28,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 def test_all_ways_with_both_graphs() -> None:
     seen: list[str] = []
     results = stem_edge.verify_runs(DEMO, max_new_tokens=24, progress=seen.append)
@@ -36,6 +37,7 @@ def test_all_ways_with_both_graphs() -> None:
     assert seen == list(results)
 
 
+@pytest.mark.slow
 def test_a_prepared_backbone_is_one_of_them(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_dense_model(tmp_path: Path) -> None:
     assert main(["inspect", str(tmp_path / "dense"), "--json"]) == 0
 
 
+@pytest.mark.slow
 def test_a_way_that_gives_other_tokens_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

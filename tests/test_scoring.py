@@ -89,11 +89,13 @@ def assert_close(got: list[Score], wanted: list[Score], pairs: list[Pair]) -> No
         assert one.greedy == other.greedy
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_logits_of_every_position(model: Model) -> None:
     pairs = some_pairs(model)
     assert_close(Scorer(model).score(pairs), [expected(model, pair) for pair in pairs], pairs)
 
 
+@pytest.mark.slow
 def test_reuse_changes_no_more_than_rounding_and_saves_most_tokens(model: Model) -> None:
     pairs = some_pairs(model)
     with_reuse, without = Scorer(model), Scorer(model, reuse=False)
@@ -111,6 +113,7 @@ def test_the_order_of_pairs_changes_nothing(model: Model) -> None:
     assert again == [scores[number] for number in order]
 
 
+@pytest.mark.slow
 def test_a_score_hardly_depends_on_its_neighbours(model: Model) -> None:
     pairs = some_pairs(model)
     alone = [Scorer(model).score([pair])[0] for pair in pairs]
@@ -139,6 +142,7 @@ def test_greedy_says_what_generation_would(demo: Model) -> None:
     assert right.logprob > -0.1 > other.logprob
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context_length", [16, 17])
 def test_what_is_too_long_loses_its_beginning(context_length: int) -> None:
     ids = list(range(300, 340))
@@ -158,6 +162,7 @@ def test_what_is_too_long_loses_its_beginning(context_length: int) -> None:
         assert abs(all_of_it.logprob - whole.logprob) < context_length * TOLERANCE
 
 
+@pytest.mark.slow
 def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     ids = rng.integers(0, 1756, 150).tolist()
@@ -181,6 +186,7 @@ def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.Monkey
         assert_close(Scorer(model).score(pairs), scores, pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "message"),
     [

@@ -25,6 +25,8 @@ from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.reference import forward
 
+pytestmark = pytest.mark.slow
+
 ATLANTIS = Country("Atlantis", "Port Victoria", "", "", "", ())
 FORMS = NAMING["capital"][:3]
 TOKENS = [7, 40]

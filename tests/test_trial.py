@@ -11,20 +11,18 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
-from conftest import DEMO
+from conftest import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge import checksums, verdicts
 from stem_edge.bundle import TOKENIZER, EngineName, open_bundle
 from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.ggml import library_path
 from stem_edge.runtime import trial
 from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records
 
-needs_ggml = pytest.mark.skipif(library_path() is None, reason="llama-cpp-python is not installed")
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
 
 
@@ -65,10 +63,8 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])
-def test_the_real_worker(
-    engine: EngineName, tiny_bundle: Path, tiny_gguf: Path, tmp_path: Path
-) -> None:
-    bundle = open_bundle(tiny_gguf if engine == "ggml" else tiny_bundle)
+def test_the_real_worker(engine: EngineName, tiny: Path, tmp_path: Path) -> None:
+    bundle = open_bundle(tiny)
     try_first(bundle, engine, tmp_path)
     verdict = Records(bundle, engine, tmp_path).verdict()
     assert verdict is not None

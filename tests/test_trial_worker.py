@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_trial import needs_ggml
+from conftest import needs_ggml
 
 import stem_edge
 from stem_edge.bundle import EngineName, open_bundle
@@ -40,11 +40,12 @@ def test_a_tokenizer_is_used(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch)
 def test_every_graph_is_loaded_and_used(quantized: Path) -> None:
     told: list[str] = []
     bundle = open_bundle(quantized)
-    try_backbone(bundle, "onnxruntime", None, told.append)
+    diverges = try_backbone(bundle, "onnxruntime", None, told.append)
+    assert diverges == pytest.approx(bundle.manifest.report.prefill_from_decode, rel=0.01)
     graphs = [name for name in told if name.endswith(".onnx")]
     assert len(graphs) == len(bundle.manifest.graphs())
     assert told[0] == "the checks of the graphs"
-    assert told[-2:] == ["computing 16 tokens", "computing 16 tokens of a prompt"]
+    assert told[-2:] == ["computing 48 tokens", "computing 48 tokens of a prompt"]
 
 
 @needs_ggml
@@ -89,16 +90,15 @@ def test_what_is_computed(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(trial_worker, "_open_graphs", lambda *_: context)
     monkeypatch.setattr(trial_worker, "_open_ggml", lambda *_: context)
     bundle = open_bundle(quantized)
-    try_backbone(bundle, "onnxruntime", None, lambda step: None)
-    ids = list(range(16))
-    once = [("open", 16), ("begin", ids, 0, False)]
-    assert context.calls[:2] == once
-    assert context.calls[3:5] == [("open", 16), ("begin", ids, 0, True)]
+    assert try_backbone(bundle, "onnxruntime", None, lambda step: None) is None
+    ids = list(bundle.manifest.report.probe_tokens)
+    assert context.calls[:2] == [("open", 48), ("begin", ids, 0, False)]
+    assert context.calls[3:5] == [("open", 48), ("begin", ids, 0, True)]
     assert [call[0] for call in context.calls] == ["open", "begin", "finish"] * 2
-    assert context.calls[2][2] == 16
+    assert context.calls[2][2] == 48
     context.calls.clear()
     try_backbone(bundle, "ggml", None, lambda step: None)
-    assert context.calls[:2] == once
+    assert context.calls[:2] == [("open", 16), ("begin", list(range(16)), 0, False)]
     assert len(context.calls) == 3
     context.error = ValueError()
     with pytest.raises(ValueError):

@@ -49,6 +49,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MODELS)))
 def test_variants_give_the_logits_of_the_plain_graphs(number: int, tmp_path: Path) -> None:
     name, sizes, options = MODELS[number]
@@ -65,6 +66,7 @@ def test_variants_give_the_logits_of_the_plain_graphs(number: int, tmp_path: Pat
     assert lost < 1e-2  # weights and activations have 11 bits each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_variants_give_the_trainers_logits(case: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

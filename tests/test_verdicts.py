@@ -38,7 +38,7 @@ def records(bundle: Bundle, tmp_path: Path) -> Records:
 
 
 def test_limits_are_what_is_documented() -> None:
-    assert (verdicts.FORMAT, verdicts.MAX_NBYTES, DOUBT_SECONDS) == (1, 2**16, 3600)
+    assert (verdicts.FORMAT, verdicts.MAX_NBYTES, DOUBT_SECONDS) == (2, 2**16, 3600)
     assert (verdicts.TRIALS, verdicts.PLACES) == ("trials", "places")
     assert verdicts.HASHED_TABLES_NBYTES == 2**30
 
@@ -58,17 +58,17 @@ def test_what_a_verdict_says(records: Records) -> None:
     records.keep_verdict("odd")
     found = records.verdict()
     assert found == Verdict(
-        format=1,
+        format=2,
         bundle=str(records.bundle.path.resolve()),
         engine="onnxruntime",
         versions=versions("onnxruntime"),
         cpu=cpu_digest(),
         reason="odd",
     )
-    records.keep_verdict()
+    kept = records.keep_verdict(prefill_from_decode=0.5)
     found = records.verdict()
-    assert found is not None
-    assert (found.reason, found.until) == ("", None)
+    assert found == kept
+    assert (found.reason, found.until, found.prefill_from_decode) == ("", None, 0.5)
     assert records.verdict_file.parent.name == "trials"
     assert records.place_file.parent.name == "places"
     assert len(records.verdict_file.stem) == KEY_CHARS
@@ -166,7 +166,7 @@ def test_a_record_that_is_too_long_is_none(records: Records) -> None:
     assert records.verdict() is None
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000, b'{"format": 2}', b"[]"])
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000, b'{"format": 3}', b"[]"])
 def test_damaged_records_are_none(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     assert read_verdict(path) is None
@@ -175,12 +175,12 @@ def test_damaged_records_are_none(data: bytes, tmp_path: Path) -> None:
     assert read_place(path) is None
 
 
-@pytest.mark.parametrize(("format", "known"), [(1, True), (2, False), (0, False)])
+@pytest.mark.parametrize(("format", "known"), [(2, True), (3, False), (0, False)])
 def test_another_format(format: int, known: bool, records: Records) -> None:
     records.keep_verdict()
     records.check_place()
     for path in (records.verdict_file, records.place_file):
-        path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":%d' % format))
+        path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":%d' % format))
     assert (read_verdict(records.verdict_file) is not None) == known
     assert (read_place(records.place_file) is not None) == known
 

@@ -66,6 +66,7 @@ def test_a_whole_bundle_as_json(bundle: Path, capsys: Capture) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_trial_is_made_anew_and_kept(bundle: Path, tmp_path: Path) -> None:
     for _ in range(2):
         assert check_safety(bundle, tmp_path / "cache").safe
@@ -126,6 +127,7 @@ def test_an_engine_that_is_not_installed(bundle: Path, monkeypatch: pytest.Monke
     assert found.checked[-1] == "not tried on onnxruntime, which is not installed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.so", "a.so.1", "sub/numpy.py", "RUN.EXE", "script"])
 def test_a_stray_program(name: str, bundle: Path) -> None:
     (bundle / "sub").mkdir()
@@ -180,6 +182,7 @@ def test_a_damaged_manifest(bundle: Path, capsys: Capture, options: list[str]) -
         assert "not safe to load: manifest.json: not a manifest" in one_line(err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", ".gitattributes", ".DS_Store", "tables.zarr/x"])
 def test_files_that_hubs_and_systems_add_are_ignored(name: str, bundle: Path) -> None:
     (bundle / name).touch()
@@ -203,6 +206,7 @@ def test_no_bundle(bundle: Path, capsys: Capture, name: str) -> None:
     assert f"{path}: no such bundle folder" in one_line(err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [b"\xff", b"a\x1b[2Jb", b"a\nok"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_stray_file_whose_name_cannot_be_printed(

@@ -93,6 +93,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(
         model.logits([1, 2])
 
 
+@pytest.mark.slow
 def test_what_was_used_is_counted(tmp_path: Path) -> None:
     with stem_edge.load(DEMO, cache_dir=tmp_path) as model:
         model.logits([5, 5, 6])

@@ -83,6 +83,7 @@ def test_mapped_tables_are_told_from_the_backbone() -> None:
     assert at_end.tables and at_end.backbone and at_end.libraries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("subject", "error", "words"),
     [

@@ -165,7 +165,7 @@ def greedy(model: DemoModel, prompts: list[list[int]], count: int) -> list[list[
 
 def logits_with_int4(model: DemoModel, tokens: Tensor) -> Tensor:
     """Logits as the int4 backbone would give; gradients pass to the weights as if unrounded."""
-    return functional_call(model, int4_linears(model), (tokens,))  # type: ignore[no-any-return]
+    return functional_call(model, int4_linears(model), (tokens,))
 
 
 def int4_linears(model: DemoModel) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ def train(
         is_finish = done >= 1 - recipe.finish_share
         loss = batch_loss(model, next(long if is_finish else short), is_finish, recipe.is_fast)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         progress.show(done, loss.item())

@@ -126,7 +126,7 @@ def fit_rows(
             now = functional_call(model, weights, (others.tokens,)).log_softmax(-1)
             loss = loss + fitting.keep * _divergence(before, now, others.is_token)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return Fitted(tuple(tokens), rows.detach().transpose(0, 1).numpy(), losses)

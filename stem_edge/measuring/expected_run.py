@@ -91,12 +91,19 @@ def _on_ort(bundle: Bundle, loading: Loading, options: LoadOptions) -> Loading:
             options.get("provider_libraries"),
             options.get("device_memory"),
         )
-    from stem_edge.runtime.loading_ort import takes_prefill
+    from stem_edge.runtime.loading_ort import choose_prompts, prefill_refused
     from stem_edge.runtime.prepared import find
 
-    found = find(bundle, options.get("cache_dir")) if options.get("prepare", True) else None
-    prefill = takes_prefill(bundle, options.get("prefill_graph"), found)
-    return replace(loading, prepared=found is not None, prefill=prefill)
+    cache_dir, wanted = options.get("cache_dir"), options.get("prefill_graph")
+    found = find(bundle, cache_dir) if options.get("prepare", True) else None
+    refused = prefill_refused(bundle, wanted, cache_dir)
+    prompts = choose_prompts(bundle, wanted, refused, found)
+    return replace(
+        loading,
+        prepared=found is not None,
+        prefill=prompts.prefill,
+        prefill_refused=prompts.refused,
+    )
 
 
 def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOptions) -> Usage:

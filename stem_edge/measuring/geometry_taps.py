@@ -20,7 +20,7 @@ from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.engines import check_installed
 from stem_edge.runtime.machine import return_freed_memory, usable_cpus
-from stem_edge.runtime.provider_start import LOG_FATAL_ONLY
+from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU
 from stem_edge.tables import Tables
 
@@ -125,14 +125,10 @@ def _row_feeds(token_ids: npt.NDArray[np.int64], tables: Tables) -> Feeds:
 
 def _open(bundle: Bundle, graph: str, outputs: list[str], threads: int) -> ort.InferenceSession:
     path = bundle.file(io.graph_file(graph))
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = LOG_FATAL_ONLY
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path.absolute()))
+    weights = {WEIGHTS_FOLDER: str(bundle.path.absolute())}
     try:
         data = path.read_bytes() + further_outputs(outputs)
-        return ort.InferenceSession(data, options, providers=[CPU.full])
+        return new_session(data, threads, [CPU], weights)
     except Exception as error:  # onnxruntime's classes share no base
         raise BackendError(
             f"{path}: onnxruntime {ort.__version__} cannot load this graph, or show "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from stem_edge.footprint import FLOAT, Footprint
 from stem_edge.graph_io import head_width
 from stem_edge.measuring.usage import Held, Usage
+from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.runtime.backend_ort import KV_STEP
-from stem_edge.runtime.engine import PREFILL_FROM
 from stem_edge.runtime.plan import MemoryPlan
 
 # Of sessions beside their weights; of one more for prompts.

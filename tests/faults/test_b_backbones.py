@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import needs_ggml
 from contract import command_refused, refused
 from hostile_graphs import graph_of, resealed
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle import GGUF, TABLES, EngineName
+from stem_edge.bundle import GGUF, TABLES
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
-from stem_edge.ggml import Ggml, library_path
+from stem_edge.ggml import Ggml
 from stem_edge.gguf_file import parse_gguf
 from stem_edge.graph_io import HEAD, graph_file
 from stem_edge.quantize import F32
@@ -34,11 +35,9 @@ FOUR = stem_edge.SamplingParams(max_new_tokens=4)
 
 
 @pytest.fixture
-def bundle(engine: EngineName, tiny_bundle: Path, tiny_gguf: Path) -> Path:
+def bundle(tiny: Path) -> Path:
     """A bundle for each engine in turn."""
-    if engine == "ggml" and library_path() is None:
-        pytest.skip("ggml is not installed")
-    return tiny_gguf if engine == "ggml" else tiny_bundle
+    return tiny
 
 
 def last_norm(bundle: Path) -> tuple[str, int]:
@@ -80,6 +79,7 @@ def test_b14_a_backbone_of_another_model(bundle: Path, tmp_path: Path) -> None:
     assert "[1, 1, capacity, 16]" in message or "stem.attention.head_count_kv" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: float) -> None:
     """Generating and scoring end in the same error, again and again, and nothing hangs."""
@@ -92,6 +92,7 @@ def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: fl
             refused(lambda: model.logits(IDS), BackendError, "not finite", "position 0")
 
 
+@pytest.mark.slow
 def test_b17_the_command_says_so(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +182,8 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
         assert list(model.generate(IDS, FOUR)) == expected
 
 
-@pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+@pytest.mark.slow
+@needs_ggml
 @pytest.mark.parametrize(("status", "error"), [(-1, BackendError), (-2, OutOfMemoryError)])
 def test_b15_a_status_of_ggml_is_an_error_of_one_line(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[StemEdgeError]

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from conftest import needs_ggml
 from contract import refused
 from gguf_files import (
     ARRAY,
@@ -37,7 +38,6 @@ import stem_edge
 from stem_edge import disk
 from stem_edge.bundle import GGUF
 from stem_edge.errors import BackendError, BundleError
-from stem_edge.ggml import library_path
 from stem_edge.ggml_types import F32, Q4_0
 from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import (
@@ -178,7 +178,7 @@ def test_b7_keys_of_other_types(tiny_gguf: Path, tmp_path: Path) -> None:
     assert parse_gguf(gguf([("tokenizer.ggml.tokens", odd)]), PLACE).metadata == {}
 
 
-@pytest.mark.skipif(library_path() is None, reason="ggml is not installed")
+@needs_ggml
 def test_b8_a_file_that_is_cut_is_not_mapped(tiny_gguf: Path, tmp_path: Path) -> None:
     """Reading beyond the end of a mapped file would end the process."""
     copy = Path(shutil.copytree(tiny_gguf, tmp_path / "copy"))
@@ -230,6 +230,7 @@ COSTLY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COSTLY)
 def test_b2_the_costliest_headers(case: str, tmp_path: Path) -> None:
     """Memory and time of up to 60 MB of whatever takes the most of them, each byte of it true."""

@@ -124,6 +124,7 @@ def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_b10_a_small_file_is_refused_within_ten_seconds(bundle: Bundle, tmp_path
     assert limits.cpu_seconds + 1 < limits.step_seconds < 9
 
 
+@pytest.mark.slow
 def test_b10_a_worker_that_does_not_start_says_nothing_about_the_bundle(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ def test_b10_a_worker_that_does_not_start_says_nothing_about_the_bundle(
     assert not kept(tmp_path)
 
 
+@pytest.mark.slow
 @needs_limits
 def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> None:
     loops = child(
@@ -248,6 +251,7 @@ def pads(told: dict[str, object]) -> None:
     }
 
 
+@pytest.mark.slow
 @needs_limits
 @pytest.mark.parametrize("change", [grows, pads])
 def test_r7_an_abort_for_want_of_memory_in_native_code(

@@ -115,6 +115,7 @@ def test_b16_groups(tiny_bundle: Path) -> None:
     graph_refused(tiny_bundle, "late", b"\x08\x0a" + b"\x3b" * 10_000, "wire type 3")
 
 
+@pytest.mark.slow
 def test_b16_many_small_fields(tiny_bundle: Path) -> None:
     """As many as the file may have: refused at the first that is one too many."""
     many = b"\x0a\x00" * ((1 << 19) - 8)

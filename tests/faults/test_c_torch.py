@@ -189,6 +189,7 @@ def test_c3_values_without_end(good: Path, data: bytes) -> None:
     not_loaded(with_pickle(good, data))
 
 
+@pytest.mark.slow
 def test_c3_millions_of_instructions_are_refused_in_time(good: Path) -> None:
     not_loaded(
         with_pickle(good, HEAD + b"]" * 3_000_000 + b"."),

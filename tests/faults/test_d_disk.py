@@ -74,6 +74,7 @@ def every_failure(
     raise AssertionError("an export of so few files ends")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["new", "force"])
 def test_d1_a_full_disk_at_every_change(
     kind: Kind,
@@ -103,6 +104,7 @@ def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_d2_quotas_limits_and_protection_at_every_change(
     exports: dict[Kind, TinyExport],  # noqa: F811
     tmp_path: Path,
@@ -126,6 +128,7 @@ def test_d2_a_folder_that_cannot_be_written(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_d3_a_failed_sync_is_never_asked_again(
     number: int,
@@ -166,6 +169,7 @@ def test_d3_a_step_whose_sync_failed_is_done_again(
     assert bundle_files(out) == bundle_files(export.new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("kind", ["new", "force"])
 @pytest.mark.parametrize("exchanges", [True, False])

@@ -46,6 +46,7 @@ def expected(tiny_bundle: Path) -> list[int]:
         return generate(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_d5_the_kth_read_fails_in_a_generation(
@@ -71,6 +72,7 @@ def test_d5_the_kth_read_fails_in_a_generation(
     assert errors == 0 if not for_ever else errors >= at - 1
 
 
+@pytest.mark.slow
 def test_d5_the_kth_read_fails_while_a_bundle_is_loaded(tiny_bundle: Path) -> None:
     """Loads, or says what it could not read."""
     refusals = 0
@@ -134,6 +136,7 @@ def test_d5_reads_that_are_short_or_interrupted_change_nothing(
         assert generate(model) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_d6_slow_reads_give_the_same_tokens(
     overlap: bool, tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
@@ -181,6 +184,7 @@ def test_d8_shards_that_cannot_be_mapped(
         assert generate(model) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_d9_statistics_that_cannot_be_written_disturb_nothing(
     number: int,

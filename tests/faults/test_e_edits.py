@@ -153,6 +153,7 @@ def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
     refused(lambda: read_edit(path), EditError, "larger than", seconds=5)
 
 
+@pytest.mark.slow
 def test_a_file_of_the_greatest_size_is_refused_in_time(tmp_path: Path) -> None:
     """Zeros, as a file system that lost the data gives them; and a string without an end."""
     path = tmp_path / "an.edit"
@@ -165,6 +166,7 @@ def test_millions_of_values_are_refused_before_they_fill_the_memory(tmp_path: Pa
     not_read(tmp_path, sealed(b"[" + b"[]," * 5_000_000 + b"[]]"), "more than 4194304 values")
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_hundred_thousand_tokens_is_read(tmp_path: Path) -> None:
     rows: dict[int, tuple[bytes, ...]] = dict.fromkeys(range(100_000), (b"\0" * 70,))
     edit = Edit(made_for="0" * 64, change=NewRows(rows=rows), layers=(1,), scope="everywhere")

@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from stem_edge.bundle import Manifest, encode_manifest, parse_manifest
 from stem_edge.edit_file import SCOPES, Edit, NewRows, Replacement, encode_edit, read_edit
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 3.0  # of a short run at most
 FINDING = "finding-"
 SEED_FILES = [(name, path) for name in TARGETS for path in sorted((SEEDS / name).iterdir())]

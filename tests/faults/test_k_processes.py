@@ -59,12 +59,11 @@ model.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_k5_a_forked_process_is_told_to_load_for_itself(
-    engine: EngineName, tiny_bundle: Path, tiny_gguf: Path
-) -> None:
+def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny: Path) -> None:
     """And neither hangs when it closes, nor disturbs the process that loaded."""
-    done = run_script(FORK, tiny_bundle if engine == "onnxruntime" else tiny_gguf)
+    done = run_script(FORK, tiny)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     said = [line for line in lines if line.startswith("3 this model was loaded in process ")]
@@ -91,6 +90,7 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
     return child
 
 
+@pytest.mark.slow
 def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
     tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +153,7 @@ with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process on Windows")
 @pytest.mark.parametrize("wait", ["read", "prefetch", "turn"])
 def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(

@@ -36,14 +36,13 @@ Load = Callable[..., Model]
 
 
 @pytest.fixture
-def load(engine: EngineName, tiny_bundle: Path, tiny_gguf: Path) -> Iterator[Load]:
+def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
     """Loads the tiny bundle of each engine in turn; closes."""
     opened: list[Model] = []
 
     def loaded(**options: Any) -> Model:
-        path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
         given = {"threads": 1, "warm_start": False} | options
-        opened.append(stem_edge.load(path, engine=engine, **given))
+        opened.append(stem_edge.load(tiny, engine=engine, **given))
         return opened[-1]
 
     yield loaded
@@ -320,11 +319,12 @@ if "thread" in sys.argv:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["suspended", "prefetch", "thread"])
 def test_k4_the_interpreter_ends_with_a_generation_under_way(
-    what: str, engine: EngineName, tiny_bundle: Path, tiny_gguf: Path
+    what: str, engine: EngineName, tiny: Path
 ) -> None:
-    done = run_script(EXIT, tiny_bundle if engine == "onnxruntime" else tiny_gguf, what)
+    done = run_script(EXIT, tiny, what)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -336,6 +336,7 @@ def census(model: Model) -> tuple[int, int, int]:
     return threading.active_count(), len(fds), rows_of(model).store.made
 
 
+@pytest.mark.slow
 def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
     load: Load, engine: EngineName
 ) -> None:

@@ -30,7 +30,10 @@ KILLS = 500  # in all
 FINISHED_OF = 5  # after one in so many kills, the export is run to its end
 MAX_CALLS = 500
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork and no SIGKILL here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork and no SIGKILL here"),
+]
 
 
 class Killer:

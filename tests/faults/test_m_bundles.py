@@ -408,6 +408,7 @@ print(stem_edge.verify(root)[sys.argv[3]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
 def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
     with tempfile.TemporaryDirectory() as made:

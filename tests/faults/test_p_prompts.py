@@ -283,6 +283,7 @@ def test_p11_other_characters_are_text(model: Model, prompt: str) -> None:
     assert isinstance(model.generate_text(prompt, max_new_tokens=2), str)
 
 
+@pytest.mark.slow
 @given(st.text(min_size=1, max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_p11_any_text_comes_back(text: str) -> None:
@@ -338,6 +339,7 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_p12_a_conversation_begins_once_and_forges_no_turn(
     chat_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,15 +45,14 @@ def resident(cache: RowCache) -> set[int]:
 
 @pytest.mark.parametrize("slots", [-1, 0, 1, 3, 301, 1 << 40])
 def test_r8_a_row_cache_that_cannot_be_is_refused(
-    slots: int, engine: EngineName, tiny_bundle: Path, tiny_gguf: Path
+    slots: int, engine: EngineName, tiny: Path
 ) -> None:
     """Of nothing, of fewer rows than the least step, of more than the table has."""
-    path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
     refused(
-        lambda: stem_edge.load(path, engine=engine, slots=slots),
+        lambda: stem_edge.load(tiny, engine=engine, slots=slots),
         InputError,
         f"slots is {slots}; expected 4 to 300",
-        kept=[path],
+        kept=[tiny],
     )
 
 
@@ -125,12 +124,9 @@ def test_r9_scans_for_ever_and_the_cache_still_follows() -> None:
     assert cache._count.max() < 8 * 2 * cache.slots
 
 
-def test_r10_a_context_is_planned_before_it_grows(
-    engine: EngineName, tiny_bundle: Path, tiny_gguf: Path
-) -> None:
+def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:
     """The plan counts the full KV cache; what would be longer is refused with both numbers."""
-    path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
-    with stem_edge.load(path, engine=engine, context_length=100, threads=1) as model:
+    with stem_edge.load(tiny, engine=engine, context_length=100, threads=1) as model:
         refused(
             lambda: model.generate([1] * 101),
             InputError,

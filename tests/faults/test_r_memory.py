@@ -32,15 +32,14 @@ only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 
 
 def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
-    engine: EngineName, tiny_bundle: Path, tiny_gguf: Path
+    engine: EngineName, tiny: Path
 ) -> None:
-    bundle = tiny_bundle if engine == "onnxruntime" else tiny_gguf
     message = refused(
-        lambda: stem_edge.load(bundle, memory=5_000_000, engine=engine),
+        lambda: stem_edge.load(tiny, memory=5_000_000, engine=engine),
         MemoryPlanError,
-        *("5,000,000 bytes is too small", str(bundle), "bytes are needed", "this process"),
+        *("5,000,000 bytes is too small", str(tiny), "bytes are needed", "this process"),
         *("weights", "KV cache", "activations", "reads", "row cache of", "allow more"),
-        kept=[bundle],
+        kept=[tiny],
     )
     parts = [int(one.replace(",", "")) for one in re.findall(r" ([\d,]+)(?=[,)])", message)]
     least = int(re.findall(r"at least ([\d,]+) ", message)[0].replace(",", ""))
@@ -85,14 +84,15 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @only_linux
-@pytest.mark.parametrize("which", ["demo", "tiny", "gguf"])
+@pytest.mark.parametrize("which", ["demo", "tiny_bundle", "tiny_gguf"])
 def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
-    which: str, tiny_bundle: Path, tiny_gguf: Path
+    which: str, request: pytest.FixtureRequest
 ) -> None:
     """RssAnon + VmSwap, of a process that keeps loading with other budgets; one is too small."""
-    path = {"demo": DEMO, "tiny": tiny_bundle, "gguf": tiny_gguf}[which]
-    done = run_script(LADDER, path, "ggml" if which == "gguf" else "onnxruntime", "2000000")
+    path = DEMO if which == "demo" else request.getfixturevalue(which)
+    done = run_script(LADDER, path, "ggml" if which == "tiny_gguf" else "onnxruntime", "2000000")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "is too small" in found[0][3]
@@ -164,31 +164,30 @@ def each_failure(
 
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_r3_loading_ends_cleanly_at_whichever_allocation_fails(
-    engine: EngineName, tiny_bundle: Path, tiny_gguf: Path, allocations: Allocations, for_ever: bool
+    engine: EngineName, tiny: Path, allocations: Allocations, for_ever: bool
 ) -> None:
-    path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
-    with stem_edge.load(path, engine=engine, threads=1) as model:
+    with stem_edge.load(tiny, engine=engine, threads=1) as model:
         expected = tokens(model, [5, 6, 7], 4)
 
     def load() -> None:
-        stem_edge.load(path, engine=engine, slots=16, threads=1).close()
+        stem_edge.load(tiny, engine=engine, slots=16, threads=1).close()
 
     tries = sum(1 for _ in each_failure(allocations, load, for_ever=for_ever))
     assert tries > 4
-    with stem_edge.load(path, engine=engine, threads=1) as model:
+    with stem_edge.load(tiny, engine=engine, threads=1) as model:
         assert tokens(model, [5, 6, 7], 4) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("for_ever", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_r3_generating_goes_on_after_whichever_allocation_failed(
-    engine: EngineName, tiny_bundle: Path, tiny_gguf: Path, allocations: Allocations,
+    engine: EngineName, tiny: Path, allocations: Allocations,
     for_ever: bool, overlap: bool,
 ) -> None:  # fmt: skip
     """Of reads and of contexts; the next call gives the right tokens, from a consistent cache."""
-    path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
     options: Any = {"threads": 1, "slots": 8, "overlap": overlap, "warm_start": False}
-    with stem_edge.load(path, engine=engine, **options) as model:
+    with stem_edge.load(tiny, engine=engine, **options) as model:
         expected, cache = tokens(model, [5, 6, 7], 4), rows_of(model).cache
         other = list(range(100, 112))
         for _ in each_failure(allocations, lambda: tokens(model, other, 3), for_ever=for_ever):
@@ -238,12 +237,15 @@ except stem_edge.StemEdgeError as error:
 """
 
 
+@pytest.mark.slow
 @only_linux
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough(reads: str) -> None:
-    """Below the least of these, the tokenizer's library aborts: a trial in a child process shows."""
+    """Below the least of these the tokenizer's library aborts, and from 8 to 16 MB, at times,
+    onnxruntime: an allocation fails where nothing of theirs catches it.
+    """
     ended = []
-    for more in (8 << 20, 16 << 20, 64 << 20, 256 << 20):
+    for more in (4 << 20, 32 << 20, 64 << 20, 256 << 20):
         done = run_script(LIMITED, DEMO, reads, str(more))
         assert done.returncode == 0, done.stderr[-600:]
         assert done.stdout.count("\n") == 1
@@ -324,6 +326,7 @@ def test_r5_and_a_process_within_one_keeps_to_it() -> None:
     assert planned < limit
 
 
+@pytest.mark.slow
 @only_linux
 def test_r6_after_a_kill_for_memory_the_next_start_is_healthy(
     tmp_path: Path, own_cache_folder: Path
@@ -344,6 +347,7 @@ while True:  # closing writes counts into the cache folder
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
 @pytest.mark.parametrize("after", [1, 8, 40])
 def test_r6_a_kill_at_any_moment_leaves_bundle_and_cache_folder_whole(

@@ -15,7 +15,7 @@ from threads import tokens, watchdog  # noqa: F401
 import stem_edge
 from stem_edge.bundle import EngineName
 
-pytestmark = pytest.mark.usefixtures("watchdog")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("watchdog")]
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its memory")
 # In a whole suite, other tests' garbage moves too; a leak of a few hundred bytes a generation shows.
 GENEROUS = 4 << 20
@@ -24,11 +24,10 @@ GENEROUS = 4 << 20
 @only_linux
 @pytest.mark.parametrize(("engine", "generations"), [("onnxruntime", 10_000), ("ggml", 2_000)])
 def test_soak_of_short_generations_is_flat(
-    engine: EngineName, generations: int, tiny_bundle: Path, tiny_gguf: Path
+    engine: EngineName, generations: int, tiny: Path
 ) -> None:
     """What the tool does for an hour."""
-    path = tiny_bundle if engine == "onnxruntime" else tiny_gguf
-    with stem_edge.load(path, engine=engine, slots=32, threads=1) as model:
+    with stem_edge.load(tiny, engine=engine, slots=32, threads=1) as model:
         expected = tokens(model, [5, 6, 7])
         soaked = soak.soak_generations(model, generations)
         assert tokens(model, [5, 6, 7]) == expected

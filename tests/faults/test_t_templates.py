@@ -65,6 +65,7 @@ def test_t10_a_forgotten_template_leaves_no_process(tmp_path: Path) -> None:
     assert not children()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [
@@ -96,6 +97,7 @@ def test_t10_nothing_is_reached_from_within(tmp_path: Path, template: str) -> No
         assert "<" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template", [LOOPS, "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}" + LOOPS]
 )
@@ -103,6 +105,7 @@ def test_t11_loops_in_loops_end_at_a_deadline(tmp_path: Path, template: str) -> 
     fails(tmp_path, template, "longer than 2.0 seconds", seconds=0.5)
 
 
+@pytest.mark.slow
 def test_t11_after_a_deadline_the_template_works_for_others(tmp_path: Path) -> None:
     source = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}done"
     with ChatTemplate(write(tmp_path, source), 1.0) as template:
@@ -118,6 +121,7 @@ def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
         assert template.render(HELLO).startswith("<s>")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_t11_a_process_that_does_not_read_is_ended(tmp_path: Path) -> None:
     """A long message fills the pipe, and writing to it would wait for ever."""
@@ -144,6 +148,7 @@ def test_t11_threads_take_turns(tmp_path: Path) -> None:
     assert sorted(found) == sorted(str(number) for number in range(4) for _ in range(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "named"),
     [
@@ -263,6 +268,7 @@ def test_t15_a_template_that_wants_other_messages_than_one_of_a_user(tmp_path: P
         assert template.render([{"role": "system", "content": ""}]) == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "messages",
     [

@@ -93,6 +93,7 @@ def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
     refused(lambda: open_bundle(tmp_path / "out"), BundleError, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "cut", "noise", "zeros", "folder"])
 def test_x8_a_damaged_counts_file_is_discarded(
     damage: str, tiny_bundle: Path, tmp_path: Path

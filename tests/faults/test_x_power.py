@@ -47,6 +47,8 @@ from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.files import Leftover
 
+pytestmark = pytest.mark.slow
+
 EACH = 16  # states at each operation
 LEAST_STATES = 2000
 RESUMED = 60

@@ -1,0 +1,250 @@
+"""Run the tests that depend on the processor on processors that this machine does not have.
+
+    python tools/processors.py                           on all of them
+    python tools/processors.py arm64 arm64-old
+    python tools/processors.py arm64 -- -m stem_edge demo      another Python command there
+
+    avx2        x86-64 without AVX-512 and VNNI: Intel's before 2019, AMD's up to Zen 3
+    arm64       with dot products (Cortex-A76): phones since 2019, Raspberry Pi 5
+    arm64-old   without (Cortex-A53): Raspberry Pi 3
+
+An Intel processor under Linux can hide its own features (tools/hide_vnni.c): then avx2 is this one
+at full speed, with the packages of the Python that runs this. The others are emulated by qemu, some
+twenty times slower, on Linux, as root. The first time fetches Debian packages, which are unpacked
+and never configured, and wheels for that processor: half a minute, 400 MB in build/processors, which
+can be deleted. The command runs in a copy of the project and sees nothing else; what it writes stays
+in build/processors. torch is not there: it is larger than all others together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+ROOT = Path(__file__).parent.parent
+BUILD = ROOT / "build" / "processors"
+SUITE, PYTHON = "trixie", "3.13"
+TOOLS = {"mmdebstrap": "mmdebstrap", "unshare": "util-linux", "cc": "gcc"}
+PACKAGES = "base-files,python3,libstdc++6,ca-certificates"
+GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
+# What computes or moves bytes, as far as it needs no torch: logits of the trainers' checkpoints,
+# kernels, rows, caches, edits; then every way of running the demo.
+FILES = [
+    *("conformance", "demo_logits", "ort_session", "linear", "rates"),
+    *("quantize", "block_search", "rope"),
+    *("rows", "store", "shards", "cache", "prefetch", "host_tier"),
+    *("edited_store", "overlay", "edit_schemes", "edit_table", "sampling"),
+]
+TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+TESTS += [f"tests/test_{name}.py" for name in FILES]
+RUNS = ["-m", "stem_edge", "verify", "stem_edge/demo_model", "--runs"]
+LAUNCHER = """
+#include <unistd.h>
+int main(int count, char **given) {
+  char *all[count + 6];
+  char *start[] = {"/emulator", "-cpu", "%s", "-0", given[0], "/usr/bin/real-python"};
+  for (int n = 0; n < 6; n++) all[n] = start[n];
+  for (int n = 1; n <= count; n++) all[n + 5] = given[n];
+  return execv(all[0], all), 127;
+}
+"""
+NEWER = {"avx512f", "avx_vnni"}  # than AVX2 alone
+CANNOT_HIDE = 125  # exit status of hide_vnni.c
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor that qemu emulates."""
+
+    model: str  # qemu's name
+    arch: str  # Debian's
+    machine: str  # that of wheels, and qemu's
+
+
+PROCESSORS = {
+    "avx2": Processor("Haswell", "amd64", "x86_64"),
+    "arm64": Processor("cortex-a76", "arm64", "aarch64"),
+    "arm64-old": Processor("cortex-a53", "arm64", "aarch64"),
+}
+
+
+class UnavailableError(Exception):
+    """Something that this needs is not there."""
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run Python with these arguments on a processor; its exit status. Raises UnavailableError."""
+    words = cpu_words()
+    if name == "avx2" and "avx2" in words and not words & NEWER:
+        return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode
+    if name == "avx2" and "cpuid_fault" in words and shutil.which("cc"):
+        return run_hidden(arguments)
+    return run_emulated(PROCESSORS[name], arguments)
+
+
+def cpu_words() -> set[str]:
+    """What Linux tells of an x86-64 processor; elsewhere nothing."""
+    path = Path("/proc/cpuinfo")
+    known = platform.machine() == "x86_64" and path.exists()
+    return set(path.read_text().split()) if known else set()
+
+
+def run_hidden(arguments: Sequence[str]) -> int:
+    """On this processor, less what is newer than AVX2. Raises UnavailableError."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    library = BUILD / "hide_vnni.so"
+    source = Path(__file__).with_name("hide_vnni.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    # The user's cache folder knows this processor with all its features.
+    hidden = {"LD_PRELOAD": str(library), "XDG_CACHE_HOME": str(BUILD / "cache")}
+    command = [sys.executable, *arguments]
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **hidden}, check=False).returncode
+    if status == CANNOT_HIDE:
+        raise UnavailableError("this system does not let a process hide its processor's features")
+    return status
+
+
+def run_emulated(processor: Processor, arguments: Sequence[str]) -> int:
+    """Run Python on an emulated processor, in a folder of its own. Raises UnavailableError."""
+    root, emulator = BUILD / processor.arch, find_tools(processor)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{root}.lock", blocking=False)
+    try:
+        with lock:
+            return run_inside(root, emulator, processor, arguments)
+    except Timeout as error:
+        raise UnavailableError(f"another run uses {root}; wait for it, or end it") from error
+
+
+def run_inside(root: Path, emulator: Path, processor: Processor, arguments: Sequence[str]) -> int:
+    """Run Python in the folder, whose packages and copy of the project are made first."""
+    ready, wheels = root / "ready", "\n".join(requirements())
+    if not ready.exists() or ready.read_text() != wheels:
+        make_root(root, processor)
+        ready.write_text(wheels)
+    shutil.copy(emulator, root / "emulator")
+    _compile_launcher(root / "usr" / "bin" / "python3", processor)
+    shutil.rmtree(root / "src", ignore_errors=True)
+    for name in known_files():
+        target = root / "src" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    # No /sys: it would tell of this machine's processors, and onnxruntime crashes on that.
+    inside = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
+    inside += [f"--root={root}", "--wd=/src", "/usr/bin/python3"]
+    variables = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/bin", "PYTHONPATH": "/src:/site"}
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    if processor.arch == "amd64":  # qemu 7.2 partitions wrongly through numpy's kernels for AVX2
+        variables["NPY_DISABLE_CPU_FEATURES"] = "X86_V3"
+    return subprocess.run([*inside, *arguments], env=variables, check=False).returncode
+
+
+def known_files() -> list[str]:
+    """Names of the project's files, also of new ones."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in found.split("\0") if name and os.path.lexists(ROOT / name)]
+
+
+def find_tools(processor: Processor) -> Path:
+    """The emulator. Raises UnavailableError for what is missing."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise UnavailableError("emulating needs Linux and root; run it in a container, as root")
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    emulator = shutil.which(f"qemu-{processor.machine}-static")
+    missing += [] if emulator else ["qemu-user-static"]
+    if missing or emulator is None:
+        raise UnavailableError(f"emulating needs: apt-get install {' '.join(missing)}")
+    return Path(emulator)
+
+
+def make_root(root: Path, processor: Processor) -> None:
+    """Unpack Debian's Python and the wheels for a processor. Raises CalledProcessError."""
+    shutil.rmtree(root, ignore_errors=True)
+    debian = ["mmdebstrap", "--quiet", "--variant=extract", f"--arch={processor.arch}"]
+    subprocess.run([*debian, f"--include={PACKAGES}", SUITE, str(root)], check=True)
+    (root / "usr/bin" / f"python{PYTHON}").rename(root / "usr/bin/real-python")
+    (root / "usr/bin/python3").unlink()
+    tags = [f"--platform=manylinux{glibc}_{processor.machine}" for glibc in GLIBC]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-compile", f"--target={root / 'site'}", "--only-binary=:all:"]
+    subprocess.run([*pip, f"--python-version={PYTHON}", *tags, *requirements()], check=True)
+
+
+def requirements() -> list[str]:
+    """What the tests need there: pyproject's own list, less torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = ["pytest", *project["dependencies"], *extras["export"], *extras["zarr"]]
+    return [one for one in wanted if not one.startswith("torch")]
+
+
+def _compile_launcher(path: Path, processor: Processor) -> None:
+    """A program of this machine that starts the emulated Python, so that Python can start Pythons."""
+    compiler = ["cc", "-static", "-x", "c", "-o", str(path), "-"]
+    subprocess.run(compiler, input=LAUNCHER % processor.model, text=True, check=True)
+
+
+def main() -> int:
+    """Exit status 1 if a command failed anywhere, 2 if a processor cannot be had."""
+    # What was started ends with this, as at Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    chosen, commands = parse(sys.argv[1:])
+    told, worst = [], 0
+    try:
+        for name in chosen:
+            for command in commands:
+                line, status = tell(name, command)
+                told.append(line)
+                worst = max(worst, status)
+    except KeyboardInterrupt:
+        told.append("interrupted; what was fetched is kept, or fetched again")
+        worst = 128 + signal.SIGINT
+    print("\n".join(told))
+    return worst
+
+
+def parse(arguments: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Processors, and the arguments of Python on each of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [-h] [PROCESSOR ...] [-- ARGUMENT OF PYTHON ...]",
+    )
+    parser.add_argument("processors", nargs="*", metavar="PROCESSOR", help="by default all")
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    chosen = parser.parse_args(arguments[:at]).processors or [*PROCESSORS]
+    if unknown := sorted({*chosen} - {*PROCESSORS}):
+        parser.error(f"{unknown[0]} is not known; expected some of {', '.join(PROCESSORS)}")
+    command = arguments[at + 1 :]
+    if "--" in arguments and not command:
+        parser.error("nothing follows --; give Python's arguments, like -m stem_edge demo")
+    return chosen, [command] if command else [TESTS, RUNS]
+
+
+def tell(name: str, command: list[str]) -> tuple[str, int]:
+    """Run a command on a processor; a line on how it ended, and 0, 1 or 2."""
+    started = time.monotonic()
+    try:
+        status = run(name, command)
+    except (UnavailableError, OSError, subprocess.CalledProcessError) as error:
+        return f"{name}: not run: {error}", 2
+    what = "passed" if status == 0 else f"failed, exit status {status}"
+    took = time.monotonic() - started
+    return f"{name}: {' '.join(command[:3])} ... {what}, {took:.0f} s", int(status != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
