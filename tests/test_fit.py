@@ -53,9 +53,7 @@ def test_the_command_that_it_prints_runs_with_the_least_memory() -> None:
     found = stem_edge.fit(DEMO, least_memory(), bandwidth="10GB", context_length=64)
     command = fit_cli.table(found, str(DEMO), bundle=True).splitlines()[-1].split()
     run = [sys.executable, "-m", "stem_edge", *command[1:], "-p", "The", "-n", "1"]
-    # In a fresh checkout the first process compiles modules, which takes a megabyte of its memory.
-    for _ in range(2):
-        done = subprocess.run(run, capture_output=True, text=True, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
