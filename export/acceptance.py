@@ -7,13 +7,10 @@ import numpy as np
 
 from stem_edge import disk
 from stem_edge.bundle import (
+    BACKBONE_FILES,
     FORMAT_VERSION,
-    GGUF,
     MANIFEST,
     TABLES,
-    BackboneFormat,
-    EngineName,
-    GgufFormat,
     KindError,
     Manifest,
     QualityReport,
@@ -22,9 +19,10 @@ from stem_edge.bundle import (
 from stem_edge.export.files import write_file
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
-from stem_edge.export.onnx_steps import PREFILL_STEP, planned_variants
+from stem_edge.export.onnx_backbone import PREFILL_STEP, planned_format
 from stem_edge.export.probe import check_divergence, compare, compute_logits, rounded
 from stem_edge.export.report import errors
+from stem_edge.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.prefill_check import mean_divergence
 from stem_edge.quantize import F32
 
@@ -32,8 +30,8 @@ from stem_edge.quantize import F32
 class Acceptance:
     """The end of an export: its steps are done, its manifest is not written."""
 
-    def __init__(self, job: Job, journal: Journal) -> None:
-        self.job, self.journal = job, journal
+    def __init__(self, job: Job, journal: Journal, peaks: dict[str, F32]) -> None:
+        self.job, self.journal, self._peaks = job, journal, peaks
         self.folder, self.source, self.options = job.folder, job.source, job.options
         self.engine = job.options.engine
 
@@ -95,9 +93,10 @@ class Acceptance:
         backbone, gguf = (base.manifest.backbone, base.manifest.gguf) if base else (None, None)
         reports: dict[EngineName, QualityReport] = dict(base.manifest.reports) if base else {}
         match self.options.backbone:
-            case BackboneFormat() as new:
-                variants = planned_variants(self.job).variants
-                backbone = msgspec.structs.replace(new, prefill=prefill, variants=variants)
+            case BackboneFormat():
+                backbone = planned_format(self.job, self._peaks)
+                if not prefill:
+                    backbone = msgspec.structs.replace(backbone, prefill=False, balanced=())
             case GgufFormat() as gguf:
                 pass
         return Manifest(
@@ -115,7 +114,7 @@ class Acceptance:
     def _report(self) -> QualityReport:
         """With what was measured while writing."""
         files = self.journal.files()
-        backbone = [n for n in files if (n == GGUF if self.engine == "ggml" else ".onnx" in n)]
+        backbone = [name for name in BACKBONE_FILES[self.engine] if name in files]
         return QualityReport(
             checkpoint_nbytes=self.source.nbytes,
             backbone_nbytes=sum(files[name].nbytes for name in backbone),

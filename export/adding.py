@@ -13,14 +13,11 @@ import numpy as np
 
 from stem_edge import disk
 from stem_edge.bundle import (
-    BACKBONE_DATA,
-    GGUF,
+    BACKBONE_FILES,
     MANIFEST,
-    PREFILL_DATA,
     TABLES,
     TOKENIZER,
     Bundle,
-    EngineName,
     FileEntry,
     open_bundle,
 )
@@ -30,7 +27,7 @@ from stem_edge.export.files import BundleFile
 from stem_edge.export.job import Advance
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.tokenizer import ExportedTokenizer
-from stem_edge.graph_io import graph_file
+from stem_edge.formats import EngineName
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import open_table_store
@@ -118,15 +115,11 @@ def keep_files(
     """All files of the bundle but the engine's backbone in another folder, as hard links if they
     can be."""
     manifest = base.manifest
-    replaced = {GGUF}
-    if engine == "onnxruntime":
-        graphs = {graph_file(graph, variant) for graph, variant in manifest.all_graphs()}
-        replaced = {BACKBONE_DATA, PREFILL_DATA, *graphs}
-    kept = [name for name in manifest.files if name not in replaced]
-    return {folder / name: keep_file(base, name, folder) for name in kept}
+    kept = [name for name in manifest.files if name not in BACKBONE_FILES[engine]]
+    return {folder / name: _keep_file(base, name, folder) for name in kept}
 
 
-def keep_file(base: Bundle, name: str, folder: Path) -> FileEntry:
+def _keep_file(base: Bundle, name: str, folder: Path) -> FileEntry:
     """One file of the bundle in another folder, as a hard link if it can be."""
     entry = base.manifest.files[name]
     disk.make_folders((folder / name).parent)

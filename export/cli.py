@@ -6,22 +6,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from stem_edge.bundle import MATRIX_KINDS, WEIGHT_BITS, WORKING, Bundle
+from stem_edge.bundle import WORKING, Bundle
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle
 from stem_edge.export.gguf_dense import export_dense_gguf
 from stem_edge.export.options import BACKBONES, BLOCK_SIZE, CALIBRATION_TOKENS, QUANTIZERS
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
-from stem_edge.graph_io import VARIANTS, Variant
+from stem_edge.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.inspect_cli import table
 from stem_edge.units import format_size
 
 LLAMA = "llama.cpp"
-NO_VARIANTS = "none"
 # Options that such a file has no use for.
 OF_BUNDLES = [
     *["tables", "frequent", "group_size", "add", "max_kl", "head", "bits", "block_size"],
-    *["asymmetric", "quantizer", "prefill_graph", "variants"],
+    *["asymmetric", "quantizer", "prefill_graph"],
 ]
 
 DESCRIPTION = """\
@@ -151,13 +150,6 @@ def _add_onnx(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="add int8 matrices for prompts (with a quantized backbone, if they are as exact)",
     )
-    group.add_argument(
-        "--variants",
-        nargs="+",
-        choices=[*VARIANTS, NO_VARIANTS],
-        help="graphs for accelerators, which share the weights: fp16 and fp32 keep all in their "
-        "memory, portable is for those that lack onnxruntime's own operators (all that can be)",
-    )
 
 
 def _add_tables(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +208,6 @@ def _export(args: argparse.Namespace) -> Bundle:
         quantizer=args.quantizer,
         group_size=args.group_size,
         prefill_graph=args.prefill_graph,
-        variants=_variants(args.variants),
         calibration=args.calibration,
         calibration_tokens=args.calibration_tokens,
         lora=args.lora,
@@ -248,16 +239,6 @@ def _run_dense(args: argparse.Namespace) -> int:
     )
     print(f"{out}: {format_size(out.stat().st_size)}")
     return 0
-
-
-def _variants(given: list[str] | None) -> list[Variant] | None:
-    if given is None:
-        return None
-    if NO_VARIANTS in given and len(given) > 1:
-        raise ExportError(
-            f"--variants {' '.join(given)}: {NO_VARIANTS} stands alone; leave it or the others out"
-        )
-    return [variant for variant in VARIANTS if variant in given]
 
 
 def _bits(text: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle import (
-    MANIFEST,
-    Bundle,
-    GgufType,
-    MatrixKind,
-    QuantizerName,
-    WeightType,
-    encode_manifest,
-    open_bundle,
-)
+from stem_edge.bundle import MANIFEST, Bundle, encode_manifest, open_bundle
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.acceptance import Acceptance
 from stem_edge.export.adding import check_base, open_base
@@ -31,7 +22,6 @@ from stem_edge.export.gguf_values import import_gguf
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal, subject
 from stem_edge.export.lora import merge_lora
-from stem_edge.export.onnx_steps import planned_variants
 from stem_edge.export.options import BackboneOptions, ExportEngine, ExportOptions, make_options
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.sources import Sources, check_apart
@@ -40,9 +30,9 @@ from stem_edge.export.steps import all_steps
 from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.footprint import kinds_of
+from stem_edge.formats import GgufType, MatrixKind, QuantizerName, WeightType
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import checked_ggml
-from stem_edge.graph_io import Variant
 from stem_edge.progress import Progress
 from stem_edge.token_counts import count_tokens
 from stem_edge.verdicts import keep_good
@@ -66,7 +56,6 @@ def export_bundle(
     quantizer: QuantizerName | None = None,
     group_size: int | None = None,
     prefill_graph: bool | None = None,
-    variants: Sequence[Variant] | None = None,
     calibration: str | Path | None = None,
     calibration_tokens: int | None = None,
     max_kl: float | None = None,
@@ -87,7 +76,7 @@ def export_bundle(
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     head: type of embedding and head. Default: as the backbone. Of onnx alone, as are bits,
-        block_size, asymmetric, quantizer, prefill_graph and variants.
+        block_size, asymmetric, quantizer and prefill_graph.
     bits: bits (4, 8 or 32) of some kinds of matrices, where they differ from that: "embedding",
         "head", "qkv", "wo", "gate", "up", "down" and, of low-rank tables, "project".
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
@@ -99,9 +88,6 @@ def export_bundle(
         needs a calibration text. Default: "gptq" with such a text, else "search".
     prefill_graph: add int8 matrices for prompts, a byte a parameter of the layers. Default: with a
         quantized backbone, if they are no less exact than it is.
-    variants: graphs for accelerators, which share the weights: "fp16" and "fp32" keep everything in
-        their memory, "portable" has no operators of onnxruntime's own. Default: all that the model
-        can have; the report's notes say which it cannot.
     calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: it
         warms the row cache, balances the channels of the prefill graph, and guides the quantizer;
         of gguf, channels of the quantized matrices then count by their size.
@@ -129,7 +115,6 @@ def export_bundle(
         asymmetric,
         quantizer,
         prefill_graph,
-        variants,
     )
     options = make_options(
         asked,
@@ -191,9 +176,7 @@ def _make_job(
         plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
     elif base is not None and (format := base.manifest.table_format) is not None:
         plan = TablePlan(format)
-    job = Job(folder, source, converted, options, text_ids, counts, plan, base, ggml)
-    notes = planned_variants(job).notes  # or an error, before anything is written
-    return replace(job, source=replace(source, notes=source.notes + notes))
+    return Job(folder, source, converted, options, text_ids, counts, plan, base, ggml)
 
 
 def _described(job: Job) -> tuple[object, ...]:
@@ -214,7 +197,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     for name, work in all_steps(job, peaks, journal.files, bar.describe):
         journal.run(name, work, bar.advance)
     bar.describe("comparing with the checkpoint")
-    manifest = Acceptance(job, journal).compare(ids, expected)
+    manifest = Acceptance(job, journal, peaks).compare(ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stem_edge import gguf_schema
-from stem_edge.bundle import GGUF, FileEntry, GgufFormat, GgufType
+from stem_edge.bundle import GGUF, FileEntry, tables_hash
 from stem_edge.export.calibration import sequences
 from stem_edge.export.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
 from stem_edge.export.importance import importance_vectors
 from stem_edge.export.job import Advance, Job, Tell, Work
 from stem_edge.export.report import ErrorMeter
+from stem_edge.formats import GgufFormat, GgufType
 from stem_edge.ggml import Ggml
 from stem_edge.quantize import F32
 
@@ -98,7 +99,7 @@ class GgufBackbone:
             **gguf_schema.model_metadata(config),
         }
         if config.stem_layers:
-            values[gguf_schema.TABLES_KEY] = gguf_schema.tables_hash(self._written())
+            values[gguf_schema.TABLES_KEY] = tables_hash(self._written())
         return values | tokenizer_metadata(self._job.converted, config.vocab_size)
 
 

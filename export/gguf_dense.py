@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from stem_edge.bundle import GGUF_TYPES, WORKING, GgufFormat, GgufType
+from stem_edge.bundle import WORKING
 from stem_edge.errors import ExportError
 from stem_edge.export.calibration import read_token_ids, sequences
 from stem_edge.export.exporter import tokenizer_of
@@ -26,6 +26,7 @@ from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.sources import Sources, check_apart
 from stem_edge.export.space import check_free
 from stem_edge.footprint import gguf_footprint
+from stem_edge.formats import GGUF_TYPES, GgufFormat, GgufType
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32

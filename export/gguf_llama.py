@@ -20,13 +20,14 @@ import numpy as np
 
 import stem_edge
 from stem_edge import gguf_schema
-from stem_edge.bundle import FileEntry, GgufType
+from stem_edge.bundle import FileEntry
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.gguf_backbone import FILE_TYPES
 from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
 from stem_edge.export.report import ErrorMeter
+from stem_edge.formats import GgufType
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import F32 as FLOAT32
 from stem_edge.ggml_types import TensorType

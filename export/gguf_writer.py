@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,13 @@ from stem_edge.bundle import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile
 from stem_edge.export.gguf_values import encoder
-from stem_edge.export.linear import Weights
 from stem_edge.export.report import ErrorMeter
+from stem_edge.export.weights import Weights
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import F32 as FLOAT32
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
+from stem_edge.gguf_tensors import encode_tensors, lay_out
 from stem_edge.quantize import F32
 from stem_edge.reference import Matrix, whole
 
@@ -68,12 +68,6 @@ class TensorSource:
             raise ValueError(
                 f"{self.name}: importance {list(self.importance.shape)}, rows of {width} values"
             )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values in the file."""
-        *rows, width = self.matrix.shape
-        return prod(rows) * self.type.row_nbytes(width)
 
 
 def write_gguf(
@@ -131,15 +125,8 @@ def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSou
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [_string(key), _typed(key, value)]
-    at = 0
-    for tensor in tensors:
-        sizes = tensor.matrix.shape[::-1]  # the fastest first
-        parts.append(_string(tensor.name))
-        parts.append(struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes))
-        parts.append(struct.pack("<IQ", tensor.type.number, at))
-        at += tensor.nbytes
-        at += -at % ALIGNMENT
-    return b"".join(parts)
+    placed = lay_out((one.name, one.type, one.matrix.shape) for one in tensors)
+    return b"".join([*parts, encode_tensors(placed)])
 
 
 def _typed(key: str, value: GgufValue) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.graph_io import head_width
+from stem_edge.graph.names import head_width
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, Matrix, whole
 

@@ -16,6 +16,7 @@ from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.ggml import Ggml
+from stem_edge.rows import RecordLayout
 from stem_edge.token_counts import Counts
 
 Advance = Callable[[int], object]
@@ -36,6 +37,11 @@ class Job:
     tables: TablePlan | None  # of a dense model: None
     base: Bundle | None = None  # that the backbone is added to: everything else stays as it is
     ggml: Ggml | None = None  # of an export for it
+
+    @property
+    def layout(self) -> RecordLayout | None:
+        """Of rows in their slots; a dense model has none."""
+        return self.tables.format.tables if self.tables else None
 
     @property
     def total(self) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 import msgspec
 
-from stem_edge.bundle import (
+from stem_edge.errors import ExportError
+from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT, ExportTables
+from stem_edge.formats import (
     GGUF_TYPES,
     MATRIX_KINDS,
     VOCABULARY_KINDS,
@@ -23,9 +25,6 @@ from stem_edge.bundle import (
     QuantizerName,
     WeightType,
 )
-from stem_edge.errors import ExportError
-from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT, ExportTables
-from stem_edge.graph_io import VARIANTS, Variant
 
 SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
 BLOCK_SIZE = 128
@@ -62,7 +61,6 @@ class ExportOptions:
     prefill_asked: bool  # so that it stays even if it is less exact than the other graphs
     threads: int
     max_kl: float | None  # nats; it decides whether there will be a bundle, not what is in it
-    variants: tuple[Variant, ...] | None = None  # that were asked for; None: all that can be
 
     @property
     def engine(self) -> EngineName:
@@ -72,7 +70,7 @@ class ExportOptions:
     def described(self) -> str:
         """All that changes the bytes of the bundle."""
         backbone = (self.backbone, self.calibration_tokens)
-        return repr((backbone, self.tables, self.prefill, self.prefill_asked, self.variants))
+        return repr((backbone, self.tables, self.prefill, self.prefill_asked))
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ class BackboneOptions:
     asymmetric: bool = False
     quantizer: QuantizerName | None = None
     prefill_graph: bool | None = None
-    variants: Sequence[Variant] | None = None
 
     def format(self, *, calibrated: bool) -> BackboneFormat | GgufFormat:
         """How the backbone will be stored. Raises ExportError for values that do not exist."""
@@ -116,7 +113,6 @@ class BackboneOptions:
             "asymmetric": self.asymmetric,
             "quantizer": self.quantizer is not None,
             "prefill_graph": self.prefill_graph is not None,
-            "variants": self.variants is not None,
         }
         if names := [name for name, is_given in given.items() if is_given]:
             raise ExportError(
@@ -127,8 +123,6 @@ class BackboneOptions:
     def _onnx(self, weights: WeightType, calibrated: bool) -> BackboneFormat:
         head = self.head or weights
         block_size = BLOCK_SIZE if self.block_size is None else self.block_size
-        for variant in self.variants or ():
-            _check("a variant", variant, VARIANTS)
         _check("head", head, WEIGHT_BITS)
         _check("block_size", block_size, SIZES)
         for kind, bits in self.bits.items():
@@ -197,7 +191,6 @@ def make_options(
         prefill_asked=backbone.prefill_graph is True,
         threads=threads or os.cpu_count() or 1,
         max_kl=max_kl,
-        variants=None if backbone.variants is None else tuple(backbone.variants),
     )
 
 

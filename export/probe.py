@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 import stem_edge
-from stem_edge.bundle import EngineName
 from stem_edge.distributions import divergence
 from stem_edge.errors import ExportError
+from stem_edge.formats import EngineName
 from stem_edge.quantize import F32
 
 # Engine -> what to try when the result is not good enough: nothing is quantized; more bits.

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge.bundle import GgufFormat
 from stem_edge.errors import ExportError
 from stem_edge.export.files import free_nbytes
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
 from stem_edge.footprint import Footprint, expected_footprint, gguf_footprint
+from stem_edge.formats import GgufFormat
 
 
 def check_space(out: Path, job: Job, journal: Journal) -> int:

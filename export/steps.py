@@ -11,21 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge.bundle import (
-    TABLES,
-    TOKEN_COUNTS,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    FileEntry,
-    GgufFormat,
-)
+from stem_edge.bundle import TABLES, TOKEN_COUNTS, TOKENIZER, TOKENIZER_CONFIG, FileEntry
 from stem_edge.export.adding import keep_files
 from stem_edge.export.files import write_file
 from stem_edge.export.gguf_backbone import GgufBackbone
 from stem_edge.export.job import Advance, Job, Tell, Work
-from stem_edge.export.onnx_steps import OnnxBackbone
+from stem_edge.export.onnx_backbone import OnnxBackbone
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.tables import TableWriter
+from stem_edge.formats import GgufFormat
 from stem_edge.quantize import F32
 from stem_edge.token_counts import encode_counts
 
@@ -46,7 +40,7 @@ def all_steps(
         after = TableWriter(job.folder / TABLES, job.tables, tables, threads).steps()
     format = job.options.backbone
     if not isinstance(format, GgufFormat):
-        return before + OnnxBackbone(job, format, peaks, tell).steps() + after
+        return before + OnnxBackbone(job, peaks, tell).steps() + after
     if job.ggml is None:
         raise ValueError("an export for ggml needs the library")
     return before + after + GgufBackbone(job, format, job.ggml, written, tell).steps()

@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge import graph_io as io
 from stem_edge.config import ModelConfig
-from stem_edge.device_rows import Activations
+from stem_edge.graph import names as io
+from stem_edge.graph.device_rows import Activations
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.backend import check_logits
 from stem_edge.runtime.bound_session import BoundSession, View
 from stem_edge.runtime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
+from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import Provider
@@ -32,7 +33,7 @@ FLOATS: dict[Activations, type[np.floating[Any]]] = {"fp32": np.float32, "fp16":
 
 
 class DeviceBackend:
-    """Sessions over the graphs in `files` (graph -> file), of the variant `activations`.
+    """Sessions over some graphs, by their names, of the variant `activations`.
 
     Raises BackendError, OutOfMemoryError.
     """
@@ -40,7 +41,7 @@ class DeviceBackend:
     def __init__(
         self,
         config: ModelConfig,
-        files: Mapping[str, Path],
+        graphs: Mapping[str, Path | GraphSource],
         slots: DeviceSlots | None,
         threads: int,
         providers: Sequence[Provider],
@@ -50,9 +51,9 @@ class DeviceBackend:
         self.config, self.memory, self.dtype = config, memory, np.dtype(FLOATS[activations])
         self.slots = slots
         self.sessions: dict[str, ort.InferenceSession] = {}
-        for name, path in files.items():
+        for name, graph in graphs.items():
             if name != io.ROWS:  # which the slots run
-                self.sessions[name] = open_session(path, threads, providers)
+                self.sessions[name] = open_session(graph, threads, providers)
                 return_freed_memory()  # what packing took
 
     def open_context(self, length: int) -> DeviceContext:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from stem_edge import ggml_types
 from stem_edge.errors import BackendError
-from stem_edge.graph_io import EARLY, layer_graphs
+from stem_edge.graph.names import EARLY, layer_graphs
 from stem_edge.quantize import F32
 from stem_edge.rope import frequency_factors
 from stem_edge.runtime.backend import check_logits

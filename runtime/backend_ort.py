@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge import graph_io as io
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
+from stem_edge.graph import names as io
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.backend import DAMAGED, check_logits, check_memory, reason
+from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.machine import own_pages, return_freed_memory
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import Provider
@@ -32,20 +33,20 @@ KV_STEP = 256
 
 
 class OrtBackend:
-    """Sessions over the graphs in `files` (graph -> file). Raises BackendError."""
+    """Sessions over some graphs, by their names. Raises BackendError."""
 
     def __init__(
         self,
         config: ModelConfig,
-        files: Mapping[str, Path],
+        graphs: Mapping[str, Path | GraphSource],
         slots: ArraySlots | None,
         threads: int,
         providers: Sequence[Provider],
     ) -> None:
         self.config = config
         self.sessions: dict[str, ort.InferenceSession] = {}
-        for name, path in files.items():
-            self.sessions[name] = open_session(path, threads, providers)
+        for name, graph in graphs.items():
+            self.sessions[name] = open_session(graph, threads, providers)
             return_freed_memory()  # what packing took
         self.rows = _row_inputs(slots) if slots is not None else {}
 

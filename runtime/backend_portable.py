@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge import graph_io as io
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.portable_io import mask_name, row_name
+from stem_edge.graph import names as io
+from stem_edge.graph.names import mask_name, row_name
 from stem_edge.quantize import F32, dequantize_blocks
 from stem_edge.rope import rope_tables
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import DAMAGED, check_logits, check_memory, reason
 from stem_edge.runtime.backend_ort import grow_kv, grown_capacity
+from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import Provider
@@ -39,14 +40,14 @@ class PortableBackend:
         self,
         config: ModelConfig,
         layout: RecordLayout | None,
-        files: Mapping[str, Path],
+        graphs: Mapping[str, Path | GraphSource],
         slots: ArraySlots | None,
         threads: int,
         providers: Sequence[Provider],
     ) -> None:
         self._config, self._layout, self._slots = config, layout, slots
         self._sessions = {
-            name: open_session(path, threads, providers) for name, path in files.items()
+            name: open_session(graph, threads, providers) for name, graph in graphs.items()
         }
         return_freed_memory()
 

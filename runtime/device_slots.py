@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge import graph_io as io
-from stem_edge.device_rows import I32, WORD, DeviceRows
+from stem_edge.graph import names as io
+from stem_edge.graph.device_rows import I32, WORD, DeviceRows
 from stem_edge.quantize import U8
 from stem_edge.runtime.bound_session import BoundSession, View
 from stem_edge.runtime.device_memory import DeviceMemory

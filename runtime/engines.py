@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
-from stem_edge.bundle import Bundle, EngineName
+from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError, InputError
+from stem_edge.formats import EngineName
 from stem_edge.ggml import INSTALL, library_path
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend
@@ -30,7 +31,7 @@ ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 AUTO = "auto"  # as a provider: the first accelerator there is
 T = TypeVar("T")
-BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.*.onnx", "ggml": "backbone.gguf"}
+BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.onnx.data", "ggml": "backbone.gguf"}
 EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
 
 

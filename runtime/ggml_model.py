@@ -5,7 +5,7 @@ from __future__ import annotations
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_file import GgufFile
+from stem_edge.gguf_tensors import GgufWeights
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Processor, Tensor
 from stem_edge.runtime.ggml_slots import BlockSlots
@@ -13,7 +13,7 @@ from stem_edge.runtime.ggml_weights import Weights
 
 
 class GgmlModel:
-    """A backbone.gguf that was checked (stem_edge.gguf_check), and rows to read.
+    """A backbone.gguf, and rows to read.
 
     kv_type: F16 or F32, of keys and values. Raises BackendError.
     """
@@ -22,7 +22,7 @@ class GgmlModel:
         self,
         ggml: Ggml,
         config: ModelConfig,
-        file: GgufFile,
+        file: GgufWeights,
         slots: BlockSlots | None,
         threads: int,
         kv_type: TensorType,

@@ -13,8 +13,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_file import GgufFile, GgufTensor
-from stem_edge.gguf_schema import gguf_name, repacks
+from stem_edge.gguf_schema import repacks
+from stem_edge.gguf_tensors import GgufTensor, GgufWeights
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor
 from stem_edge.runtime.ggml_repack import RepackedMemory
@@ -29,8 +29,8 @@ class Weights:
     Matrices that can be rearranged have a copy that is, if asked for. Raises BackendError.
     """
 
-    def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufFile, *, repack: bool) -> None:
-        names = {name: file.tensors[gguf_name(name)] for name in config.backbone_shapes()}
+    def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufWeights, *, repack: bool) -> None:
+        names = dict(file.tensors)
         mapping = _mapped(file, names["embedding"])
         self._data: U8 = np.frombuffer(mapping, np.uint8)
         self._memory = Memory(ggml, self._data)
@@ -83,7 +83,7 @@ def repacked_for_prompts(stored: TensorType) -> bool:
     return stored is not ggml_types.Q4_K or platform.machine().lower() not in X86
 
 
-def _mapped(file: GgufFile, embedding: GgufTensor) -> mmap.mmap:
+def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
     """The bytes of a file, which stays open as long as they are used.
 
     Reading a mapping beyond the end of its file ends the process, so that is compared first.
@@ -94,7 +94,7 @@ def _mapped(file: GgufFile, embedding: GgufTensor) -> mmap.mmap:
         try:
             if (found := disk.size(descriptor)) != file.nbytes:
                 raise BackendError(
-                    f"{path}: {found} bytes found, {file.nbytes} when its header was read; "
+                    f"{path}: {found} bytes found, {file.nbytes} when the bundle was opened; "
                     "copy the bundle again"
                 )
             mapping = mmap.mmap(descriptor, file.nbytes, access=mmap.ACCESS_READ)

@@ -12,15 +12,15 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import TypeVar
 
 from stem_edge.bundle import Bundle
-from stem_edge.device_rows import DeviceRows
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.footprint import footprint_of
-from stem_edge.graph_io import ROWS, Variant, graph_file, variant_graphs
-from stem_edge.onnx_check import check_graphs
+from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.names import ROWS, Variant
+from stem_edge.graph.variants import obstacle
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.agreement import FEW_TOKENS, agreeing_tokens
 from stem_edge.runtime.backend import Backend, NotFiniteError
@@ -28,6 +28,7 @@ from stem_edge.runtime.backend_device import DeviceBackend
 from stem_edge.runtime.backend_portable import PortableBackend
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
+from stem_edge.runtime.graphs import GraphSource, format_of, variant_graphs
 from stem_edge.runtime.machine import free_on_nvidia
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.plan import Loading
@@ -90,9 +91,9 @@ class DeviceLoader:
         """See EngineLoader.make_slots."""
         if self.variant == "portable":
             return ArraySlots(layout, count)
-        path = self._files()[ROWS]
+        graph = self._graphs[ROWS]
         with self._refusing():
-            session = open_session(path, self._threads, self._providers)
+            session = open_session(graph, self._threads, self._providers)
             return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
 
     def open(self, slots: Slots | None) -> Backend:
@@ -122,19 +123,19 @@ class DeviceLoader:
             return ANY_NUMBER  # weights are damaged, as every step will say
 
     def _backend(self, slots: Slots | None) -> Backend:
-        manifest, files = self._bundle.manifest, self._files()
-        files.pop(ROWS, None)
+        manifest = self._bundle.manifest
+        graphs = {name: graph for name, graph in self._graphs.items() if name != ROWS}
         if self.variant == "portable":
             if slots is not None and not isinstance(slots, ArraySlots):
                 raise BackendError("these are not the slots that this loader made")
             return PortableBackend(
-                manifest.model, manifest.tables, files, slots, self._threads, self._providers
+                manifest.model, manifest.tables, graphs, slots, self._threads, self._providers
             )
         if slots is not None and not isinstance(slots, DeviceSlots):
             raise BackendError("these are not the slots that this loader made")
         return DeviceBackend(
             manifest.model,
-            files,
+            graphs,
             slots,
             self._threads,
             self._providers,
@@ -142,9 +143,9 @@ class DeviceLoader:
             self.variant,
         )
 
-    def _files(self) -> dict[str, Path]:
-        graphs = variant_graphs(self._bundle.manifest.model, self.variant)
-        return {name: self._bundle.file(graph_file(name, self.variant)) for name in graphs}
+    @cached_property
+    def _graphs(self) -> dict[str, GraphSource]:
+        return variant_graphs(self._bundle, self.variant)
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -162,20 +163,20 @@ def device_loaders(
     providers: Sequence[Provider],
     device_memory: int | str | None,
 ) -> list[DeviceLoader]:
-    """One for each variant that the bundle has, in the order in which they are worth a try.
+    """One for each variant that the model has, in the order in which they are worth a try.
 
-    Raises BundleError for damaged graphs, BackendError for a bundle without such graphs.
+    Raises BackendError for a model without such graphs.
     """
-    check_graphs(bundle, ACCELERATED)
     limit = None if device_memory is None else parse_size(device_memory)
     order = ON_CPU if providers[0].on_cpu else ACCELERATED
-    backbone = bundle.manifest.backbone
-    present = [name for name in order if backbone is not None and name in backbone.variants]
+    manifest = bundle.manifest
+    described = manifest.model, manifest.tables, format_of(bundle)
+    reasons = {name: obstacle(name, *described) for name in order}
+    present = [name for name in order if not reasons[name]]
     if not present:
+        why = "; ".join(dict.fromkeys(reasons.values()))
         raise BackendError(
-            f"{bundle.path}: has no graphs for {providers[0].name} (device.*.onnx, portable.*.onnx); "
-            "export it again with this version, unless stem-edge inspect says why it can have none, or "
-            "run it on the CPU"
+            f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on the CPU"
         )
     return [DeviceLoader(bundle, threads, providers, name, limit) for name in present]
 

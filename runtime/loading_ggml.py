@@ -1,4 +1,4 @@
-"""Loading a bundle on ggml: everything about its backbone.gguf is checked before ggml sees any."""
+"""Loading a bundle on ggml, whose tensors are where the manifest says that they are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from stem_edge.bundle import GGUF, Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml_check import checked_ggml
-from stem_edge.gguf_check import check_backbone
-from stem_edge.gguf_file import read_gguf
 from stem_edge.gguf_schema import kv_type
+from stem_edge.gguf_tensors import locate
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend_ggml import GgmlBackend
 from stem_edge.runtime.ggml_model import GgmlModel
@@ -37,8 +36,8 @@ class GgmlLoader:
             raise BackendError(f"{bundle.path}: no {GGUF}; choose another engine")
         self._kv_type = kv_type(bundle.manifest.gguf.weights)
         self._config, self._threads, self._repack = bundle.manifest.model, threads, repack
-        self._file = read_gguf(bundle.file(GGUF))
-        check_backbone(self._file, bundle.manifest)
+        nbytes, weights = bundle.manifest.files[GGUF].nbytes, bundle.manifest.gguf.weights
+        self._file = locate(bundle.file(GGUF), nbytes, self._config, weights)
         self._ggml = checked_ggml(cache_dir)
 
     def describe(self, loading: Loading) -> Loading:

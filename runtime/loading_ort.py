@@ -1,7 +1,4 @@
-"""Loading a bundle on onnxruntime: its graphs as they are, or prepared for this processor.
-
-Everything in the graphs is checked before onnxruntime sees any.
-"""
+"""Loading a bundle on onnxruntime: its graphs as they are, or prepared for this processor."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import NamedTuple
 
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.onnx_check import check_graphs
 from stem_edge.prefill_check import prefill_refusal
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import prepared as preparing
@@ -43,7 +39,6 @@ class OrtLoader:
         progress: bool | None,
     ) -> None:
         self._bundle, self._threads = bundle, threads
-        check_graphs(bundle, [None])
         self._prepared = None
         if prepare:
             self._prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
@@ -67,9 +62,11 @@ class OrtLoader:
         """See EngineLoader.open."""
         if slots is not None and not isinstance(slots, ArraySlots):
             raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
-        files = preparing.graph_files(self._bundle, self._prepared, prefill=self._prompts.prefill)
+        graphs = preparing.graph_sources(
+            self._bundle, self._prepared, prefill=self._prompts.prefill
+        )
         config = self._bundle.manifest.model
-        return OrtBackend(config, files, slots, self._threads, [CPU])
+        return OrtBackend(config, graphs, slots, self._threads, [CPU])
 
 
 def planned(

@@ -15,6 +15,7 @@ import numpy as np
 
 from stem_edge.errors import BackendError, MissingOperatorsError
 from stem_edge.runtime.backend import check_device, reason
+from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_module import ort
 from stem_edge.runtime.provider_names import CPU_NAME
 
@@ -36,6 +37,8 @@ PRODUCT = (
 # Smaller tensors are written into the graph. Shape inference needs the smallest there; scales must
 # not be there: 1.31.1 then forgets them when it saves what it packed, and computes nonsense.
 LEAST_EXTERNAL_NBYTES = "64"
+# Where the weights are of a graph that is given as bytes.
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # What onnxruntime says when a node would go to the CPU that must not; it does not say which.
 REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
@@ -43,7 +46,11 @@ NAMING_OPERATORS = {"session.record_ep_graph_assignment_info": "1"}
 
 
 def open_session(
-    path: Path, threads: int, providers: Sequence[Provider], *, save_to: Path | None = None
+    graph: Path | GraphSource,
+    threads: int,
+    providers: Sequence[Provider],
+    *,
+    save_to: Path | None = None,
 ) -> ort.InferenceSession:
     """Load a graph. Without the CPU among the providers, every operator must run on one of them.
 
@@ -55,38 +62,41 @@ def open_session(
     strict = not any(provider.on_cpu for provider in providers)
     settings = (STRICT if strict else {}) | (_saving(save_to) if save_to is not None else {})
     try:
-        session = new_session(path, threads, providers, settings, save_to=save_to)
+        session = new_session(graph, threads, providers, settings, save_to=save_to)
     except Exception as error:  # onnxruntime raises classes of its own that share no base
-        check_device(error, f"to load {path}")
+        check_device(error, f"to load {graph}")
         if strict and REFUSED in str(error):
-            _raise_missing(path, threads, providers, error)
+            _raise_missing(graph, threads, providers, error)
         who, advice = "", "run stem-edge verify, or export again"
         if not providers[0].on_cpu:
             who, advice = f" on {_names(providers)}", "choose another provider, or leave it out"
         raise BackendError(
-            f"{path}: onnxruntime {ort.__version__} cannot load this graph{who} ({reason(error)}); "
+            f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} ({reason(error)}); "
             f"{advice}"
         ) from error
-    _check_started(path, session, providers)
+    _check_started(graph, session, providers)
     return session
 
 
 def new_session(
-    graph: Path | bytes,
+    graph: Path | GraphSource | bytes,
     threads: int,
     providers: Sequence[Provider],
     settings: Mapping[str, str] | None = None,
     *,
     save_to: Path | None = None,
 ) -> ort.InferenceSession:
-    """Open a session over a file or over the bytes of one. Raises what onnxruntime raises.
+    """Open a session over a file, a graph of ours, or the bytes of one without weights.
 
-    settings: entries of its configuration beside ours. Plug-ins go in by their devices, built-in
+    Raises what onnxruntime raises. settings: entries of its configuration beside ours. Plug-ins go in by their devices, built-in
     providers by their names: not both in one session.
     """
+    chosen = {EXACT_PRODUCTS: str(int(products_saturate()))} | dict(settings or {})
+    if isinstance(graph, GraphSource):
+        chosen[WEIGHTS_FOLDER] = str(graph.folder.absolute())
+        graph = graph.data
     source = graph if isinstance(graph, bytes) else str(graph)
-    exact = {EXACT_PRODUCTS: str(int(products_saturate()))}
-    options = _options(threads, exact | dict(settings or {}))
+    options = _options(threads, chosen)
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     plugged = [provider for provider in providers if provider.devices]
@@ -138,32 +148,32 @@ def _saving(path: Path) -> dict[str, str]:
 
 
 def _check_started(
-    path: Path, session: ort.InferenceSession, providers: Sequence[Provider]
+    graph: Path | GraphSource, session: ort.InferenceSession, providers: Sequence[Provider]
 ) -> None:
     """onnxruntime leaves out a provider that cannot start, without an error."""
     missing = [p.name for p in providers if p.full not in session.get_providers()]
     if missing:
         raise BackendError(
-            f"{path}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and says not "
+            f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and says not "
             f"why; it used {', '.join(session.get_providers())}"
         )
 
 
 def _raise_missing(
-    path: Path, threads: int, providers: Sequence[Provider], refused: Exception
+    graph: Path | GraphSource, threads: int, providers: Sequence[Provider], refused: Exception
 ) -> NoReturn:
     """Load it once more, with the CPU, to see which operators go there."""
     operators: tuple[str, ...] = ()
     try:
-        session = new_session(path, threads, providers, NAMING_OPERATORS)
+        session = new_session(graph, threads, providers, NAMING_OPERATORS)
     except Exception as error:  # as in open_session; then the first refusal has to do
-        check_device(error, f"to load {path}")
+        check_device(error, f"to load {graph}")
     else:
-        _check_started(path, session, providers)
+        _check_started(graph, session, providers)
         operators = _elsewhere(session, {provider.full for provider in providers})
     named = ", ".join(operators) or "all operators"
     raise MissingOperatorsError(
-        f"{_names(providers)} cannot run {named} of {path}; choose another provider, or add cpu at "
+        f"{_names(providers)} cannot run {named} of {graph}; choose another provider, or add cpu at "
         "the end of providers, where these would run",
         operators,
     ) from refused

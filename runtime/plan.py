@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from stem_edge.bundle import Bundle, EngineName
+from stem_edge.bundle import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import FLOAT, SLOT_BOOKKEEPING_NBYTES, Footprint, footprint_of
-from stem_edge.graph_io import Variant
+from stem_edge.formats import EngineName
+from stem_edge.graph.names import Variant
 from stem_edge.runtime import plan_ggml, plan_ort
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.runtime.plan_device import DevicePlan, DevicePlanner, OnDevice

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stem_edge.device_rows import Activations, DeviceRows
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import FLOAT, HALF, Footprint
-from stem_edge.graph_io import Variant
+from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.names import Variant
 from stem_edge.runtime import plan_ort
 
 WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation

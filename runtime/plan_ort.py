@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stem_edge.config import ModelConfig
 from stem_edge.footprint import FLOAT, Footprint
-from stem_edge.graph_io import head_width
+from stem_edge.graph.names import head_width
 from stem_edge.table_store import TableFormat
 
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stem_edge.config import ModelConfig
 from stem_edge.footprint import FLOAT, Footprint
-from stem_edge.graph_io import head_width
+from stem_edge.graph.names import head_width
 
 # A product of so many values is one matrix (stem_edge.export.linear cuts a head into such pieces).
 PIECE_VALUES = 1 << 24

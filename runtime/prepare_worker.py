@@ -18,14 +18,15 @@ import onnxruntime as ort
 
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
-from stem_edge.graph_io import PREFILL, graph_file
+from stem_edge.graph.names import PREFILL
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
+from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.made_up import slot_ids
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
-from stem_edge.runtime.prepared import graph_files, worth_preparing
+from stem_edge.runtime.prepared import graph_sources, prepared_file, worth_preparing
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, marks
@@ -39,9 +40,8 @@ CHECKED_TOKENS = 4
 
 def make(bundle: Bundle, folder: Path, threads: int) -> None:
     """Fill the folder, its record last; with the record alone, if what was saved is not right."""
-    for graph in worth_preparing(bundle):
-        source = bundle.file(graph_file(graph))
-        open_session(source, threads, [CPU], save_to=folder / graph_file(graph))
+    for name, graph in worth_preparing(bundle).items():
+        open_session(graph, threads, [CPU], save_to=folder / prepared_file(name))
     files = {}
     for path in sorted(folder.iterdir()):
         _sync(path)  # or a power cut could leave weights of zeros
@@ -62,7 +62,7 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
             _write(folder, msgspec.structs.replace(record, files={}, refused=REFUSED))
             return
     if bundle.manifest.has_prefill:
-        seconds = _measure(bundle, graph_files(bundle, (folder, record), prefill=True), threads)
+        seconds = _measure(bundle, graph_sources(bundle, (folder, record), prefill=True), threads)
         faster = seconds["prefill"] < seconds["decode"]
         record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
     _write(folder, record)
@@ -78,16 +78,18 @@ def _computes_the_same(
 ) -> bool:
     """Whether what was saved gives the same logits, bit for bit, as what it was saved from."""
     expected, found = (
-        _logits(bundle, graph_files(bundle, source, prefill=prefill), threads, prefill=prefill)
+        _logits(bundle, graph_sources(bundle, source, prefill=prefill), threads, prefill=prefill)
         for source in (None, (folder, record))
     )
     return np.array_equal(expected, found, equal_nan=True)
 
 
-def _logits(bundle: Bundle, files: Mapping[str, Path], threads: int, *, prefill: bool) -> F32:
+def _logits(
+    bundle: Bundle, graphs: Mapping[str, Path | GraphSource], threads: int, *, prefill: bool
+) -> F32:
     config = bundle.manifest.model
     count = min(CHECKED_TOKENS, config.max_context, config.vocab_size)
-    context = _open(bundle, files, count, threads).open_context(count)
+    context = _open(bundle, graphs, count, threads).open_context(count)
     context.begin(np.arange(count), 0, prefill=prefill)
     try:
         return context.finish(slot_ids(bundle.manifest.tables, count), 1).copy()
@@ -95,7 +97,9 @@ def _logits(bundle: Bundle, files: Mapping[str, Path], threads: int, *, prefill:
         return np.full((1, config.vocab_size), np.nan, np.float32)
 
 
-def _open(bundle: Bundle, files: Mapping[str, Path], tokens: int, threads: int) -> OrtBackend:
+def _open(
+    bundle: Bundle, graphs: Mapping[str, Path | GraphSource], tokens: int, threads: int
+) -> OrtBackend:
     """A backend whose slots hold some rows."""
     layout, storage = bundle.manifest.tables, None
     if layout is not None:
@@ -104,14 +108,16 @@ def _open(bundle: Bundle, files: Mapping[str, Path], tokens: int, threads: int) 
         shape = (len(numbers), layout.row_width)
         rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
         storage.write(numbers, layout.pack(rows))
-    return OrtBackend(bundle.manifest.model, files, storage, threads, [CPU])
+    return OrtBackend(bundle.manifest.model, graphs, storage, threads, [CPU])
 
 
-def _measure(bundle: Bundle, files: Mapping[str, Path], threads: int) -> dict[str, float]:
+def _measure(
+    bundle: Bundle, graphs: Mapping[str, Path | GraphSource], threads: int
+) -> dict[str, float]:
     """Seconds of a prompt chunk through the graphs for decoding and through the prefill graph."""
     config = bundle.manifest.model
     count = min(CHUNK_TOKENS, config.max_context, config.vocab_size)
-    backend = _open(bundle, files, count, threads)
+    backend = _open(bundle, graphs, count, threads)
     context = backend.open_context(count)
     ids = np.arange(count)
     slots = slot_ids(bundle.manifest.tables, count)

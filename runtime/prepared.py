@@ -18,11 +18,13 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from stem_edge.bundle import BACKBONE_DATA, PREFILL_DATA, Bundle
+from stem_edge.bundle import Bundle
 from stem_edge.child import Ended, last_line, module_command, signal_name
 from stem_edge.errors import BackendError
-from stem_edge.graph_io import EMBED, PREFILL, graph_file
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
+from stem_edge.runtime.graphs import GraphSource, cpu_graphs
 from stem_edge.runtime.user_cache import (
     Prepared,
     cache_folder,
@@ -127,21 +129,27 @@ def matrices_nbytes(bundle: Bundle) -> int:
     return sum(files[name].nbytes for name in (BACKBONE_DATA, PREFILL_DATA) if name in files)
 
 
-def graph_files(
+def graph_sources(
     bundle: Bundle, prepared: tuple[Path, Prepared] | None, *, prefill: bool
-) -> Mapping[str, Path]:
-    """Graph -> the file to load it from."""
-    graphs = [name for name in bundle.manifest.graphs() if prefill or name != PREFILL]
-    files = {name: bundle.file(graph_file(name)) for name in graphs}
+) -> Mapping[str, Path | GraphSource]:
+    """Graph -> what to load it from."""
+    sources: dict[str, Path | GraphSource] = dict(cpu_graphs(bundle, prefill=prefill))
     if prepared is not None:
         folder, record = prepared
-        files |= {n: folder / graph_file(n) for n in graphs if graph_file(n) in record.files}
-    return files
+        files = {name: prepared_file(name) for name in sources}
+        sources |= {n: folder / file for n, file in files.items() if file in record.files}
+    return sources
 
 
-def worth_preparing(bundle: Bundle) -> list[str]:
+def prepared_file(graph: str) -> str:
+    """Name of a prepared graph's file."""
+    return f"{graph}.onnx"
+
+
+def worth_preparing(bundle: Bundle) -> dict[str, GraphSource]:
     """Graphs with matrices. An embedding is read in place anyway."""
-    return [name for name in bundle.manifest.graphs() if name != EMBED]
+    graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill)
+    return {name: graph for name, graph in graphs.items() if name != EMBED}
 
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from stem_edge.bundle import (
-    GGUF,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -29,9 +28,6 @@ from stem_edge.bundle import (
 from stem_edge.chat_template import ChatTemplate
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError, InputError, StemEdgeError
-from stem_edge.gguf_check import check_backbone
-from stem_edge.gguf_file import read_gguf
-from stem_edge.onnx_check import check_graphs
 from stem_edge.progress import Progress
 from stem_edge.runtime.engines import is_installed
 from stem_edge.runtime.trial import try_first
@@ -121,11 +117,6 @@ def _parts(
     """What will be right, and what raises if it is not."""
     if manifest.table_format is not None:
         yield f"{manifest.model.records:,} records", lambda: check_tables(bundle, advance)
-    if graphs := manifest.graphs():
-        yield f"{len(graphs)} graphs of known operators", lambda: check_graphs(bundle)
-    if manifest.gguf is not None:
-        path = bundle.file(GGUF)
-        yield f"the tensors of {GGUF}", lambda: check_backbone(read_gguf(path), manifest)
     vocab_size = manifest.model.vocab_size
     yield (
         "a tokenizer of known steps",

@@ -1,8 +1,9 @@
-"""A bundle that is new on this machine is tried in a process of its own before this one loads it.
+"""A tokenizer that is new on this machine is tried in a process of its own before this one loads it.
 
-The libraries that read a tokenizer or run a backbone are native code. A file that drives one of them
-into a crash, an endless loop or all of the memory ends the process, and no exception says why. So
-the first load lets another process do it, within limits; stem_edge.verdicts keeps what came out.
+The library that reads it is native code. A file that drives it into a crash, an endless loop or all
+of the memory ends the process, and no exception says why. So the first load lets another process do
+it, within limits; stem_edge.verdicts keeps what came out. Graphs need no trial: this version builds
+them. But whether the one for prompts is exact on this processor is measured there, too.
 What is not the bundle's fault is not kept, such as a process that the system ended for want of memory;
 that it did not end in time, which may be the fault of a busy machine, is kept for an hour. A file that
 is refused with an error of ours is refused by it again.
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge import errors
-from stem_edge.bundle import GGUF, Bundle, EngineName
+from stem_edge.bundle import Bundle
 from stem_edge.child import (
     SIGKILL,
     Ended,
@@ -26,17 +27,13 @@ from stem_edge.child import (
     signal_name,
 )
 from stem_edge.errors import BackendError, StemEdgeError
-from stem_edge.ggml_check import checked_ggml
-from stem_edge.gguf_check import check_backbone
-from stem_edge.gguf_file import read_gguf
-from stem_edge.onnx_check import check_graphs
+from stem_edge.formats import EngineName
 from stem_edge.progress import Progress
 from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
 from stem_edge.strict_json import one_line
 from stem_edge.units import format_size
-from stem_edge.user_folder import cache_folder
 from stem_edge.verdicts import Records, Verdict
 
 WORKER = "stem_edge.runtime.trial_worker"
@@ -101,15 +98,13 @@ def try_first(
     Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
     """
     records = Records(bundle, engine, cache_dir)
-    if anew or not records.place_is_known():
-        _check_headers(bundle, engine)  # before gigabytes are hashed that nothing will read
     show = progress if records.hashed_nbytes > UNSEEN_NBYTES else False
     with Progress(records.hashed_nbytes, "checking files", show) as bar:
         records.check_place(bar.advance, anew=anew)
     verdict = None if anew else records.verdict()
     if verdict is None:
         limits = limits or Limits.of(records)
-        found = _run(records, cache_dir, command or module_command(WORKER), limits)
+        found = _run(records, command or module_command(WORKER), limits)
         if not isinstance(found, _Failed):
             return records.keep_verdict(prefill_from_decode=found)
         if found.kept:
@@ -121,14 +116,6 @@ def try_first(
     raise BackendError(f"{bundle.path}: {found.reason}; {_advice(bundle, found)}")
 
 
-def _check_headers(bundle: Bundle, engine: EngineName) -> None:
-    """Raises BundleError unless the backbone is one of the manifest's model."""
-    if engine == "ggml":
-        check_backbone(read_gguf(bundle.file(GGUF)), bundle.manifest)
-    else:
-        check_graphs(bundle)
-
-
 def _advice(bundle: Bundle, failed: _Failed) -> str:
     if not failed.certain:
         return f"{TOO_SLOW}{bundle.path}"
@@ -138,19 +125,14 @@ def _advice(bundle: Bundle, failed: _Failed) -> str:
     )
 
 
-def _run(
-    records: Records, cache_dir: str | Path | None, command: Sequence[str], limits: Limits
-) -> _Failed | float | None:
+def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | float | None:
     """Try it in a process of its own. Raises BackendError, and what the worker raised of ours.
 
     Returns how it failed, or how far its prefill graph diverges here, if that was measured.
     """
-    bundle, engine = records.bundle, records.engine
-    if engine == "ggml":
-        checked_ggml(cache_dir)  # a library that crashes is not the fault of a bundle
-    arguments = [str(bundle.path.resolve()), engine]
+    bundle = records.bundle
+    arguments = [str(bundle.path.resolve()), records.engine]
     arguments += [str(limits.memory_nbytes), str(limits.cpu_seconds)]
-    arguments += [str(cache_folder(cache_dir))]
     try:
         ended = run_steps([*command, *arguments], START_SECONDS, limits.step_seconds)
     except OSError as error:

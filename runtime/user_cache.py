@@ -23,7 +23,9 @@ import msgspec
 from stem_edge import disk, ggml_check
 from stem_edge.bundle import MANIFEST, MAX_MANIFEST_NBYTES, Bundle, open_bundle
 from stem_edge.errors import BundleError
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.plain_files import read_plain
+from stem_edge.runtime.graphs import cpu_graphs
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.verdicts import PLACES, TRIALS, Records, read_place, read_verdict, versions
 
@@ -42,7 +44,7 @@ __all__ = [  # with what the rest of the runtime expects here
     "temporary_folder",
 ]
 
-FORMAT = 3
+FORMAT = 4
 PREPARED, COUNTS = "prepared", "counts"
 RECORD = "prepared.json"
 TEMPORARY = ".making-"  # of a prepared backbone that is being made, or was when it was killed
@@ -76,8 +78,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
     """Where the prepared backbone of this bundle, processor and onnxruntime is, once it is made."""
     files = bundle.manifest.files
-    parts = {name: entry.sha256 for name, entry in files.items() if ".onnx" in name}
-    described = repr((FORMAT, onnxruntime, cpu_digest(), sorted(parts.items())))
+    weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
+    graphs = [
+        graph.data for graph in cpu_graphs(bundle, prefill=bundle.manifest.has_prefill).values()
+    ]
+    built = hashlib.sha256(b"".join(graphs)).hexdigest()
+    described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))
     return root / PREPARED / hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
 
 

@@ -1,23 +1,26 @@
 """The bundle: the folder that the exporter writes and the runtime reads.
 
     manifest.json                     this module's Manifest
-    backbone.*.onnx  backbone.onnx.data   stem_edge.graph_io: the backbone for onnxruntime
-    prefill.onnx  prefill.onnx.data       optional: int8 matrices for prompts
-    device.*.onnx  portable.*.onnx        optional: graphs for accelerators, over backbone.onnx.data
+    backbone.onnx.data                the backbone for onnxruntime, as stem_edge.graph plans it
+    backbone.onnx                     a graph over it for other tools; nothing here reads it
+    prefill.data                      optional: int8 matrices for prompts
     backbone.gguf                     stem_edge.gguf_schema: the backbone for ggml
     tables.zarr/                          stem_edge.table_store; a dense model has none
     tokenizer.json  tokenizer_config.json
     token_counts.npy                      optional: stem_edge.token_counts
 
-A bundle has one backbone or both; they share everything else. manifest.json lists every other file with its size and sha256. Unknown fields are refused, so that a
-bundle never means more than this version understands; `format_version` grows when the meaning does.
-Opening compares all sizes; stem_edge.checksums compares the checksums as well.
+A bundle has one backbone or both; they share everything else. manifest.json lists every other file
+with its size and sha256. Unknown fields are refused, so that a bundle never means more than this
+version understands; `format_version` grows when the meaning does. Opening compares all sizes, those
+of the weights with what the model's description says; stem_edge.checksums compares checksums as well.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 import msgspec
 
@@ -25,27 +28,32 @@ from stem_edge import disk
 from stem_edge.config import MAX_VOCAB, ModelConfig
 from stem_edge.errors import BundleError
 from stem_edge.file_names import check_names
-from stem_edge.graph_io import PREFILL, Variant, decode_graphs, graph_file, variant_graphs
+from stem_edge.formats import BackboneFormat, EngineName, GgufFormat
+from stem_edge.gguf_tensors import locate
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.plain_files import PlainFolders, check_file, not_plain, unreadable
-from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.strict_json import check_json, one_line
 from stem_edge.table_store import TableFormat
 from stem_edge.token_index import INDEX
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
-BACKBONE_DATA = "backbone.onnx.data"
-PREFILL_DATA = "prefill.onnx.data"
+BACKBONE_GRAPH = "backbone.onnx"
 GGUF = "backbone.gguf"
+# Engine -> what its backbone may be made of.
+BACKBONE_FILES: dict[EngineName, tuple[str, ...]] = {
+    "onnxruntime": (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
+    "ggml": (GGUF,),
+}
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_COUNTS = "token_counts.npy"
 WORKING = ".stem-edge-"  # and the bundle's name: the folder in which an export grows, beside it
 OLD = "-old"  # and after that: the bundle that it replaces, where names cannot be exchanged
-MAX_BLOCK = 256
 MAX_MANIFEST_NBYTES = 1 << 20
+COPY_AGAIN = "copy or export the bundle again"
 # A tokenizer.json twice the largest of published models.
 MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 
@@ -53,17 +61,6 @@ MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 MAX_NBYTES = 2**63 - 1
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_NBYTES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
-WeightType = Literal["fp32", "int8", "int4"]
-WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
-# qkv are the three matrices before attention, stacked; project makes rows of low-rank tables.
-MatrixKind = Literal["embedding", "head", "qkv", "wo", "gate", "up", "down", "project"]
-MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
-VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
-QuantizerName = Literal["rtn", "search", "gptq"]
-EngineName = Literal["onnxruntime", "ggml"]
-# As llama.cpp names its mixtures of tensor types (stem_edge.gguf_schema).
-GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
-GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,40 +68,6 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nbytes: Size
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-
-
-class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the backbone is stored."""
-
-    weights: WeightType  # matrices of the layers
-    head: WeightType  # embedding and head, the two matrices of V rows
-    # Inputs that share a scale, at most; a narrow matrix uses less.
-    block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
-    kinds: dict[MatrixKind, WeightType] = {}  # those of another type than that
-    asymmetric: bool = False  # whether each block has a zero point of its own
-    quantizer: QuantizerName = "rtn"  # how the codes were chosen
-    prefill: bool = False  # whether there is a graph of its own for prompts
-    variants: tuple[Variant, ...] = ()  # of the graphs that decode, for accelerators
-
-    def type_of(self, kind: MatrixKind) -> WeightType:
-        """Type of the matrices of a kind."""
-        return self.kinds.get(kind, self.head if kind in VOCABULARY_KINDS else self.weights)
-
-    def bits(self, kind: MatrixKind) -> int:
-        """Bits of a value in the matrices of a kind."""
-        return WEIGHT_BITS[self.type_of(kind)]
-
-    @property
-    def quantized(self) -> bool:
-        """Whether any matrix is."""
-        return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
-
-
-class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the backbone for ggml is stored."""
-
-    weights: GgufType
-    importance: bool = False  # whether channels were weighted by a calibration text
 
 
 class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,9 +131,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in self.required_files():
             if name not in self.files:
                 raise ValueError(f"no entry for {name}")
-        backbone = self.backbone
-        if backbone and backbone.quantized and not fitting_block(model.dim, backbone.block_size):
-            raise ValueError(f"dim {model.dim} cannot be cut into blocks")
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
@@ -190,7 +150,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def has_prefill(self) -> bool:
-        """Whether there is a graph of its own for prompts."""
+        """Whether there are matrices of their own for prompts."""
         return self.backbone is not None and self.backbone.prefill
 
     @property
@@ -205,29 +165,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             indexed=self.indexed,
         )
 
-    def graphs(self) -> list[str]:
-        """Names of the graphs (stem_edge.graph_io) in the bundle, in their order."""
-        if self.backbone is None:
-            return []
-        return decode_graphs(self.model) + ([PREFILL] if self.has_prefill else [])
-
-    def all_graphs(self) -> list[tuple[str, Variant | None]]:
-        """These, and those of each variant: name and variant."""
-        variants = self.backbone.variants if self.backbone is not None else ()
-        plain: list[tuple[str, Variant | None]] = [(name, None) for name in self.graphs()]
-        return plain + [(g, v) for v in variants for g in variant_graphs(self.model, v)]
-
-    def backbone_files(self) -> dict[EngineName, list[str]]:
-        """Engine -> the files that hold its matrices, those of the prefill graph not among them."""
-        onnx = [BACKBONE_DATA, *(graph_file(graph) for graph in decode_graphs(self.model))]
-        files: dict[EngineName, list[str]] = {"onnxruntime": onnx, "ggml": [GGUF]}
-        return {engine: files[engine] for engine in self.engines}
-
     def required_files(self) -> list[str]:
         """Files without which the bundle is incomplete; shards follow from the tables."""
-        names = [graph_file(graph, variant) for graph, variant in self.all_graphs()]
-        names += [TOKENIZER, TOKENIZER_CONFIG]
-        names += [BACKBONE_DATA] if self.backbone is not None else []
+        names = [TOKENIZER, TOKENIZER_CONFIG]
+        names += [BACKBONE_GRAPH, BACKBONE_DATA] if self.backbone is not None else []
         names += [PREFILL_DATA] if self.has_prefill else []
         names += [GGUF] if self.gguf is not None else []
         if (tables := self.table_format) is not None:
@@ -281,15 +222,41 @@ def open_bundle(path: str | Path) -> Bundle:
 
 
 def _check_backbones(root: Path, manifest: Manifest) -> None:
-    """Shapes of the model size arrays: they must not be of a model larger than the files."""
-    least = manifest.model.backbone_parameters * min(WEIGHT_BITS.values()) // 8
-    for engine, names in manifest.backbone_files().items():
-        if (found := sum(manifest.files[name].nbytes for name in names)) < least:
+    """Weights are as many bytes as the model has: nothing later needs to look for their ends."""
+    try:
+        expected = weight_nbytes(manifest)
+    except ValueError as error:
+        raise BundleError(
+            f"{root / MANIFEST}: this model cannot be stored as it says ({error}); {COPY_AGAIN}"
+        ) from error
+    for name, nbytes in expected.items():
+        if (found := manifest.files[name].nbytes) != nbytes:
             raise BundleError(
-                f"{root / MANIFEST}: a model of {manifest.model.backbone_parameters} parameters "
-                f"outside of tables, but its backbone for {engine} has {found} bytes, expected at "
-                f"least {least}; copy or export the bundle again"
+                f"{root / name}: {found} bytes, but the weights of this model take {nbytes}; "
+                f"{COPY_AGAIN}"
             )
+    gguf = manifest.gguf
+    if gguf is not None:
+        locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, gguf.weights)
+
+
+def weight_nbytes(manifest: Manifest) -> dict[str, int]:
+    """Weight file of onnxruntime -> its bytes. Raises GraphError."""
+    if manifest.backbone is None:
+        return {}
+    described = manifest.model, manifest.tables, manifest.backbone
+    plans = [decoding(*described).plan]
+    plans += [prompts(*described).plan] if manifest.has_prefill else []
+    return {plan.file: plan.nbytes for plan in plans}
+
+
+def tables_hash(files: Mapping[str, FileEntry]) -> str:
+    """One sha256 of a bundle's table store: over a line `sha256  path` for each file, sorted by path."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        if name.startswith(TABLES + "/"):
+            digest.update(f"{files[name].sha256}  {name}\n".encode())
+    return digest.hexdigest()
 
 
 def _check_small_files(root: Path, manifest: Manifest) -> None:
@@ -323,7 +290,11 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
                 f"({FORMAT_VERSION}); upgrade stem-edge"
             )
         if number < FORMAT_VERSION:
-            raise ValueError(f"format_version is {number}")
+            raise BundleError(
+                f"{path}: bundle format {number} is older than this stem-edge reads "
+                f"({FORMAT_VERSION}); export the checkpoint again with: stem-edge export CHECKPOINT "
+                f"{path.parent} --force"
+            )
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError) as error:
         raise BundleError(

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stem_edge import ggml_types, gguf_schema
-from stem_edge.bundle import (
-    BACKBONE_DATA,
-    PREFILL_DATA,
+from stem_edge.bundle import Manifest
+from stem_edge.config import ModelConfig
+from stem_edge.formats import (
     VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
     GgufFormat,
-    Manifest,
     MatrixKind,
     WeightType,
 )
-from stem_edge.config import ModelConfig
-from stem_edge.graph_io import head_width
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.names import head_width
 from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat

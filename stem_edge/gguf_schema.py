@@ -13,7 +13,7 @@ they are in the table store beside it, whose hash is.
 | stem.config | string | all of ModelConfig as JSON: what a model computes |
 | stem.layers | array of uint32 | the STEM layers; absent in a dense model, as are the next two |
 | stem.ffn | string | what they compute: a key of stem_edge.config.FFN_TERMS |
-| stem.tables.sha256 | string | `tables_hash` of the table store beside the file |
+| stem.tables.sha256 | string | of the table store beside the file (stem_edge.bundle.tables_hash) |
 
 | tensor | what it is |
 |---|---|
@@ -28,14 +28,11 @@ biases are float32. q and k are not permuted: the runtime rotates as ModelConfig
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-
 import msgspec
 
 from stem_edge import ggml_types as types
-from stem_edge.bundle import TABLES, FileEntry, GgufType
 from stem_edge.config import ModelConfig
+from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
 from stem_edge.rows import RecordLayout
 
@@ -157,15 +154,6 @@ def model_metadata(config: ModelConfig) -> dict[str, Value]:
     if config.stem_layers:
         values |= {f"{at}.ffn": config.stem_ffn, f"{at}.layers": config.stem_layers}
     return values
-
-
-def tables_hash(files: Mapping[str, FileEntry]) -> str:
-    """One sha256 of a bundle's table store: over a line `sha256  path` for each file, sorted by path."""
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        if name.startswith(TABLES + "/"):
-            digest.update(f"{files[name].sha256}  {name}\n".encode())
-    return digest.hexdigest()
 
 
 def kv_type(weights: GgufType) -> TensorType:

@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 import stem_edge
-from stem_edge.bundle import (
-    GGUF,
-    MATRIX_KINDS,
-    PREFILL_DATA,
-    TABLES,
-    VOCABULARY_KINDS,
-    BackboneFormat,
-    Bundle,
-    EngineName,
-    Manifest,
-    open_bundle,
-)
+from stem_edge.bundle import GGUF, TABLES, Bundle, Manifest, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
+from stem_edge.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
 from stem_edge.gguf_schema import matrix_types
+from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.measuring.cost_report import cost_figures, cost_report
 from stem_edge.measuring.cost_table import cost_table
 from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry

@@ -26,22 +26,20 @@ import msgspec
 
 from stem_edge import __version__, disk
 from stem_edge.bundle import (
-    BACKBONE_DATA,
     GGUF,
     MANIFEST,
     MAX_MANIFEST_NBYTES,
-    PREFILL_DATA,
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
-    EngineName,
 )
 from stem_edge.checksums import sha256_of
 from stem_edge.errors import BundleError
+from stem_edge.formats import EngineName
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files
-from stem_edge.graph_io import graph_file
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 
@@ -110,7 +108,6 @@ class Records:
         if self.engine == "ggml":
             return [*names, GGUF]
         data = (BACKBONE_DATA, PREFILL_DATA)
-        names += [graph_file(graph, variant) for graph, variant in manifest.all_graphs()]
         return names + [name for name in data if name in manifest.files]
 
     def hashed_files(self) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import stem_edge
-from stem_edge.bundle import EngineName
+from stem_edge.formats import EngineName
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.verdicts import PLACES, TRIALS

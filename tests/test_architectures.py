@@ -22,7 +22,6 @@ from torch.nn import functional
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
 import stem_edge
-from stem_edge.bundle import EngineName
 from stem_edge.config import (
     BIASED,
     FFN_TERMS,
@@ -34,6 +33,7 @@ from stem_edge.config import (
 from stem_edge.errors import ExportError
 from stem_edge.export.hf_names import tensor_name
 from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.formats import EngineName
 from stem_edge.quantize import F32
 
 TOLERANCE = 1e-4

@@ -22,7 +22,6 @@ from stem_edge.bundle import (
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    BackboneFormat,
     FileEntry,
     KindError,
     Manifest,
@@ -32,6 +31,7 @@ from stem_edge.bundle import (
 )
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
+from stem_edge.formats import BackboneFormat
 from stem_edge.graph_io import graph_file
 from stem_edge.rows import RecordLayout
 

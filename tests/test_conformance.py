@@ -15,8 +15,8 @@ import pytest
 from conftest import DATA, add_ggml
 
 import stem_edge
-from stem_edge.bundle import EngineName
 from stem_edge.export.readers import read_checkpoint
+from stem_edge.formats import EngineName
 from stem_edge.quantize import F32
 from stem_edge.reference import forward
 from stem_edge.runtime import Model

@@ -15,9 +15,9 @@ from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens,
 
 import stem_edge
 from stem_edge import Edit
-from stem_edge.bundle import EngineName
 from stem_edge.edit_file import SCOPES
 from stem_edge.errors import InputError, RowReadError
+from stem_edge.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.loading import LoadOptions
 from stem_edge.runtime.prefetch import Prefetcher

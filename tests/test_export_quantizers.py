@@ -13,11 +13,12 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import ExportError
-from stem_edge.bundle import MATRIX_KINDS, BackboneFormat, Bundle
+from stem_edge.bundle import Bundle
 from stem_edge.cli import main
 from stem_edge.export.journal import Journal
 from stem_edge.export.options import QUANTIZERS
 from stem_edge.footprint import expected_footprint, footprint_of
+from stem_edge.formats import MATRIX_KINDS, BackboneFormat
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge.bundle import BackboneFormat, WeightType
 from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.measuring import fit_cli
 from stem_edge.measuring.candidates import CHOICES
 from stem_edge.measuring.devices import DEVICES, find_device

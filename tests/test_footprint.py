@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import TABLES, BackboneFormat, Manifest, open_bundle
+from stem_edge.bundle import TABLES, Manifest, open_bundle
 from stem_edge.footprint import expected_footprint, footprint_of, matrix_nbytes
+from stem_edge.formats import BackboneFormat
 
 
 @pytest.fixture(params=["demo", "tiny"])

@@ -13,10 +13,11 @@ from conftest import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge import ggml_types
-from stem_edge.bundle import GgufFormat, open_bundle
+from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of, gguf_footprint
+from stem_edge.formats import GgufFormat
 from stem_edge.measuring import bench_machine, rates_ggml
 from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_figures import token_nbytes

@@ -25,19 +25,16 @@ from stem_edge import gguf_check
 from stem_edge.bundle import (
     BACKBONE_DATA,
     GGUF,
-    GGUF_TYPES,
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    BackboneFormat,
     FileEntry,
-    GgufFormat,
-    GgufType,
     Manifest,
     QualityReport,
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError
+from stem_edge.formats import GGUF_TYPES, BackboneFormat, GgufFormat, GgufType
 from stem_edge.ggml_types import F16, F32, Q5_0, TensorType
 from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import GgufFile, read_gguf

@@ -16,12 +16,13 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import BackendError, ExportError
-from stem_edge.bundle import GGUF, GGUF_TYPES, MANIFEST, Bundle
+from stem_edge.bundle import GGUF, MANIFEST, Bundle
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, linear
 from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
+from stem_edge.formats import GGUF_TYPES
 from stem_edge.gguf_check import check_backbone
 from stem_edge.gguf_file import read_gguf
 from stem_edge.gguf_schema import gguf_name, tables_hash

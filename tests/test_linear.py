@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.bundle import BackboneFormat, WeightType
 from stem_edge.errors import CheckpointError
 from stem_edge.export import linear as module
 from stem_edge.export.files import BundleFile
@@ -18,6 +17,7 @@ from stem_edge.export.linear import DecodeLinear, Linear, Weights
 from stem_edge.export.quantizers import Rounding, Searching
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.token_linear import TokenLinear
+from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.quantize import F32, dequantize_blocks, quantize_asymmetric
 from stem_edge.reference import ArrayMatrix
 from stem_edge.runtime.ort_session import new_session

@@ -14,7 +14,6 @@ from stem_edge.bundle import (
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    BackboneFormat,
     Bundle,
     FileEntry,
     Manifest,
@@ -23,6 +22,7 @@ from stem_edge.bundle import (
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes
+from stem_edge.formats import BackboneFormat
 from stem_edge.graph_io import decode_graphs, graph_file
 from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module

@@ -8,7 +8,7 @@ from pathlib import Path
 import make_probes
 import pytest
 
-from stem_edge.bundle import BackboneFormat
+from stem_edge.formats import BackboneFormat
 from stem_edge.measuring.rates import derived_rates
 from stem_edge.measuring.rates_ort import PROBES, matmul_probe, ort_rates
 from stem_edge.runtime.ort_session import new_session, open_session

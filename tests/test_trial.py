@@ -15,9 +15,10 @@ from conftest import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge import checksums, verdicts
-from stem_edge.bundle import TOKENIZER, EngineName, open_bundle
+from stem_edge.bundle import TOKENIZER, open_bundle
 from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.formats import EngineName
 from stem_edge.runtime import trial
 from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial import Limits, try_first

@@ -11,8 +11,9 @@ import pytest
 from conftest import needs_ggml
 
 import stem_edge
-from stem_edge.bundle import EngineName, open_bundle
+from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError
+from stem_edge.formats import EngineName
 from stem_edge.runtime import trial_worker
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.text import TextCodec

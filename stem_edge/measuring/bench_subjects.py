@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from stem_edge.bundle import Bundle, EngineName, open_bundle
+from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
+from stem_edge.formats import EngineName
 from stem_edge.measuring.workers import Subject
 from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engine import LEAST_CHUNK

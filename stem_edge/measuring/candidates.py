@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stem_edge.bundle import BackboneFormat, Bundle, GgufFormat, GgufType, WeightType
+from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.footprint import Footprint, expected_footprint, footprint_of, gguf_footprint
+from stem_edge.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.rows import RowType, make_layout
 from stem_edge.runtime.engines import ENGINES, EngineChoice, choose_engine

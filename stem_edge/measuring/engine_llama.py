@@ -16,9 +16,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from stem_edge import ggml_types
-from stem_edge.bundle import GgufType
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
+from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix

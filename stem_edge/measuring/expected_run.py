@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stem_edge.bundle import Bundle, EngineName
+from stem_edge.bundle import Bundle
 from stem_edge.footprint import footprint_of
+from stem_edge.formats import EngineName
 from stem_edge.measuring.fit import tokenizer_nbytes
 from stem_edge.measuring.gpu import on_cpu
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index

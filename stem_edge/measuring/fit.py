@@ -11,18 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import (
-    TOKEN_COUNTS,
-    TOKENIZER,
-    BackboneFormat,
-    Bundle,
-    EngineName,
-    GgufFormat,
-    open_bundle,
-)
+from stem_edge.bundle import TOKEN_COUNTS, TOKENIZER, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import Footprint, footprint_of
+from stem_edge.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.measuring.candidates import of_bundle, of_checkpoint
 from stem_edge.measuring.devices import find_device
 from stem_edge.measuring.hit_rates import (

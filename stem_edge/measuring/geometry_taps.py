@@ -1,53 +1,28 @@
-"""Graphs of a backbone with further outputs: what flows between their operators, as numbers.
-
-Nothing is exported for that. A graph is a serialized protobuf message, and such messages merge when
-they are concatenated: bytes that name further outputs, after the file's own, add them to its graph.
-"""
+"""Graphs of a backbone with further outputs: what flows between their operators, as numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge import graph_io as io
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError
+from stem_edge.graph import names as io
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.encoder import encode
 from stem_edge.quantize import F32
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.engines import check_installed
+from stem_edge.runtime.graphs import GraphSource, format_of
 from stem_edge.runtime.machine import return_freed_memory, usable_cpus
-from stem_edge.runtime.ort_session import new_session
+from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import CPU
 from stem_edge.tables import Tables
 
-# Numbers of fields in onnx.proto, and how protobuf marks one whose bytes have a length.
-MODEL_GRAPH, GRAPH_OUTPUT, VALUE_NAME = 7, 12, 1
-LENGTH_DELIMITED = 2
-WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 Feeds = dict[str, npt.NDArray[Any]]
-
-
-def further_outputs(names: Sequence[str]) -> bytes:
-    """What makes these values of a serialized model's graph outputs when it is appended."""
-    outputs = b"".join(_field(GRAPH_OUTPUT, _field(VALUE_NAME, n.encode())) for n in names)
-    return _field(MODEL_GRAPH, outputs)
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*found, value])
 
 
 class TappedGraphs:
@@ -123,15 +98,9 @@ def _row_feeds(token_ids: npt.NDArray[np.int64], tables: Tables) -> Feeds:
     return feeds
 
 
-def _open(bundle: Bundle, graph: str, outputs: list[str], threads: int) -> ort.InferenceSession:
-    path = bundle.file(io.graph_file(graph))
-    weights = {WEIGHTS_FOLDER: str(bundle.path.absolute())}
-    try:
-        data = path.read_bytes() + further_outputs(outputs)
-        return new_session(data, threads, [CPU], weights)
-    except Exception as error:  # onnxruntime's classes share no base
-        raise BackendError(
-            f"{path}: onnxruntime {ort.__version__} cannot load this graph, or show "
-            f"{', '.join(outputs)} in it ({str(error).splitlines()[0]}); run stem-edge verify, or "
-            "export again"
-        ) from error
+def _open(bundle: Bundle, name: str, outputs: list[str], threads: int) -> ort.InferenceSession:
+    manifest = bundle.manifest
+    graph = decoding(manifest.model, manifest.tables, format_of(bundle)).graphs[name]
+    for output in outputs:
+        graph.output(output, np.float32, None)
+    return open_session(GraphSource(name, encode(graph), bundle.path), threads, [CPU])

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge import graph_io as io
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
+from stem_edge.graph import names as io
 from stem_edge.measuring.geometry_rows import I64
 from stem_edge.measuring.geometry_spread import Spread, random_p95, spread
 from stem_edge.measuring.geometry_taps import TappedGraphs

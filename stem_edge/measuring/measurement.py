@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Unpack
 
-from stem_edge.bundle import GGUF, TABLES, Bundle, EngineName, open_bundle
+from stem_edge.bundle import GGUF, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
+from stem_edge.formats import EngineName
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.expected_run import expect_run, hit_curve
 from stem_edge.measuring.fit import Way, fit_on_device, will_be_prepared

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from stem_edge.bundle import EngineName
 from stem_edge.footprint import Footprint
+from stem_edge.formats import EngineName
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.usage import Held, Usage
 from stem_edge.runtime.flash import FlashProfile

@@ -7,8 +7,8 @@ operators compute, keys and values, and rows are memory of the process.
 from __future__ import annotations
 
 from stem_edge import ggml_types
-from stem_edge.bundle import GgufFormat
 from stem_edge.footprint import FLOAT, Footprint
+from stem_edge.formats import GgufFormat
 from stem_edge.gguf_schema import repacked_nbytes
 from stem_edge.measuring.usage import Held, Usage
 from stem_edge.runtime.ggml_kv import CELLS

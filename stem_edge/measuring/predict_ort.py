@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.footprint import FLOAT, Footprint
-from stem_edge.graph_io import head_width
+from stem_edge.graph.names import head_width
 from stem_edge.measuring.usage import Held, Usage
 from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.runtime.backend_ort import KV_STEP

@@ -17,21 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import ggml_types
-from stem_edge.bundle import TABLES, GgufFormat, open_bundle
+from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
+from stem_edge.formats import GgufFormat
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_file import GgufFile, GgufTensor
 from stem_edge.gguf_schema import (
     ALIGNMENT,
     backbone_nbytes,
-    gguf_name,
     kv_type,
     repacks,
     tensor_types,
 )
+from stem_edge.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.backend_ggml import GgmlBackend
 from stem_edge.runtime.cache import RowCache
@@ -187,14 +187,11 @@ def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
             engine.close()
 
 
-def _zeros(path: Path, config: ModelConfig, gguf: GgufFormat) -> GgufFile:
+def _zeros(path: Path, config: ModelConfig, gguf: GgufFormat) -> GgufWeights:
     """A file of zeros, described as a backbone."""
-    types, sizes = tensor_types(config, gguf.weights), backbone_nbytes(config, gguf.weights)
-    tensors, end = {}, 0
-    for name, shape in config.backbone_shapes().items():
-        stored = GgufTensor(gguf_name(name), types[name], shape, end, sizes[name])
-        tensors[stored.name] = stored
-        end += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+    planned = planned_tensors(config, gguf.weights)
     with path.open("wb") as file:
-        file.truncate(end)
-    return GgufFile(path, end, {}, tensors)
+        file.truncate(planned[-1].end)
+    return GgufWeights(
+        path, planned[-1].end, dict(zip(config.backbone_shapes(), planned, strict=True))
+    )

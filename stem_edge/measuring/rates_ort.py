@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from stem_edge.bundle import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.footprint import matrix_nbytes
+from stem_edge.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.ort_session import open_session

@@ -16,8 +16,8 @@ from contract import fingerprint, refused
 from threads import run_script, tokens, watchdog  # noqa: F401
 
 import stem_edge
-from stem_edge.bundle import EngineName
 from stem_edge.errors import ExportError
+from stem_edge.formats import EngineName
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 # onnxruntime ends a forked process that leaves by exit() itself; multiprocessing leaves by _exit, too.

@@ -23,9 +23,7 @@ from stem_edge.bundle import (
     MANIFEST,
     TABLES,
     TOKENIZER,
-    BackboneFormat,
     FileEntry,
-    GgufFormat,
     KindError,
     Manifest,
     QualityReport,
@@ -36,6 +34,7 @@ from stem_edge.bundle import (
 )
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
+from stem_edge.formats import BackboneFormat, GgufFormat
 from stem_edge.graph_io import PREFILL, graph_file
 
 SHA = "0" * 64

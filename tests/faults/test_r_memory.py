@@ -22,8 +22,8 @@ from contract import checked_message, fingerprint, refused
 from threads import rows_of, run_script, tokens, watchdog  # noqa: F401
 
 import stem_edge
-from stem_edge.bundle import EngineName
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
+from stem_edge.formats import EngineName
 from stem_edge.runtime import machine
 from stem_edge.runtime.machine import available_memory, memory_cgroup
 

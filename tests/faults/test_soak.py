@@ -13,7 +13,7 @@ import soak
 from threads import tokens, watchdog  # noqa: F401
 
 import stem_edge
-from stem_edge.bundle import EngineName
+from stem_edge.formats import EngineName
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("watchdog")]
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its memory")

@@ -1,0 +1,105 @@
+"""The backbone for onnxruntime: its weights, those for prompts, and a graph for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stem_edge.bundle import BACKBONE_GRAPH, FileEntry
+from stem_edge.errors import ExportError
+from stem_edge.export.balance import Balances, worth_balancing
+from stem_edge.export.calibrated import Calibrated
+from stem_edge.export.calibration import sequences
+from stem_edge.export.files import BundleFile, write_file
+from stem_edge.export.hidden_states import HiddenStates
+from stem_edge.export.job import Advance, Job, Tell, Work
+from stem_edge.export.quantizers import Quantizer, Rounding, Searching
+from stem_edge.export.report import ErrorMeter
+from stem_edge.export.weight_file import PaddedTensors, WeightFile
+from stem_edge.export.weights import Weights
+from stem_edge.formats import BackboneFormat
+from stem_edge.graph.decode import decoding, prompts, whole
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import GraphError
+from stem_edge.graph.plan import WeightPlan
+from stem_edge.quantize import F32
+
+PREFILL_STEP = "prefill"
+
+
+def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
+    """The format with what the calibration text decides. Raises ExportError if it cannot be."""
+    format = job.options.backbone
+    if not isinstance(format, BackboneFormat):
+        raise TypeError(f"{format} is not for onnxruntime")
+    described = job.source.config, job.layout
+    try:
+        decoding(*described, format)
+        if not job.options.prefill:
+            return format
+        plain = prompts(*described, format).plan
+    except GraphError as error:
+        raise ExportError(str(error)) from error
+    return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
+
+
+class OnnxBackbone:
+    """Writes the backbone of one export.
+
+    peaks: greatest magnitude of every input channel [K], as stem_edge.export.calibration.observe
+        has them.
+    """
+
+    def __init__(self, job: Job, peaks: dict[str, F32], tell: Tell) -> None:
+        self._job, self._peaks, self._tell = job, peaks, tell
+        self._format = planned_format(job, peaks)
+        self._config, self._options = job.source.config, job.options
+        self._tensors = PaddedTensors(self._config, job.source.backbone)
+
+    def steps(self) -> list[tuple[str, Work]]:
+        """Name and work of each step."""
+        steps: list[tuple[str, Work]] = [("backbone", self._backbone)]
+        return steps + ([(PREFILL_STEP, self._prefill)] if self._options.prefill else [])
+
+    def _backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        """Weights that decode, and a graph over them for other tools."""
+        described = self._config, self._job.layout, self._format
+        plan, graph = decoding(*described).plan, self._job.folder / BACKBONE_GRAPH
+        written = self._write(plan, meter, advance, quantizer=self._quantizer())
+        return written | {graph: write_file(graph, encode(whole(*described)))}
+
+    def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        plan = prompts(self._config, self._job.layout, self._format).plan
+        return self._write(plan, meter, advance, balances=Balances(self._peaks, plan))
+
+    def _write(
+        self,
+        plan: WeightPlan,
+        meter: ErrorMeter,
+        advance: Advance,
+        quantizer: Quantizer | None = None,
+        balances: Balances | None = None,
+    ) -> dict[Path, FileEntry]:
+        path, weights = self._job.folder / plan.file, Weights(self._options.threads, meter, advance)
+        try:
+            with BundleFile(path) as data:
+                WeightFile(data, self._tensors, weights, quantizer, balances).write(plan)
+        finally:
+            weights.close()
+        return {path: data.entry}
+
+    def _quantizer(self) -> Quantizer:
+        format, text = self._format, self._job.text_ids
+        if format.quantizer == "rtn" or not format.quantized:
+            return Rounding(asymmetric=format.asymmetric)
+        if not len(text):
+            return Searching(asymmetric=format.asymmetric)
+        ids = sequences(text, self._options.calibration_tokens, self._config.max_context)
+        return Calibrated(
+            HiddenStates(self._job.source, ids),
+            self._config,
+            asymmetric=format.asymmetric,
+            gptq=format.quantizer == "gptq",
+            tell=self._tell,
+        )

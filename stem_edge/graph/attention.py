@@ -1,0 +1,62 @@
+"""Attention of one layer as graph nodes: GroupQueryAttention over a KV buffer that is input and
+output at once. stem_edge.reference has the maths."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.graph import names as io
+from stem_edge.graph.ir import CONTRIB
+from stem_edge.graph.layer import LayerGraph
+
+QKV = ("wq", "wk", "wv")
+
+
+def attention(layer: LayerGraph, x: str) -> str:
+    """Attention of x [1, T, dim] after its norm -> [1, T, dim]; the KV cache is updated in place."""
+    graph, config, at = layer.graph, layer.config, layer.at
+    width = io.head_width(config)
+    shape: list[int | str] = [1, config.n_kv_heads, "capacity", width]
+    caches = [name + str(layer.number) for name in (io.KEYS, io.VALUES)]
+    for cache in caches:
+        graph.input(cache, np.float32, shape)
+        graph.output(io.NEW + cache, np.float32, shape)
+    projected = [layer.product("qkv", "qkv", x, QKV), "", ""]
+    if config.qk_norm_eps is not None:
+        projected = _normed_heads(layer, projected[0])
+    window = config.window(layer.number)
+    mixed = graph.node(
+        "GroupQueryAttention",
+        [*projected, *caches, io.SEQLENS_K, io.TOTAL_LENGTH, io.ROPE_COS, io.ROPE_SIN],
+        [at + "attended", *(io.NEW + cache for cache in caches)],
+        CONTRIB,
+        num_heads=config.n_heads,
+        kv_num_heads=config.n_kv_heads,
+        do_rotary=1,
+        rotary_interleaved=int(config.rope_interleaved),
+        scale=config.head_dim**-0.5,  # the operator's own would be that of the padded width
+        **({"local_window_size": window} if window else {}),
+    )
+    return layer.product("wo", "wo", mixed, ("wo",))
+
+
+def _normed_heads(layer: LayerGraph, packed: str) -> list[str]:
+    """q, k and v out of one product, each head of q and k normed.
+
+    Before the operator, because its own norms exist on some providers only.
+    """
+    graph, config, at = layer.graph, layer.config, layer.at
+    width = io.head_width(config)
+    heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
+    sizes = graph.constant(at + "split", np.array([n * width for n in heads], np.int64))
+    names = [at + name for name in ("q", "k", "v")]
+    graph.node("Split", [packed, sizes], names, axis=-1)
+    for n, (name, count) in enumerate(zip(names[:2], heads, strict=False)):
+        by_head = graph.constant(name + ".heads", np.array([0, 0, count, width], np.int64))
+        flat = graph.constant(name + ".flat", np.array([0, 0, count * width], np.int64))
+        cut = graph.node("Reshape", [name, by_head], [name + ".cut"])
+        # Padding with zeros lowers the mean of squares by this factor; the weight takes it back.
+        eps = (config.qk_norm_eps or 0.0) * config.head_dim / width
+        normed = layer.rms_norm(name + "_norm", cut, f"{'qk'[n]}_norm", eps)
+        names[n] = graph.node("Reshape", [normed, flat], [name + ".normed"])
+    return names

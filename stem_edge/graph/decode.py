@@ -1,0 +1,151 @@
+"""The backbone as graphs that decode: the order of layers, the embedding before them, the head after.
+
+| file | emits |
+|---|---|
+| layer.py | what every part of a layer uses: products, biases, norms |
+| attention.py, ffn.py | the two parts of a layer; stem_edge.reference has their maths |
+| linear.py, prompts.py | matrices, in the ways that onnxruntime multiplies with |
+| device.py, portable.py | variants of these graphs for accelerators |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.formats import BackboneFormat
+from stem_edge.graph import names as io
+from stem_edge.graph.attention import attention
+from stem_edge.graph.ffn import ffn
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
+from stem_edge.graph.linear import DecodeProducts, Products, vector
+from stem_edge.graph.plan import WeightPlan
+from stem_edge.graph.prompts import PromptProducts
+from stem_edge.rows import RecordLayout
+
+BACKBONE_DATA = "backbone.onnx.data"
+PREFILL_DATA = "prefill.data"
+
+
+class Built(NamedTuple):
+    """Graphs by their names, and the plan of the weight file that they share."""
+
+    graphs: dict[str, Graph]
+    plan: WeightPlan
+
+
+def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
+    """The graphs that decode. Raises GraphError."""
+    plan, graphs = WeightPlan(BACKBONE_DATA), {}
+    for name in io.decode_graphs(config):
+        graph = graphs[name] = Graph()
+        products = DecodeProducts(graph, plan, format)
+        if name == io.EMBED:
+            _declare_output(graph, config, _embedding(products, config, io.NEW + io.HIDDEN))
+        elif name == io.HEAD:
+            _head(products, config, graph.input(io.HIDDEN, np.float32, [1, "T", config.dim]))
+        else:
+            graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+            layers = io.layer_graphs(config)[name]
+            _declare_output(graph, config, _layers(products, config, layout, layers))
+    return Built(graphs, plan)
+
+
+def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
+    """All of them as one graph from token ids to logits, over the same weight file.
+
+    For other tools, so it has no operator that onnxruntime alone knows in ONNX's own domain.
+    """
+    graph = Graph()
+    products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
+    _embedding(products, config, io.HIDDEN)
+    _head(products, config, _layers(products, config, layout, range(config.n_layers)))
+    nodes, graph.nodes = graph.nodes, []
+    for node in nodes:
+        if node.op == NORM:
+            x, weight = node.inputs
+            plain_norm(graph, x, weight, node.outputs[0], node.real("epsilon"))
+        else:
+            graph.nodes.append(node)
+    return graph
+
+
+def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
+    """The graph of all layers for prompts, whose weights are in a file of its own."""
+    graph, plan = Graph(), WeightPlan(PREFILL_DATA)
+    graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+    products = PromptProducts(graph, plan, format.balanced)
+    _declare_output(graph, config, _layers(products, config, layout, range(config.n_layers)))
+    return Built({io.PREFILL: graph}, plan)
+
+
+def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str:
+    """token_ids [1, T] -> result [1, T, dim]."""
+    ids = products.graph.input(io.TOKEN_IDS, np.int64, [1, "T"])
+    shape = (config.vocab_size, config.dim)
+    return products.rows("embedding", "embedding", ids, result, shape)
+
+
+def _head(products: Products, config: ModelConfig, x: str) -> str:
+    """x [1, T, dim] -> logits [1, T, V]."""
+    graph, plan, rows = products.graph, products.plan, config.vocab_size
+    graph.output(io.LOGITS, np.float32, [1, "T", rows])
+    weight = vector(graph, plan, "norm", config.dim, ("norm",))
+    normed = norm(graph, x, weight, config.norm_eps)
+    bias, cap = "head" in config.biases, config.logit_softcap
+    # Whichever comes last gives the logits their name.
+    logits = products.product(
+        "head" if bias or cap else io.LOGITS,
+        "head",
+        normed,
+        ("embedding" if config.tied_head else "head",),
+        (rows, config.dim),
+    )
+    if bias:
+        constant = vector(graph, plan, "head.bias", rows, ("head.bias",))
+        logits = graph.add("Add", [logits, constant], "head.biased" if cap else io.LOGITS)
+    if cap:
+        constant = graph.constant("softcap", np.array(cap, np.float32))
+        part = graph.add(
+            "Tanh", [graph.add("Div", [logits, constant], "softcap.part")], "softcap.tanh"
+        )
+        logits = graph.add("Mul", [part, constant], io.LOGITS)
+    return logits
+
+
+def _layers(
+    products: Products, config: ModelConfig, layout: RecordLayout | None, layers: range
+) -> str:
+    """hidden [1, T, dim] -> new_hidden [1, T, dim], in the order in which data flows."""
+    graph = products.graph
+    _declare_layers(graph, config, layout, layers)
+    residual, delta = io.HIDDEN, ""
+    for number in layers:
+        layer = LayerGraph(config, layout, products, number)
+        x, residual = layer.add_norm("attention_norm", residual, delta, "qkv")
+        delta = layer.post_norm("attention_post_norm", attention(layer, x))
+        consumer = "gate" if layer.has_ffn_matrices else ""
+        x, residual = layer.add_norm("ffn_norm", residual, delta, consumer)
+        delta = layer.post_norm("ffn_post_norm", ffn(layer, x))
+    return graph.add("Add", [residual, delta], io.NEW + io.HIDDEN)
+
+
+def _declare_layers(
+    graph: Graph, config: ModelConfig, layout: RecordLayout | None, layers: range
+) -> None:
+    graph.input(io.SEQLENS_K, np.int32, [1])
+    graph.input(io.TOTAL_LENGTH, np.int32, [])
+    for name in (io.ROPE_COS, io.ROPE_SIN):
+        graph.input(name, np.float32, ["context", io.head_width(config) // 2])
+    stem = set(layers) & set(config.stem_layers)
+    if stem:
+        graph.input(io.SLOT_IDS, np.int64, [1, "T"])
+    if stem and layout and layout.quantized and config.stem_ffn != "hash-moe":
+        graph.input(io.ROW_ZERO_POINTS, np.uint8, None)
+
+
+def _declare_output(graph: Graph, config: ModelConfig, name: str) -> None:
+    graph.output(name, np.float32, [1, "T", config.dim])

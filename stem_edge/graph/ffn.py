@@ -1,0 +1,104 @@
+"""The FFN of one layer as graph nodes, of whatever kind ModelConfig says. stem_edge.reference has
+the maths; a new kind of FFN is an entry of config.FFN_TERMS, or a function here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from stem_edge.config import FFN_TERMS
+from stem_edge.graph import names as io
+from stem_edge.graph.ir import CONTRIB, Attribute, GraphError
+from stem_edge.graph.layer import LayerGraph
+from stem_edge.graph.linear import gather_blocks
+from stem_edge.rows import RecordLayout
+
+# Far enough apart that the softmax of the expert operator gives 1 and 0.
+CHOSEN = 100.0
+
+
+def ffn(layer: LayerGraph, x: str) -> str:
+    """FFN of x [1, T, dim] after its norm -> [1, T, dim]."""
+    if layer.kind == "hash-moe":
+        return _experts(layer, x)
+    row = _row(layer) if layer.takes_row else ""
+    gate = _sum(layer, "gate", x, row)
+    gate = layer.graph.node("QuickGelu", [gate], [layer.at + "silu"], CONTRIB, alpha=1.0)
+    up = _sum(layer, "up", x, row)
+    product = layer.graph.node("Mul", [gate, up], [layer.at + "product"])
+    return layer.product("down", "down", product, ("down",))
+
+
+def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> str:
+    """What goes into the gate, or its counterpart: W x, the row, or both."""
+    terms = FFN_TERMS[layer.kind][name]
+    parts = [layer.product(name, name, x, (name,))] if "matrix" in terms else []
+    parts += [row] if "row" in terms else []
+    if len(parts) == 1:
+        return parts[0]
+    return layer.graph.node("Add", parts, [f"{layer.at}{name}.sum"])
+
+
+def _row(layer: LayerGraph) -> str:
+    """Rows [1, T, d_ff] of the tokens, gathered from the slots of the row cache."""
+    graph, layout, name = layer.graph, _layout(layer), layer.at + "row"
+    # No shapes: shape inference of GatherBlockQuantized refuses a symbolic number of slots.
+    codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
+    if layout.quantized:
+        scales = graph.input(io.row_scales(layer.number), np.float32, None)
+        names = [codes, scales, io.ROW_ZERO_POINTS]
+        row = gather_blocks(graph, names, io.SLOT_IDS, name, layout.bits, layout.group_size)
+    else:
+        row = graph.node("Gather", [codes, io.SLOT_IDS], [name])
+        row = graph.node("Cast", [row], [name + ".fp32"], to=1) if layout.bits == 16 else row
+    return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
+
+
+def _experts(layer: LayerGraph, x: str) -> str:
+    """The token's expert, straight out of its slot: the operator for mixtures, its choice given.
+
+    Only the CPU's forms are used: gate and up alternate, and rows of 16 bits are refused.
+    """
+    graph, layout, number = layer.graph, _layout(layer), layer.number
+    if layout.bits == 16:
+        raise GraphError("experts in 16 bits cannot run; use --tables fp32, int8 or int4")
+    inner, outer = (graph.input(io.row_codes(number, n), layout.codes_dtype, None) for n in (0, 1))
+    common: dict[str, Attribute] = {
+        "k": 1,
+        "normalize_routing_weights": 1,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": 1.0,
+        "activation_beta": 0.0,
+    }
+    chosen, output = _chosen(layer, inner), [layer.at + "experts"]
+    if not layout.quantized:
+        return graph.node("MoE", [x, chosen, inner, "", outer], output, CONTRIB, **common)
+    scales = [graph.input(io.row_scales(number, n), np.float32, None) for n in (0, 1)]
+    return graph.node(
+        "QMoE",
+        [x, chosen, inner, scales[0], "", outer, scales[1]],
+        output,
+        CONTRIB,
+        expert_weight_bits=layout.bits,
+        block_size=layout.group_size,
+        **common,
+    )
+
+
+def _chosen(layer: LayerGraph, codes: str) -> str:
+    """Scores [T, slots]: CHOSEN for the token's slot, else 0."""
+    graph, at = layer.graph, layer.at
+    flat = graph.constant(at + "flat", np.array([-1], np.int64))
+    values = graph.constant(at + "scores", np.array([0, CHOSEN], np.float32))
+    ids = graph.node("Reshape", [io.SLOT_IDS, flat], [at + "slots"])
+    count = graph.node("Shape", [codes], [at + "slot_count"], start=0, end=1)
+    return graph.node("OneHot", [ids, count, values], [at + "chosen"], axis=-1)
+
+
+def _layout(layer: LayerGraph) -> RecordLayout:
+    if layer.layout is None:
+        raise ValueError(f"layer {layer.number} takes rows, but there is no layout of rows")
+    return layer.layout

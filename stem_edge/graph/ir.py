@@ -1,0 +1,185 @@
+"""A graph as it is built: nodes, and the tensors that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
+
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = Sequence[int | str]  # a size that depends on the step has a name
+
+
+class GraphError(ValueError):
+    """This model has no such graph in this format."""
+
+
+class ElementType(IntEnum):
+    """Types of values, by ONNX's numbers."""
+
+    FLOAT = 1
+    UINT8 = 2
+    INT8 = 3
+    INT32 = 6
+    INT64 = 7
+    FLOAT16 = 10
+    UINT4 = 21
+
+    @classmethod
+    def of(cls, dtype: npt.DTypeLike) -> ElementType:
+        """The type of a numpy array's values."""
+        return _BY_DTYPE[np.dtype(dtype)]
+
+    @property
+    def bits(self) -> int:
+        """Bits of one value."""
+        return 4 if self is ElementType.UINT4 else 8 * _DTYPES[self].itemsize
+
+
+_DTYPES: dict[ElementType, np.dtype[Any]] = {
+    ElementType.FLOAT: np.dtype(np.float32),
+    ElementType.UINT8: np.dtype(np.uint8),
+    ElementType.INT8: np.dtype(np.int8),
+    ElementType.INT32: np.dtype(np.int32),
+    ElementType.INT64: np.dtype(np.int64),
+    ElementType.FLOAT16: np.dtype(np.float16),
+}
+_BY_DTYPE: dict[np.dtype[Any], ElementType] = {dtype: kind for kind, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Values that a graph reads: its own, or those at a place in a weight file."""
+
+    name: str
+    type: ElementType
+    dims: tuple[int, ...]
+    data: bytes | None = None  # None: they are in the file
+    file: str = ""
+    offset: int = 0  # bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return prod(self.dims) * self.type.bits // 8
+
+
+Attribute: TypeAlias = int | float | tuple[int, ...] | str | Tensor
+
+
+@dataclass
+class Node:
+    """One operator; its name is that of its first output."""
+
+    op: str
+    inputs: list[str]
+    outputs: list[str]
+    domain: str = ""
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+
+    def size(self, name: str) -> int:
+        """An attribute that is an integer."""
+        value = self.attributes[name]
+        if not isinstance(value, int):
+            raise TypeError(f"{name} of {self.op} is {value!r}")
+        return value
+
+    def real(self, name: str) -> float:
+        """An attribute that is a number."""
+        value = self.attributes[name]
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name} of {self.op} is {value!r}")
+        return value
+
+
+@dataclass(frozen=True)
+class Value:
+    """Type and shape of an input or output; shape None: the graph does not say."""
+
+    type: ElementType
+    shape: tuple[int | str, ...] | None
+
+
+@dataclass
+class Graph:
+    """A graph under construction. Values are referred to by their names."""
+
+    inputs: dict[str, Value] = field(default_factory=dict)
+    outputs: dict[str, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def input(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
+        """Declare an input; returns its name."""
+        self.inputs[name] = _value(dtype, shape)
+        return name
+
+    def output(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
+        """Declare an output; returns its name."""
+        self.outputs[name] = _value(dtype, shape)
+        return name
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        domain: str = "",
+        **attributes: Attribute,
+    ) -> str:
+        """Add a node; returns its first output."""
+        self.nodes.append(Node(op, list(inputs), list(outputs), domain, attributes))
+        return outputs[0]
+
+    def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Attribute) -> str:
+        """Add a node of ONNX's own operators with one output; returns that."""
+        return self.node(op, inputs, [output], "", **attributes)
+
+    def fill(self, shape: str, output: str, value: Array) -> str:
+        """Add a node that fills a tensor of this shape with one value; returns its output."""
+        return self.add("ConstantOfShape", [shape], output, value=inline("value", value))
+
+    def constant(self, name: str, array: Array) -> str:
+        """Add values that follow from the model's description; returns their name."""
+        self.tensors.setdefault(name, inline(name, array))
+        return name
+
+    def weight(self, tensor: Tensor) -> str:
+        """Read a tensor of a weight file; returns its name."""
+        self.tensors[tensor.name] = tensor
+        return tensor.name
+
+    def sizes(self, values: Sequence[int]) -> str:
+        """A constant list of sizes, the same for all who ask for these."""
+        return self.constant("sizes." + ".".join(map(str, values)), np.array(values, np.int64))
+
+    def float(self, value: float) -> str:
+        """A constant float32."""
+        return self.constant(f"float.{value!r}", np.array(value, np.float32))
+
+    def reshape(self, x: str, sizes: Sequence[int], output: str) -> str:
+        """The same values in another shape; 0 is the size that was there."""
+        return self.add("Reshape", [x, self.sizes(sizes)], output)
+
+    def cut(self, x: str, start: int, stop: int, step: int, output: str) -> str:
+        """A part of the last axis."""
+        bounds = [self.sizes([number]) for number in (start, stop, -1, step)]
+        return self.add("Slice", [x, *bounds], output)
+
+
+def inline(name: str, array: Array) -> Tensor:
+    """A tensor whose values are in the graph itself."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return Tensor(name, ElementType.of(array.dtype), array.shape, little.tobytes())
+
+
+def _value(dtype: npt.DTypeLike, shape: Shape | None) -> Value:
+    return Value(ElementType.of(dtype), None if shape is None else tuple(shape))

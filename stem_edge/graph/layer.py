@@ -1,0 +1,101 @@
+"""One layer of the backbone under construction: its tensors, and how its graph multiplies with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stem_edge.config import FFN_TERMS, ModelConfig
+from stem_edge.formats import MatrixKind
+from stem_edge.graph.ir import CONTRIB, Graph
+from stem_edge.graph.linear import Products, vector
+from stem_edge.graph.shapes import layer_shapes
+from stem_edge.rows import RecordLayout
+
+NORM = "SimplifiedLayerNormalization"
+
+
+class LayerGraph:
+    """What attention and FFN need to emit themselves.
+
+    layout: of the rows in their slots; a dense model has none.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layout: RecordLayout | None, products: Products, number: int
+    ) -> None:
+        self.config, self.layout, self.number = config, layout, number
+        self.graph: Graph = products.graph
+        self.at = f"layers.{number}."  # begins the name of everything in this layer
+        self.kind = config.ffn_kind(number)
+        self._products, self._shapes = products, layer_shapes(config, number)
+
+    @property
+    def takes_row(self) -> bool:
+        """Whether the FFN's gate or up has the token's row in it."""
+        return any("row" in terms for terms in FFN_TERMS[self.kind].values())
+
+    @property
+    def has_ffn_matrices(self) -> bool:
+        """Whether a matrix multiplies what the FFN gets."""
+        return any("matrix" in terms for terms in FFN_TERMS[self.kind].values())
+
+    def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
+        """x [1, T, K] times the transpose of some matrices, stacked, plus their biases."""
+        shapes = [self._shapes[name] for name in matrices]
+        rows = sum(shape[0] for shape in shapes)
+        parts = tuple(self.at + name for name in matrices)
+        result = self._products.product(self.at + name, kind, x, parts, (rows, shapes[0][1]))
+        if not any(n + ".bias" in self._shapes for n in matrices):
+            return result
+        biases = tuple(part + ".bias" for part in parts)
+        joined = vector(self.graph, self._products.plan, result + ".bias", rows, biases)
+        return self.graph.add("Add", [result, joined], result + ".biased")
+
+    def rms_norm(self, name: str, x: str, part: str, eps: float) -> str:
+        """RMS norm over the last axis, its weight a tensor of the layer."""
+        (size,) = self._shapes[part]
+        weight = vector(self.graph, self._products.plan, name, size, (self.at + part,))
+        return norm(self.graph, x, weight, eps)
+
+    def post_norm(self, name: str, x: str) -> str:
+        """The norm after attention or FFN, in models that have one."""
+        if not self.config.post_norms:
+            return x
+        return self.rms_norm(self.at + name, x, name, self.config.norm_eps)
+
+    def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
+        """RMS norm of residual + delta, and that sum.
+
+        consumer: the product that gets the norm's result; empty if none does.
+        """
+        full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
+        if consumer:
+            weight = self._products.norm(full, size, self.at + consumer)
+        else:
+            weight = vector(self.graph, self._products.plan, full, size, (full,))
+        if not delta:
+            return norm(self.graph, residual, weight, eps), residual
+        total = f"{full}.sum"
+        normed = self.graph.node(
+            "SkipSimplifiedLayerNormalization",
+            [residual, delta, weight],
+            [f"{full}.out", "", "", total],
+            CONTRIB,
+            epsilon=eps,
+        )
+        return normed, total
+
+
+def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
+    """RMS norm over the last axis."""
+    return graph.add(NORM, [x, weight], weight + ".out", axis=-1, epsilon=eps)
+
+
+def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
+    """The same with ONNX's own operators."""
+    squares = graph.add("Mul", [x, x], result + ".squares")
+    mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
+    moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")
+    size = graph.add("Sqrt", [moved], result + ".size")
+    normed = graph.add("Div", [x, size], result + ".normed")
+    return graph.add("Mul", [normed, weight], result)
