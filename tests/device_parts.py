@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from conftest import DEMO
 
-from stem_edge import graph_io as io
 from stem_edge.bundle import Bundle, open_bundle
-from stem_edge.device_rows import Activations, DeviceRows
+from stem_edge.graph import names as io
+from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import BackendContext
 from stem_edge.runtime.backend_device import DeviceBackend

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from stem_edge import graph_io as io
 from stem_edge.bundle import BACKBONE_DATA, TABLES, Bundle
 from stem_edge.device_io import slab_name
-from stem_edge.device_rows import Activations, DeviceRows
+from stem_edge.graph import names as io
+from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.quantize import F32, U8
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.ort_session import new_session

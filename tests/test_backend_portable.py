@@ -21,7 +21,7 @@ from stem_edge.bundle import TABLES, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.footprint import footprint_of
-from stem_edge.graph_io import HEAD, LATE, graph_file
+from stem_edge.graph.names import HEAD, LATE, graph_file
 from stem_edge.onnx_check import check_graph
 from stem_edge.quantize import F32
 from stem_edge.runtime import backend_ort

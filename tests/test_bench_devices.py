@@ -12,8 +12,8 @@ from conftest import DEMO
 
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
-from stem_edge.device_rows import DeviceRows
 from stem_edge.errors import InputError
+from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.measuring import accelerator
 from stem_edge.measuring.accelerator import about_accelerator, driver_nbytes
 from stem_edge.measuring.bench import bench

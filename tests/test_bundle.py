@@ -32,7 +32,7 @@ from stem_edge.bundle import (
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph_io import graph_file
+from stem_edge.graph.names import graph_file
 from stem_edge.rows import RecordLayout
 
 LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)

@@ -16,7 +16,7 @@ from test_conformance import CASES, CONFORMANCE, reference, stepwise
 
 import stem_edge
 from stem_edge.errors import BackendError
-from stem_edge.graph_io import Variant
+from stem_edge.graph.names import Variant
 from stem_edge.runtime import Model, loading_device, providers
 
 # Of logits; those of fp16 have passed through numbers of 11 bits in every layer.

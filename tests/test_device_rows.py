@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from stem_edge.device_rows import Activations, DeviceRows, Slab, fits, repeats
+from stem_edge.graph.device_rows import Activations, DeviceRows, Slab, fits, repeats
 from stem_edge.quantize import MIN_BLOCK
 from stem_edge.rows import Parts, RecordLayout, RowType
 

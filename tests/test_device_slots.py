@@ -8,9 +8,9 @@ from conftest import DEMO
 from device_parts import prefetcher, variant_files
 
 from stem_edge.bundle import open_bundle
-from stem_edge.device_rows import Activations, DeviceRows
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.graph_io import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
+from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.quantize import U8
 from stem_edge.runtime import device_slots
 from stem_edge.runtime.bound_session import BoundSession

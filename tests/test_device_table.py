@@ -16,8 +16,8 @@ from device_table import Compared, compare, description, headline, make_parser, 
 from device_table_inputs import make_bundles, tokens_of
 
 from stem_edge.bundle import open_bundle
-from stem_edge.device_rows import DeviceRows
 from stem_edge.errors import InputError
+from stem_edge.graph.device_rows import DeviceRows
 
 QUICK = ["--prompt-tokens", "40", "--new-tokens", "10", "--rounds", "1", "--threads", "1"]
 BUNDLE = open_bundle(DEMO)

@@ -13,7 +13,7 @@ from conftest import DEMO
 import stem_edge
 from stem_edge import disk
 from stem_edge.bundle import TABLES, open_bundle
-from stem_edge.graph_io import graph_file
+from stem_edge.graph.names import graph_file
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache

@@ -15,11 +15,11 @@ from stores import write_store
 from test_architectures import HASHED, SIZES, write
 
 import stem_edge
-from stem_edge import graph_io as io
 from stem_edge.bundle import MANIFEST, TABLES, encode_manifest, open_bundle
 from stem_edge.cli import main
 from stem_edge.config import BIASED, ModelConfig
 from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.graph import names as io
 from stem_edge.measuring import geometry_rows, geometry_spread, geometry_text
 from stem_edge.measuring.geometry import Geometry, geometry
 from stem_edge.measuring.geometry_plot import plot_geometry

@@ -20,7 +20,7 @@ from stem_edge.errors import (
     MemoryPlanError,
     OutOfMemoryError,
 )
-from stem_edge.graph_io import Variant
+from stem_edge.graph.names import Variant
 from stem_edge.runtime import loading_device, machine, providers
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.loading_device import (

@@ -23,7 +23,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph_io import decode_graphs, graph_file
+from stem_edge.graph.names import decode_graphs, graph_file
 from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module
 from stem_edge.runtime.cache import RowCache

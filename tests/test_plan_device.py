@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from test_plan import BUNDLE, CONTEXT, make_bundle, plan_memory
 
-from stem_edge.device_rows import DeviceRows
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import footprint_of
+from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.runtime.plan import CHUNK_TOKENS, DEFAULT_CACHE_NBYTES, SMALLEST_CHUNK, MemoryPlan
 from stem_edge.runtime.plan_device import FIXED_NBYTES, DevicePlan, OnDevice
 

@@ -18,7 +18,7 @@ from stem_edge.bundle import BACKBONE_DATA, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.portable import lower, obstacle
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph_io import decode_graphs, graph_file
+from stem_edge.graph.names import decode_graphs, graph_file
 from stem_edge.onnx_check import check_graph
 from stem_edge.onnx_portable import OPERATORS
 from stem_edge.rows import make_layout

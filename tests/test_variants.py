@@ -16,17 +16,17 @@ from test_architectures import SIZES, VARIANTS, write
 from test_conformance import CASES, reference
 
 import stem_edge
-from stem_edge import graph_io as io
 from stem_edge.bundle import BACKBONE_DATA, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.device_io import slab_name
-from stem_edge.device_rows import Activations, DeviceRows
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export import device_graphs, linear
 from stem_edge.export.variant_files import NOTE, add_variants, plan_variants
 from stem_edge.export.variants import obstacle
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph_io import VARIANTS as ALL
+from stem_edge.graph import names as io
+from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.names import VARIANTS as ALL
 from stem_edge.onnx_check import check_graphs
 from stem_edge.rows import RecordLayout
 

@@ -13,7 +13,7 @@ from contract import refused
 
 from stem_edge.bundle import FileEntry, encode_manifest, open_manifest
 from stem_edge.errors import BundleError
-from stem_edge.graph_io import graph_file
+from stem_edge.graph.names import graph_file
 from stem_edge.onnx_check import check_graph
 
 Change = Callable[[onnx.ModelProto], object]

@@ -23,7 +23,7 @@ from stem_edge.bundle import GGUF, TABLES
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
 from stem_edge.ggml import Ggml
 from stem_edge.gguf_file import parse_gguf
-from stem_edge.graph_io import HEAD, graph_file
+from stem_edge.graph.names import HEAD, graph_file
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import check_logits, check_memory, reason
 from stem_edge.runtime.backend_ggml import GgmlBackend

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 import stem_edge
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import BackendError
-from stem_edge.graph_io import HEAD, graph_file
+from stem_edge.graph.names import HEAD, graph_file
 from stem_edge.runtime import trial
 from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records

@@ -35,7 +35,7 @@ from stem_edge.bundle import (
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat, GgufFormat
-from stem_edge.graph_io import PREFILL, graph_file
+from stem_edge.graph.names import PREFILL, graph_file
 
 SHA = "0" * 64
 Fields = dict[str, Any]
