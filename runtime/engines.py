@@ -1,15 +1,16 @@
 """Which engine runs a bundle, and what loading it needs of that engine.
 
-An engine is chosen here, once; from then on everything goes through Slots, Backend and MemoryPlan.
-Its libraries are imported only when it was chosen.
+An engine is a module with a function `loaders`, and a line in ENGINES. From there on everything goes
+through EngineLoader, Slots, Backend and Needs; its libraries are imported only when it was chosen.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
+from typing import NamedTuple, Protocol, TypeVar
 
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError, InputError
@@ -17,195 +18,157 @@ from stem_edge.formats import EngineName
 from stem_edge.ggml import INSTALL, library_path
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend
-from stem_edge.runtime.plan import Loading
+from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.slots import Slots
-from stem_edge.runtime.trial import try_first
 from stem_edge.verdicts import Verdict
 
-if TYPE_CHECKING:
-    from stem_edge.runtime.providers import Provider
-
-EngineChoice = Literal["auto", "onnxruntime", "ggml"]
-ENGINES: tuple[EngineChoice, ...] = get_args(EngineChoice)
-# A provider, or several in their order; each may have options. See stem_edge.runtime.providers.
-Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
-AUTO = "auto"  # as a provider: the first accelerator there is
+AUTO = "auto"
 T = TypeVar("T")
 BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.onnx.data", "ggml": "backbone.gguf"}
 EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
 
 
 class EngineLoader(Protocol):
-    """One engine about to load one bundle."""
+    """One way of one engine to load one bundle."""
 
+    name: str  # of the way, where there are several
     fills_while_opening: bool  # whether slots can be filled while the backbone is opened
     step_tokens: int  # that a step may have, once the backbone is open
 
-    def describe(self, loading: Loading) -> Loading:
-        """What this engine adds to what memory is planned from."""
+    def prepare(self, verdict: Verdict | None) -> None:
+        """Do what only a first load does. verdict: of the trial of the bundle."""
+
+    def needs(self, context: int) -> Needs:
+        """The memory for so many tokens; before `prepare`, as if that had been done."""
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
         """Slots in the form that its graph reads."""
 
     def open(self, slots: Slots | None) -> Backend:
-        """The loaded backbone over these slots; a dense model has none. Raises BackendError."""
+        """The loaded backbone over these slots; a dense model has none.
+
+        Raises BackendError, and NotRunnableError where another way may do.
+        """
 
 
-def choose_engine(bundle: Bundle, wanted: EngineChoice) -> EngineName:
+class NotRunnableError(BackendError):
+    """This way of loading cannot run here; another may do."""
+
+
+class Engine(NamedTuple):
+    """What is known of an engine before it is imported."""
+
+    backbone: EngineName  # that it runs, by its name in the manifest
+    module: str  # has loaders(bundle, options) -> list of EngineLoader, in the order worth a try
+    is_there: Callable[[], bool]  # nothing is loaded
+    install: str  # how to get it
+
+
+def _has_onnxruntime() -> bool:
+    return find_spec("onnxruntime") is not None
+
+
+def _has_ggml() -> bool:
+    return library_path() is not None
+
+
+ENGINES: dict[str, Engine] = {
+    "onnxruntime": Engine(
+        "onnxruntime",
+        "stem_edge.runtime.loading_ort",
+        _has_onnxruntime,
+        "pip install onnxruntime",
+    ),
+    "ggml": Engine(
+        "ggml",
+        "stem_edge.runtime.loading_ggml",
+        _has_ggml,
+        f"{INSTALL} (it compiles for some minutes, see README)",
+    ),
+}
+
+
+def engine_names() -> tuple[str, ...]:
+    """What can be chosen."""
+    return (AUTO, *ENGINES)
+
+
+def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
     """The engine that runs a bundle; "auto": the first that it has a backbone for and is installed.
 
     Raises InputError for a name that is none, BackendError if the bundle has no such backbone.
     """
     present = bundle.manifest.engines
+    fitting = [name for name, engine in ENGINES.items() if engine.backbone in present]
+    if wanted == AUTO:
+        return next((name for name in fitting if is_installed(name)), fitting[0])
     if wanted not in ENGINES:
-        raise InputError(f"engine is {wanted!r}; expected one of {', '.join(ENGINES)}")
-    if wanted == "auto":
-        return next((name for name in present if is_installed(name)), present[0])
-    if wanted not in present:
+        raise InputError(f"engine is {wanted!r}; expected one of {', '.join(engine_names())}")
+    if wanted not in fitting:
+        backbone = ENGINES[wanted].backbone
         raise BackendError(
-            f"{bundle.path}: no backbone for {wanted} ({BACKBONES[wanted]}), only for "
+            f"{bundle.path}: no backbone for {wanted} ({BACKBONES[backbone]}), only for "
             f"{' and '.join(present)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
-            f"{EXPORTED_BY[wanted]} --add"
+            f"{EXPORTED_BY[backbone]} --add"
         )
     return wanted
 
 
-def is_installed(engine: EngineName) -> bool:
+def choose_backbone(bundle: Bundle, wanted: str = AUTO) -> EngineName:
+    """The backbone that this engine runs. Raises as choose_engine."""
+    return ENGINES[choose_engine(bundle, wanted)].backbone
+
+
+def is_installed(engine: str) -> bool:
     """Whether the engine's library is there; nothing is loaded."""
-    if engine == "ggml":
-        return library_path() is not None
-    return find_spec("onnxruntime") is not None
+    return ENGINES[engine].is_there()
 
 
-def check_installed(bundle: Bundle, engine: EngineName) -> None:
+def check_installed(bundle: Bundle, engine: str) -> None:
     """Raises BackendError if the engine that was chosen is not there."""
     if is_installed(engine):
         return
-    install = "pip install onnxruntime"
-    if engine == "ggml":
-        install = f"{INSTALL} (it compiles for some minutes, see README)"
-    others = [name for name in bundle.manifest.engines if is_installed(name)]
+    fitting = (name for name, one in ENGINES.items() if one.backbone in bundle.manifest.engines)
+    others = [name for name in fitting if is_installed(name)]
     instead = f", or leave it to {others[0]}" if others else ""
     raise BackendError(
-        f"{bundle.path}: {engine} is not installed; install it with: {install}{instead}"
+        f"{bundle.path}: {engine} is not installed; install it with: {ENGINES[engine].install}{instead}"
     )
 
 
-def check_options(
-    engine: EngineName,
-    *,
-    providers: Providers,
-    device_memory: int | str | None,
-    prefill_graph: bool | None,
-    repack: bool,
-) -> None:
-    """Raises InputError for options that the engine does not have."""
-    if engine == "ggml" and (providers or prefill_graph or device_memory is not None):
-        raise InputError(
-            "providers, device_memory and prefill_graph belong to onnxruntime, and this runs on "
-            "ggml; leave them out, or choose engine onnxruntime"
-        )
-    if engine == "onnxruntime" and repack:
-        raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
+def loaders(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
+    """Ways of the engine to load a bundle, in the order worth a try.
 
-
-class LoaderOptions(NamedTuple):
-    """Arguments of stem_edge.load that are for loaders."""
-
-    threads: int
-    providers: Providers
-    provider_libraries: Mapping[str, str | Path] | None
-    device_memory: int | str | None
-    prefill_graph: bool | None
-    prepare: bool
-    repack: bool
-    cache_dir: str | Path | None
-    progress: bool | None
-    trial: bool
-
-
-def with_loader(
-    bundle: Bundle, engine: EngineName, options: LoaderOptions, load: Callable[[EngineLoader], T]
-) -> T:
-    """What `load` returns for a loader of an engine that can run the bundle.
-
-    On accelerators it may be called several times: which graphs a provider runs shows in running
-    them. Raises InputError, BackendError, BundleError.
+    Raises InputError for options that the engine does not have, BackendError if there is no way.
     """
     check_installed(bundle, engine)
-    check_options(
-        engine,
-        providers=options.providers,
-        device_memory=options.device_memory,
-        prefill_graph=options.prefill_graph,
-        repack=options.repack,
-    )
-    verdict = None
-    if options.trial:  # before any native code of this process sees the bundle
-        verdict = try_first(bundle, engine, options.cache_dir, options.progress)
-    if engine == "ggml":
-        from stem_edge.runtime.loading_ggml import GgmlLoader
+    made: Sequence[EngineLoader] = import_module(ENGINES[engine].module).loaders(bundle, options)
+    return made
 
-        return load(
-            GgmlLoader(bundle, options.threads, repack=options.repack, cache_dir=options.cache_dir)
+
+def check_absent(engine: str, given: Mapping[str, object]) -> None:
+    """Raises InputError for options, name -> value, that the engine does not have."""
+    if names := [name for name, value in given.items() if value]:
+        raise InputError(
+            f"{', '.join(names)}: {engine}, which this runs on, has no such option; leave it out, or "
+            "choose another engine"
         )
-    return _with_onnxruntime(bundle, options, verdict, load)
 
 
-def is_plain(
-    wanted: Providers, resolved: Sequence[Provider], device_memory: int | str | None
-) -> bool:
-    """Whether the backbone runs on the CPU as it always does, and no part of it plays a device.
-
-    "auto" with a limit for a device that is not there is no wish for that.
-    """
-    asked = device_memory is not None and wanted not in (AUTO, [AUTO], (AUTO,))
-    return resolved[0].on_cpu and not asked
-
-
-def _with_onnxruntime(
-    bundle: Bundle,
-    options: LoaderOptions,
-    verdict: Verdict | None,
-    load: Callable[[EngineLoader], T],
+def first_that_runs(
+    bundle: Bundle, ways: Sequence[EngineLoader], load: Callable[[EngineLoader], T]
 ) -> T:
-    from stem_edge.runtime.providers import resolve
-
-    providers = resolve(options.providers, options.provider_libraries)
-    if is_plain(options.providers, providers, options.device_memory):
-        from stem_edge.runtime.loading_ort import OrtLoader
-
-        loader = OrtLoader(
-            bundle,
-            options.threads,
-            prefill_graph=options.prefill_graph,
-            verdict=verdict,
-            prepare=options.prepare,
-            cache_dir=options.cache_dir,
-            progress=options.progress,
-        )
-        return load(loader)
-    from stem_edge.runtime.loading_device import device_loaders, first_that_runs
-
-    if options.prefill_graph:
-        raise InputError("prefill_graph is of the CPU; leave it out on an accelerator")
-    loaders = device_loaders(bundle, options.threads, providers, options.device_memory)
-    return first_that_runs(bundle, loaders, load)
-
-
-def plan_on_device(
-    bundle: Bundle,
-    loading: Loading,
-    providers: Providers,
-    libraries: Mapping[str, str | Path] | None,
-    device_memory: int | str | None,
-) -> Loading:
-    """What the first loader that with_loader tries adds on an accelerator; nothing on the CPU."""
-    from stem_edge.runtime.providers import resolve
-
-    resolved = resolve(providers, libraries)
-    if is_plain(providers, resolved, device_memory):
-        return loading
-    from stem_edge.runtime.loading_device import device_loaders
-
-    return device_loaders(bundle, loading.threads, resolved, device_memory)[0].describe(loading)
+    """What `load` returns for the first way that it does not raise NotRunnableError for."""
+    reasons = []
+    for way in ways:
+        try:
+            return load(way)
+        except NotRunnableError as error:
+            # Its advice is for one graph; ours below is for all of them.
+            reason = str(error).replace(f"{bundle.path}{os.sep}", "").rsplit("; ", 1)[0]
+            reasons.append(f"{way.name}: {reason}")
+    raise BackendError(
+        f"{bundle.path}: none of its graphs runs there ({'; '.join(reasons)}); let the CPU take what is "
+        "lacking (cpu as the last of providers), or run it on the CPU alone"
+    )

@@ -8,66 +8,40 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, Unpack
 
 import numpy as np
 
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
-from stem_edge.errors import InputError
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.engines import (
-    EngineChoice,
+    ENGINES,
     EngineLoader,
-    LoaderOptions,
-    Providers,
-    check_options,
     choose_engine,
-    plan_on_device,
-    with_loader,
+    first_that_runs,
+    loaders,
 )
-from stem_edge.runtime.flash import EmulatedFlash, FlashName, open_flash
+from stem_edge.runtime.flash import FlashName, open_flash
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.machine import (
     available_memory,
     own_memory,
     raise_out_of_memory,
-    usable_cpus,
 )
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
+from stem_edge.runtime.options import EngineChoice, LoadOptions, MoreKeywords, Providers
+from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.prefetch import NoRows, Prefetcher
 from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.trial import try_first
 from stem_edge.runtime.warm import expected_records, fill, keep_counts
 
-# The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
-DEFAULT_CONTEXT = 4096
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class LoadOptions(DeviceOptions, total=False):
-    """Arguments of `load` but for the bundle; what is left out has its default there."""
-
-    memory: int | str | None
-    threads: int | None
-    engine: EngineChoice
-    context_length: int | None
-    reads: ReadMode
-    slots: int | None
-    resident: bool
-    overlap: bool
-    prefill_graph: bool | None
-    prepare: bool
-    repack: bool
-    warm_start: bool
-    cache_dir: str | None
-    trial: bool
-    emulate_flash: FlashName | None
 
 
 def _reporting_memory(load: Callable[P, T]) -> Callable[P, T]:
@@ -148,89 +122,85 @@ def load(
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
-    bundle = open_bundle(path)
-    chosen = choose_engine(bundle, engine)
-    loading = Loading(
-        context_length=_context(bundle, context_length),
-        process=0,
-        engine=chosen,
-        slots=bundle.manifest.model.records if resident else slots,
-        threads=_threads(threads),
-        host_slots=_host_slots(host_slots),
-    )
-    options = LoaderOptions(
-        threads=loading.threads,
+    options = LoadOptions(
+        memory=memory,
+        threads=threads,
         providers=providers,
-        provider_libraries=provider_libraries,
+        context_length=context_length,
+        reads=reads,
+        engine=engine,
         device_memory=device_memory,
+        provider_libraries=provider_libraries,
+        slots=slots,
+        host_slots=host_slots,
+        resident=resident,
+        overlap=overlap,
         prefill_graph=prefill_graph,
         prepare=prepare,
         repack=repack,
-        cache_dir=cache_dir,
-        progress=progress,
-        trial=trial,
-    )
-    filling = Filling(
-        reads=reads,
-        flash=open_flash(emulate_flash),
-        overlap=overlap,
-        resident=resident,
         warm_start=warm_start,
         cache_dir=cache_dir,
+        trial=trial,
+        emulate_flash=emulate_flash,
+        progress=progress,
     )
+    return _load(open_bundle(path), options)
+
+
+def _load(bundle: Bundle, options: LoadOptions) -> Model:
+    chosen = choose_engine(bundle, options.engine)
+    context, ways = options.context(bundle), loaders(bundle, chosen, options)
+    verdict = None
+    if options.trial:  # before any native code of this process sees the bundle
+        backbone = ENGINES[chosen].backbone
+        verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
 
     def assemble(loader: EngineLoader) -> Model:
+        loader.prepare(verdict)
         text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-        now = dataclasses.replace(loading, process=own_memory())
-        plan = plan_memory(bundle, loader.describe(now), memory, available_memory())
-        return _assemble(bundle, loader, plan, text, filling)
+        plan = _plan(bundle, loader.needs(context), options)
+        return _assemble(bundle, loader, dataclasses.replace(plan, engine=chosen), text, options)
 
-    return with_loader(bundle, chosen, options, assemble)
+    return first_that_runs(bundle, ways, assemble)
 
 
-class Filling(NamedTuple):
-    """How rows are read, and which of them before the first prompt; arguments of load."""
-
-    reads: ReadMode
-    flash: EmulatedFlash | None
-    overlap: bool
-    resident: bool
-    warm_start: bool
-    cache_dir: str | Path | None
+def _plan(bundle: Bundle, needs: Needs, options: LoadOptions) -> MemoryPlan:
+    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
+    return plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
 
 
 def _assemble(
-    bundle: Bundle, loader: EngineLoader, plan: MemoryPlan, text: TextCodec, filling: Filling
+    bundle: Bundle, loader: EngineLoader, plan: MemoryPlan, text: TextCodec, options: LoadOptions
 ) -> Model:
     """Open what the plan counts."""
-    format, overlap, cache_dir = bundle.manifest.table_format, filling.overlap, filling.cache_dir
+    format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
     if format is None:
         backend = loader.open(None)
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         made = Engine(backend, NoRows(), chunk, overlap=overlap)
         return Model(bundle, made, plan, text)
     with ExitStack() as opened:
-        flash = opened.enter_context(
-            open_store(bundle.file(TABLES), format, filling.reads, filling.flash)
-        )
+        flash = open_flash(options.emulate_flash)
+        tables = open_store(bundle.file(TABLES), format, options.reads, flash)
+        opened.enter_context(tables)
         storage = loader.make_slots(format.tables, plan.slots)
         cache = RowCache(storage)
-        store = HostTier(flash, plan.host_slots) if plan.host_slots else flash
+        store = HostTier(tables, plan.host_slots) if plan.host_slots else tables
         rows = Prefetcher(store, cache, overlap=overlap)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
-        if filling.warm_start and not filling.resident:
+        if options.warm_start and not options.resident:
             wanted = expected_records(bundle, rows, cache_dir)
 
         def fill_slots() -> None:
-            if filling.resident:
+            if options.resident:
                 rows.fill(np.arange(plan.slots), plan.chunk_tokens)
             fill(rows, wanted, plan.chunk_tokens)
 
         backend = _open_and_fill(loader, storage, fill_slots)
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         made = Engine(backend, rows, chunk, overlap=overlap)
-        keep = (lambda: keep_counts(bundle, cache, cache_dir)) if filling.warm_start else None
+        keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
         model = Model(bundle, made, plan, text, keep)
         opened.pop_all()
     return model
@@ -240,53 +210,19 @@ def memory_plan(
     path: str | Path,
     memory: int | str | None = None,
     context_length: int | None = None,
-    *,
-    engine: EngineChoice = "auto",
-    slots: int | None = None,
-    resident: bool = False,
-    prefill_graph: bool | None = None,
-    prepare: bool = True,
-    repack: bool = False,
-    threads: int | None = None,
-    cache_dir: str | Path | None = None,
-    providers: Providers = None,
-    device_memory: int | str | None = None,
-    provider_libraries: Mapping[str, str | Path] | None = None,
-    host_slots: int | None = None,
+    **others: Unpack[MoreKeywords],
 ) -> MemoryPlan:
-    """The memory plan that `load` would follow here and now; see there. Loads nothing.
+    """The memory plan that `load` would follow here and now with these keywords. Loads nothing.
 
     prepare: as if the backbone were prepared, which a first load does. On an accelerator, as if it
         ran the first variant of the graphs that is tried.
     """
+    options = LoadOptions(memory=memory, context_length=context_length, **others)
     bundle = open_bundle(path)
-    chosen = choose_engine(bundle, engine)
+    chosen = choose_engine(bundle, options.engine)
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    loading = Loading(
-        context_length=_context(bundle, context_length),
-        process=own_memory(),
-        engine=chosen,
-        slots=bundle.manifest.model.records if resident else slots,
-        threads=_threads(threads),
-        repack=repack,
-        host_slots=_host_slots(host_slots),
-    )
-    check_options(
-        chosen,
-        providers=providers,
-        device_memory=device_memory,
-        prefill_graph=prefill_graph,
-        repack=repack,
-    )
-    if providers is not None or device_memory is not None:
-        loading = plan_on_device(bundle, loading, providers, provider_libraries, device_memory)
-    if chosen == "onnxruntime" and loading.device is None:
-        from stem_edge.runtime.loading_ort import planned
-
-        loading = planned(
-            bundle, loading, prefill_graph=prefill_graph, prepare=prepare, cache_dir=cache_dir
-        )
-    return plan_memory(bundle, loading, memory, available_memory())
+    needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
+    return dataclasses.replace(_plan(bundle, needs, options), engine=chosen)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
@@ -303,23 +239,3 @@ def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], 
             backend.close()
             raise
     return backend
-
-
-def _host_slots(wanted: int | None) -> int | None:
-    if wanted is not None and wanted < 0:
-        raise InputError(f"host_slots is {wanted}; expected 0 or more")
-    return wanted
-
-
-def _threads(threads: int | None) -> int:
-    if threads is not None and threads < 1:
-        raise InputError(f"threads is {threads}; expected at least 1")
-    return threads or usable_cpus()
-
-
-def _context(bundle: Bundle, wanted: int | None) -> int:
-    longest = bundle.manifest.model.max_context
-    context = min(longest, DEFAULT_CONTEXT) if wanted is None else wanted
-    if not 0 < context <= longest:
-        raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
-    return context

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 
 from stem_edge.providers_cli import add_library, parse_libraries, parse_providers
-from stem_edge.runtime.device_options import DeviceOptions
-from stem_edge.runtime.engines import ENGINES
+from stem_edge.runtime.engines import engine_names
 from stem_edge.runtime.flash import FLASH_NAMES
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.options import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.store import READ_MODES
 
 
@@ -16,7 +15,7 @@ def add_engine(group: argparse._ActionsContainer) -> None:
     """Declare what chooses the engine and how it holds the weights."""
     group.add_argument(
         "--engine",
-        choices=ENGINES,
+        choices=engine_names(),
         default="auto",
         help="what runs the backbone (the first that the bundle has one for and that is installed)",
     )
@@ -48,7 +47,7 @@ def add_providers(group: argparse._ActionsContainer) -> None:
     )
 
 
-def device_options(args: argparse.Namespace) -> DeviceOptions:
+def device_options(args: argparse.Namespace) -> DeviceKeywords:
     """What was said of them, as arguments of stem_edge.load."""
     return {
         "providers": parse_providers(args.providers),
@@ -100,7 +99,7 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def loading_options(args: argparse.Namespace) -> LoadOptions:
+def loading_options(args: argparse.Namespace) -> LoadKeywords:
     """What was said, as arguments of stem_edge.load."""
     device = device_options(args)
     return {

@@ -8,12 +8,9 @@ none does. Kernels for many tokens are not trusted before they give what those f
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
@@ -28,17 +25,18 @@ from stem_edge.runtime.backend_device import DeviceBackend
 from stem_edge.runtime.backend_portable import PortableBackend
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
+from stem_edge.runtime.engines import NotRunnableError
 from stem_edge.runtime.graphs import GraphSource, format_of, variant_graphs
 from stem_edge.runtime.machine import free_on_nvidia
+from stem_edge.runtime.needs_ort import device_needs, device_weights_nbytes, portable_needs
+from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.ort_session import open_session
-from stem_edge.runtime.plan import Loading
-from stem_edge.runtime.plan_device import OnDevice, weights_nbytes
+from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import Provider
 from stem_edge.runtime.slots import ArraySlots, Slots
-from stem_edge.units import parse_size
+from stem_edge.verdicts import Verdict
 
-T = TypeVar("T")
 # Half as wide where the provider can, then exact, then what needs least of it.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")
 ON_CPU: tuple[Variant, ...] = ("fp32",)  # whose kernels compute in float32 in any case
@@ -46,10 +44,6 @@ ON_CPU: tuple[Variant, ...] = ("fp32",)  # whose kernels compute in float32 in a
 
 class WrongStepsWarning(RuntimeWarning):
     """A provider computes many tokens at once wrongly, so prompts take more steps."""
-
-
-class NotRunnableError(BackendError):
-    """A provider cannot run one variant of the graphs; another may do."""
 
 
 class DeviceLoader:
@@ -60,13 +54,13 @@ class DeviceLoader:
     def __init__(
         self,
         bundle: Bundle,
-        threads: int,
+        options: LoadOptions,
         providers: Sequence[Provider],
         variant: Variant,
-        device_memory: int | None,
     ) -> None:
-        self._bundle, self._threads, self._providers = bundle, threads, tuple(providers)
-        self.variant, self._limit = variant, device_memory
+        self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
+        self.variant, self.name = variant, str(variant)
+        self._limit = options.device_nbytes
         self._memory = DeviceMemory(self.provider)
         self.step_tokens = ANY_NUMBER
         self._context = bundle.manifest.model.max_context
@@ -76,16 +70,28 @@ class DeviceLoader:
         """The first of them, whose memory it is about."""
         return self._providers[0]
 
-    def describe(self, loading: Loading) -> Loading:
-        """See EngineLoader.describe."""
-        shared = self._memory.kind == "host"
-        limit, self._context = self._limit, loading.context_length
+    def prepare(self, verdict: Verdict | None) -> None:
+        """Nothing: providers rearrange weights in memory of their own."""
+
+    def needs(self, context: int) -> Needs:
+        """See EngineLoader.needs."""
+        footprint, limit = footprint_of(self._bundle.manifest, "onnxruntime"), self._limit
+        self._context = context
+        if self.variant == "portable":
+            return portable_needs(footprint, context, self.provider.name)
         if limit is not None:  # onnxruntime takes the weights past us
-            self._memory.limit = limit - weights_nbytes(footprint_of(self._bundle.manifest))
-        if limit is None and self.provider.name == "cuda":
+            self._memory.limit = limit - device_weights_nbytes(footprint)
+        elif self.provider.name == "cuda":
             limit = free_on_nvidia(self.provider.options.get("device_id", "0"))
-        device = OnDevice(self.provider.name, self.variant, limit, self._limit is not None, shared)
-        return dataclasses.replace(loading, device=device)
+        return device_needs(
+            footprint,
+            context,
+            self.provider.name,
+            self.variant,
+            limit=limit,
+            asked=self._limit is not None,
+            shared=self._memory.kind == "host",
+        )
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
         """See EngineLoader.make_slots."""
@@ -158,16 +164,12 @@ class DeviceLoader:
 
 
 def device_loaders(
-    bundle: Bundle,
-    threads: int,
-    providers: Sequence[Provider],
-    device_memory: int | str | None,
+    bundle: Bundle, options: LoadOptions, providers: Sequence[Provider]
 ) -> list[DeviceLoader]:
     """One for each variant that the model has, in the order in which they are worth a try.
 
     Raises BackendError for a model without such graphs.
     """
-    limit = None if device_memory is None else parse_size(device_memory)
     order = ON_CPU if providers[0].on_cpu else ACCELERATED
     manifest = bundle.manifest
     described = manifest.model, manifest.tables, format_of(bundle)
@@ -178,23 +180,4 @@ def device_loaders(
         raise BackendError(
             f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on the CPU"
         )
-    return [DeviceLoader(bundle, threads, providers, name, limit) for name in present]
-
-
-def first_that_runs(
-    bundle: Bundle, loaders: Sequence[DeviceLoader], load: Callable[[DeviceLoader], T]
-) -> T:
-    """What `load` returns for the first loader that it does not raise NotRunnableError for."""
-    reasons = []
-    for loader in loaders:
-        try:
-            return load(loader)
-        except NotRunnableError as error:
-            # Its advice is for one graph; ours below is for all of them.
-            reason = str(error).replace(f"{bundle.path}{os.sep}", "").rsplit("; ", 1)[0]
-            reasons.append(f"{loader.variant}: {reason}")
-    raise BackendError(
-        f"{bundle.path}: {loaders[0].provider.name} runs none of its graphs ({'; '.join(reasons)}); "
-        f"let the CPU take what it lacks (providers {loaders[0].provider.name}, cpu), or run it on the "
-        "CPU alone"
-    )
+    return [DeviceLoader(bundle, options, providers, name) for name in present]

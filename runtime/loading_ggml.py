@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 from stem_edge.bundle import GGUF, Bundle
 from stem_edge.errors import BackendError, InputError
+from stem_edge.footprint import footprint_of
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.gguf_schema import kv_type
 from stem_edge.gguf_tensors import locate
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend_ggml import GgmlBackend
+from stem_edge.runtime.engines import check_absent
 from stem_edge.runtime.ggml_model import GgmlModel
 from stem_edge.runtime.ggml_slots import BlockSlots
-from stem_edge.runtime.plan import Loading
+from stem_edge.runtime.needs_ggml import ggml_needs
+from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.slots import Slots
+from stem_edge.verdicts import Verdict
 
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
-class GgmlLoader:
-    """See stem_edge.runtime.engines.EngineLoader; arguments as of stem_edge.load."""
+def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
+    """The one way. Raises InputError for options of other engines."""
+    given = {
+        "providers": options.providers,
+        "device_memory": options.device_memory is not None,
+        "prefill_graph": options.prefill_graph,
+    }
+    check_absent("ggml", given)
+    if options.cpus > MOST_THREADS:
+        raise InputError(f"threads is {options.cpus}; ggml takes at most {MOST_THREADS}")
+    return [GgmlLoader(bundle, options)]
 
+
+class GgmlLoader:
+    """See stem_edge.runtime.engines.EngineLoader."""
+
+    name = "ggml"
     fills_while_opening = True
     step_tokens = ANY_NUMBER
 
-    def __init__(
-        self, bundle: Bundle, threads: int, *, repack: bool, cache_dir: str | Path | None
-    ) -> None:
-        if threads > MOST_THREADS:
-            raise InputError(f"threads is {threads}; ggml takes at most {MOST_THREADS}")
-        if bundle.manifest.gguf is None:
-            raise BackendError(f"{bundle.path}: no {GGUF}; choose another engine")
-        self._kv_type = kv_type(bundle.manifest.gguf.weights)
-        self._config, self._threads, self._repack = bundle.manifest.model, threads, repack
-        nbytes, weights = bundle.manifest.files[GGUF].nbytes, bundle.manifest.gguf.weights
-        self._file = locate(bundle.file(GGUF), nbytes, self._config, weights)
-        self._ggml = checked_ggml(cache_dir)
+    def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
+        self._bundle, self._options = bundle, options
 
-    def describe(self, loading: Loading) -> Loading:
-        """See EngineLoader.describe."""
-        return dataclasses.replace(loading, repack=self._repack)
+    def prepare(self, verdict: Verdict | None) -> None:
+        """Try the library, if it is new here."""
+        self._ggml = checked_ggml(self._options.cache_dir)
+
+    def needs(self, context: int) -> Needs:
+        """See EngineLoader.needs."""
+        footprint, options = footprint_of(self._bundle.manifest, "ggml"), self._options
+        return ggml_needs(footprint, context, options.cpus, repack=options.repack)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
         """See EngineLoader.make_slots."""
@@ -52,13 +63,17 @@ class GgmlLoader:
         """See EngineLoader.open."""
         if slots is not None and not isinstance(slots, BlockSlots):
             raise BackendError("ggml reads its own kind of slots; make them with make_slots")
+        manifest, options = self._bundle.manifest, self._options
+        if manifest.gguf is None:
+            raise BackendError(f"{self._bundle.path}: no {GGUF}; choose another engine")
+        weights, nbytes = manifest.gguf.weights, manifest.files[GGUF].nbytes
         model = GgmlModel(
             self._ggml,
-            self._config,
-            self._file,
+            manifest.model,
+            locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
             slots,
-            self._threads,
-            self._kv_type,
-            repack=self._repack,
+            options.cpus,
+            kv_type(weights),
+            repack=options.repack,
         )
         return GgmlBackend(model)

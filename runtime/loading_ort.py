@@ -3,56 +3,89 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError, InputError
+from stem_edge.footprint import footprint_of
 from stem_edge.prefill_check import prefill_refusal
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import prepared as preparing
 from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.plan import Loading
+from stem_edge.runtime.engines import AUTO, EngineLoader, check_absent
+from stem_edge.runtime.needs_ort import cpu_needs
+from stem_edge.runtime.options import LoadOptions, Providers
+from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
-from stem_edge.runtime.providers import CPU
+from stem_edge.runtime.providers import CPU, Provider, resolve
 from stem_edge.runtime.slots import ArraySlots, Slots
 from stem_edge.runtime.user_cache import Prepared
 from stem_edge.verdicts import Records, Verdict
 
 
-class OrtLoader:
-    """See stem_edge.runtime.engines.EngineLoader: on the CPU. Arguments as of stem_edge.load."""
+def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
+    """The one for the CPU, or one for each variant of the graphs that an accelerator may run.
 
+    Raises InputError, BackendError.
+    """
+    check_absent("onnxruntime", {"repack": options.repack})
+    providers = resolve(options.providers, options.provider_libraries)
+    if is_plain(options.providers, providers, options.device_memory):
+        return [OrtLoader(bundle, options)]
+    from stem_edge.runtime.loading_device import device_loaders
+
+    if options.prefill_graph:
+        raise InputError("prefill_graph is of the CPU; leave it out on an accelerator")
+    return device_loaders(bundle, options, providers)
+
+
+def is_plain(
+    wanted: Providers, resolved: Sequence[Provider], device_memory: int | str | None
+) -> bool:
+    """Whether the backbone runs on the CPU as it always does, and no part of it plays a device.
+
+    `device_memory` with "auto" does not emulate a device when none is found.
+    """
+    asked = device_memory is not None and wanted not in (AUTO, [AUTO], (AUTO,))
+    return resolved[0].on_cpu and not asked
+
+
+class OrtLoader:
+    """See stem_edge.runtime.engines.EngineLoader: on the CPU."""
+
+    name = "cpu"
     fills_while_opening = True
     step_tokens = ANY_NUMBER
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        threads: int,
-        *,
-        prefill_graph: bool | None,
-        verdict: Verdict | None,
-        prepare: bool,
-        cache_dir: str | Path | None,
-        progress: bool | None,
-    ) -> None:
-        self._bundle, self._threads = bundle, threads
-        self._prepared = None
-        if prepare:
-            self._prepared = preparing.find_or_make(bundle, cache_dir, threads, progress)
-        refused = prefill_refused(bundle, prefill_graph, cache_dir, verdict)
-        self._prompts = choose_prompts(bundle, prefill_graph, refused, self._prepared)
+    def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
+        self._bundle, self._options = bundle, options
+        self._prepared: tuple[Path, Prepared] | None = None
+        self._is_prepared = options.prepare
+        self._verdict: Verdict | None = None
 
-    def describe(self, loading: Loading) -> Loading:
-        """See EngineLoader.describe."""
-        return dataclasses.replace(
-            loading,
-            prepared=self._prepared is not None,
-            prefill=self._prompts.prefill,
-            prefill_refused=self._prompts.refused,
+    def prepare(self, verdict: Verdict | None) -> None:
+        """Rearrange a large backbone for this processor, unless that was done."""
+        options, self._verdict = self._options, verdict
+        if options.prepare:
+            self._prepared = preparing.find_or_make(
+                self._bundle, options.cache_dir, options.cpus, options.progress
+            )
+        self._is_prepared = self._prepared is not None
+
+    def needs(self, context: int) -> Needs:
+        """See EngineLoader.needs."""
+        prompts, footprint = self._prompts(), footprint_of(self._bundle.manifest, "onnxruntime")
+        prepared = self._is_prepared and (
+            self._prepared is not None
+            or preparing.is_worth_it(self._bundle, self._options.cache_dir)
         )
+        needs = cpu_needs(
+            footprint, context, self._options.cpus, prepared=prepared, prefill=prompts.prefill
+        )
+        return replace(needs, prefill_refused=prompts.refused)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         """See EngineLoader.make_slots."""
@@ -63,30 +96,18 @@ class OrtLoader:
         if slots is not None and not isinstance(slots, ArraySlots):
             raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
         graphs = preparing.graph_sources(
-            self._bundle, self._prepared, prefill=self._prompts.prefill
+            self._bundle, self._prepared, prefill=self._prompts().prefill
         )
         config = self._bundle.manifest.model
-        return OrtBackend(config, graphs, slots, self._threads, [CPU])
+        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU])
 
-
-def planned(
-    bundle: Bundle,
-    loading: Loading,
-    *,
-    prefill_graph: bool | None,
-    prepare: bool,
-    cache_dir: str | Path | None,
-) -> Loading:
-    """What OrtLoader.describe would say, without preparing or trying anything."""
-    found = preparing.find(bundle, cache_dir) if prepare else None
-    refused = prefill_refused(bundle, prefill_graph, cache_dir)
-    prompts = choose_prompts(bundle, prefill_graph, refused, found)
-    return dataclasses.replace(
-        loading,
-        prepared=prepare and preparing.is_worth_it(bundle, cache_dir),
-        prefill=prompts.prefill,
-        prefill_refused=prompts.refused,
-    )
+    def _prompts(self) -> Prompts:
+        bundle, options, found = self._bundle, self._options, self._prepared
+        if found is None and self._is_prepared:
+            found = preparing.find(bundle, options.cache_dir)
+        wanted = options.prefill_graph
+        refused = prefill_refused(bundle, wanted, options.cache_dir, self._verdict)
+        return choose_prompts(bundle, wanted, refused, found)
 
 
 def prefill_refused(

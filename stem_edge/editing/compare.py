@@ -18,7 +18,7 @@ from stem_edge.editing.explain import text_of_token
 from stem_edge.errors import InputError
 from stem_edge.measuring.logit_source import BundleLogits
 from stem_edge.runtime import Model, load
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.options import LoadKeywords
 from stem_edge.runtime.spans import AbsentError, Span, find_spans, text_of
 from stem_edge.runtime.text import TextCodec
 
@@ -70,7 +70,7 @@ def compare_edits(
     edits: Edit | str | Path | Sequence[Edit | str | Path],
     *,
     top: int = TOP,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[LoadKeywords],
 ) -> Comparison:
     """Compare what comes after a prompt with edits, without, and with the targets' words in it.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.measuring.gpu import device_nbytes
-from stem_edge.runtime.engines import Providers
+from stem_edge.runtime.options import Providers
 
 SMI_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 SECONDS = 10.0

@@ -36,9 +36,9 @@ from stem_edge.measuring.bench_subjects import (
 from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.measuring.workers import Subject, WorkerProcess, prepared_folders
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
-from stem_edge.runtime.device_options import DeviceOptions
-from stem_edge.runtime.engines import EngineChoice, Providers, choose_engine
+from stem_edge.runtime.engines import choose_backbone
 from stem_edge.runtime.machine import usable_cpus
+from stem_edge.runtime.options import DeviceKeywords, EngineChoice, Providers
 from stem_edge.runtime.user_cache import cache_folder
 
 ROUNDS, LOADS = 5, 3
@@ -94,10 +94,10 @@ def bench(
     opened = open_bundle(bundle)
     source = DEFAULT_TEXT if text is None else Path(text)
     load = make_workload(opened, text, prompt_tokens, new_tokens, context_length)
-    chosen = choose_engine(opened, engine)
+    chosen = choose_backbone(opened, engine)
     if repack and chosen != "ggml":
         raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
-    device: DeviceOptions = {
+    device: DeviceKeywords = {
         "providers": providers,
         "provider_libraries": provider_libraries,
         "device_memory": device_memory,

@@ -12,10 +12,10 @@ from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.measuring.workers import Subject
-from stem_edge.runtime.device_options import DeviceOptions
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash
+from stem_edge.runtime.options import DeviceKeywords
 
 # What may follow --against, and what it means.
 AGAINST = {
@@ -66,7 +66,7 @@ def load_options(
     emulate_flash: str | None,
     *,
     repack: bool = False,
-    device: DeviceOptions | None = None,
+    device: DeviceKeywords | None = None,
 ) -> dict[str, Any]:
     """How stem-edge loads the bundle: with a row cache of 1 %, unless it is told otherwise.
 

@@ -11,7 +11,8 @@ from stem_edge.footprint import Footprint, expected_footprint, footprint_of, ggu
 from stem_edge.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.rows import RowType, make_layout
-from stem_edge.runtime.engines import ENGINES, EngineChoice, choose_engine
+from stem_edge.runtime.engines import choose_backbone, engine_names
+from stem_edge.runtime.options import EngineChoice
 from stem_edge.table_store import TableFormat
 
 # What may be written from a checkpoint, most exact first.
@@ -31,7 +32,7 @@ GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
 
 def of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
     """Of a bundle on the engine that load would choose. Raises InputError, BackendError."""
-    return footprint_of(bundle.manifest, choose_engine(bundle, engine))
+    return footprint_of(bundle.manifest, choose_backbone(bundle, engine))
 
 
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
@@ -39,8 +40,8 @@ def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
 
     Raises InputError, CheckpointError.
     """
-    if engine not in ENGINES:
-        raise InputError(f"engine is {engine!r}; expected one of {', '.join(ENGINES)}")
+    if engine not in engine_names():
+        raise InputError(f"engine is {engine!r}; expected one of {', '.join(engine_names())}")
     config = open_checkpoint(path).config
     if engine == "ggml":
         found = [

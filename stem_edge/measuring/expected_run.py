@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from stem_edge.bundle import Bundle
-from stem_edge.footprint import footprint_of
-from stem_edge.formats import EngineName
 from stem_edge.measuring.fit import tokenizer_nbytes
-from stem_edge.measuring.gpu import on_cpu
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.predict import IMPORTED_NBYTES, Prediction, predict
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import Workload
-from stem_edge.runtime.engines import plan_on_device
+from stem_edge.runtime.engines import loaders
 from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.loading import LoadOptions
-from stem_edge.runtime.machine import available_memory, usable_cpus
-from stem_edge.runtime.plan import Loading, MemoryPlan, plan_memory
+from stem_edge.runtime.machine import available_memory
+from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.warm import known_counts
 from stem_edge.token_counts import Counts
 
@@ -36,75 +33,37 @@ class ExpectedRun:
     plan: MemoryPlan
     usage: Usage
     flash: FlashName | None
-    loading: Loading
+    needs: Needs
     tokenizer_nbytes: int
     room: int | None  # what process and mapped files may take together
 
     def at(self, rates: Rates) -> Prediction:
         """The prediction."""
         return predict(
-            footprint_of(self.bundle.manifest, self.loading.engine),
+            self.needs.footprint,
             self.plan,
             self.usage,
             rates,
             PROFILES[self.flash] if self.flash else None,
-            prepared=self.loading.prepared,
-            prefill=self.loading.prefill,
-            repack=self.loading.repack,
+            prepared=self.needs.prepared,
+            prefill=self.needs.prefill,
+            repack=self.needs.repack,
             tokenizer_nbytes=self.tokenizer_nbytes,
             memory=self.room,
         )
 
 
 def expect_run(
-    bundle: Bundle,
-    engine: EngineName,
-    workload: Workload,
-    options: LoadOptions,
-    context: int,
-    room: int | None,
+    bundle: Bundle, engine: str, workload: Workload, options: LoadOptions, room: int | None
 ) -> ExpectedRun:
     """What follows from sizes, options and what is in the cache folder. Raises MemoryPlanError."""
     tokenizer = tokenizer_nbytes(bundle.path)
-    loading = Loading(
-        context,
-        IMPORTED_NBYTES[engine] + tokenizer,
-        engine=engine,
-        slots=bundle.manifest.model.records if options.get("resident") else options.get("slots"),
-        threads=options.get("threads") or usable_cpus(),
-        repack=options.get("repack", False),
-        host_slots=options.get("host_slots"),
-    )
-    if engine == "onnxruntime":
-        loading = _on_ort(bundle, loading, options)
-    plan = plan_memory(bundle, loading, options.get("memory"), available_memory())
+    needs = loaders(bundle, engine, options)[0].needs(options.context(bundle))
+    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
+    process = IMPORTED_NBYTES[needs.footprint.engine] + tokenizer
+    plan = plan_memory(bundle.path, needs, ask, process, available_memory())
     usage = _usage(bundle, workload, plan, options)
-    return ExpectedRun(bundle, plan, usage, options.get("emulate_flash"), loading, tokenizer, room)
-
-
-def _on_ort(bundle: Bundle, loading: Loading, options: LoadOptions) -> Loading:
-    """With the graphs that are there to be loaded."""
-    if not on_cpu(options):
-        return plan_on_device(
-            bundle,
-            loading,
-            options.get("providers"),
-            options.get("provider_libraries"),
-            options.get("device_memory"),
-        )
-    from stem_edge.runtime.loading_ort import choose_prompts, prefill_refused
-    from stem_edge.runtime.prepared import find
-
-    cache_dir, wanted = options.get("cache_dir"), options.get("prefill_graph")
-    found = find(bundle, cache_dir) if options.get("prepare", True) else None
-    refused = prefill_refused(bundle, wanted, cache_dir)
-    prompts = choose_prompts(bundle, wanted, refused, found)
-    return replace(
-        loading,
-        prepared=found is not None,
-        prefill=prompts.prefill,
-        prefill_refused=prompts.refused,
-    )
+    return ExpectedRun(bundle, plan, usage, options.emulate_flash, needs, tokenizer, room)
 
 
 def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOptions) -> Usage:
@@ -113,7 +72,7 @@ def _usage(bundle: Bundle, workload: Workload, plan: MemoryPlan, options: LoadOp
     distinct = len(np.unique(ids))
     if bundle.manifest.tables is None:
         return Usage(prompt, new, distinct, 0, 1.0)
-    if options.get("resident"):
+    if options.resident:
         return Usage(prompt, new, distinct, plan.slots, 1.0)
     hits, filled = simulate(
         record_ids(bundle, ids),
@@ -143,6 +102,6 @@ def hit_curve(
 
 def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
     """Uses of records that a warm start will begin with, if there will be one."""
-    if not options.get("warm_start", True):
+    if not options.warm_start:
         return None
-    return known_counts(bundle, token_index(bundle), options.get("cache_dir"))
+    return known_counts(bundle, token_index(bundle), options.cache_dir)

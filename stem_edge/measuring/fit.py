@@ -30,11 +30,12 @@ from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, predict
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
 from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import read_ids
-from stem_edge.runtime.engines import EngineChoice
 from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.loading import DEFAULT_CONTEXT
 from stem_edge.runtime.machine import available_memory, usable_cpus
-from stem_edge.runtime.plan import Loading, MemoryPlan, fill_plan, least_plan
+from stem_edge.runtime.needs_ggml import ggml_needs
+from stem_edge.runtime.needs_ort import cpu_needs
+from stem_edge.runtime.options import DEFAULT_CONTEXT, EngineChoice
+from stem_edge.runtime.plan import MemoryPlan, Needs, Planner
 from stem_edge.token_counts import Counts, count_tokens, counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
@@ -68,6 +69,13 @@ class Way:
         if footprint.engine == "ggml":
             return footprint.step_nbytes - (footprint.repacked_nbytes if self.repack else 0)
         return footprint.step_nbytes if self.prepared else 0
+
+    def needs(self, footprint: Footprint, context: int) -> Needs:
+        """What the engine needs then, with all processors of this machine."""
+        if footprint.engine == "ggml":
+            return ggml_needs(footprint, context, usable_cpus(), repack=self.repack)
+        prefill = footprint.prefill_nbytes > 0
+        return cpu_needs(footprint, context, usable_cpus(), prepared=self.prepared, prefill=prefill)
 
 
 @dataclass(frozen=True)
@@ -230,21 +238,14 @@ def _fit(
     """The plan for one footprint, or the least memory that it needs."""
     contexts = [target.context_length] if target.context_length else _contexts(footprint)
     mapped, least = way.mapped_nbytes(footprint), 0
+    process = GENERATING_NBYTES[footprint.engine] + tokenizer
     for context in contexts:
-        loading = Loading(
-            context,
-            GENERATING_NBYTES[footprint.engine] + tokenizer,
-            engine=footprint.engine,
-            prepared=way.prepared,
-            repack=way.repack,
-            prefill=footprint.prefill_nbytes > 0,
-            threads=usable_cpus(),
-        )
+        planner = Planner(way.needs(footprint, context), process)
         anonymous = target.memory - mapped
-        smallest = least_plan(footprint, loading, anonymous)
+        smallest = planner.least(anonymous)
         least = smallest.total + mapped
         if smallest.total <= anonymous:
-            plan = fill_plan(footprint, loading, smallest, anonymous)
+            plan = planner.filled(smallest, anonymous)
             enough = plan.slots >= min(WANTED_SLOTS, footprint.model.records)
             if footprint.tables is None or enough or context == contexts[-1]:
                 return _described(footprint, plan, target, tokens, way, tokenizer)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from stem_edge.runtime.engines import Providers
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.options import LoadKeywords, Providers
 
 QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 SECONDS = 10.0
@@ -31,7 +30,7 @@ def device_nbytes(pid: int, providers: Providers) -> int | None:
         return None
 
 
-def on_cpu(options: LoadOptions) -> bool:
+def on_cpu(options: LoadKeywords) -> bool:
     """Whether onnxruntime runs the backbone on the CPU as usual, for which it can be prepared.
 
     Raises InputError, BackendError for providers that cannot be used.

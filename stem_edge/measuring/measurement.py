@@ -31,9 +31,9 @@ from stem_edge.measuring.workers import (
     prepared_folders,
 )
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.engines import check_installed, choose_engine
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.engines import check_installed, choose_backbone
 from stem_edge.runtime.machine import usable_cpus
+from stem_edge.runtime.options import LoadKeywords, LoadOptions
 
 LONGEST_INTERVAL = 10.0
 MOST_LEFT = 0.05  # of the files in the page cache, in a run that is called cold
@@ -63,7 +63,7 @@ class Measurement:
     system: str
     threads: int
     context_length: int
-    options: LoadOptions
+    options: LoadKeywords
     workload: Workload
     device: Device | None
     limits: list[Limit]
@@ -131,7 +131,7 @@ def measure(
     cold: bool = False,
     interval: float = TOTALS_SECONDS,
     notify: Callable[[str], None] = lambda what: None,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[LoadKeywords],
 ) -> Measurement:
     """Load a bundle, process a prompt, decode: all in a process of its own, watched from here.
 
@@ -154,7 +154,7 @@ def measure(
     known = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
     context = options.get("context_length") or workload.tokens
-    engine = choose_engine(opened, options.get("engine", "auto"))
+    engine = choose_backbone(opened, options.get("engine", "auto"))
     check_installed(opened, engine)
     chosen = _on_device(opened, engine, options, known, context)
     try:
@@ -175,7 +175,7 @@ class _Run:
         bundle: Bundle,
         engine: EngineName,
         workload: Workload,
-        options: LoadOptions,
+        options: LoadKeywords,
         context: int,
         threads: int,
         notify: Callable[[str], None],
@@ -192,13 +192,18 @@ class _Run:
             names = [name for name in bundle.manifest.files if ".onnx" in name]
             self._backbone = [bundle.file(name) for name in names]
 
+    @property
+    def _load_options(self) -> LoadOptions:
+        """As the worker loads it."""
+        return LoadOptions(
+            **self.options | {"context_length": self.context, "threads": self.threads}
+        )
+
     def measure(self, limits: Limits, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
         prepared = self._prepare()
         room = limits.device.memory if limits.device is not None else None
-        expected = expect_run(
-            self.bundle, self.engine, self.workload, self.options, self.context, room
-        )
+        expected = expect_run(self.bundle, self.engine, self.workload, self._load_options, room)
         before = self._rates()
         with self._open(limits, interval, cold=cold) as worker:
             prompt, decoded = self._phases(worker)
@@ -227,7 +232,7 @@ class _Run:
             warm_slots=self._warm_slots,
             counters=decoded.counters,
             decode_counters=decode_counters,
-            hit_curve=hit_curve(self.bundle, self.workload, self.options, chunk),
+            hit_curve=hit_curve(self.bundle, self.workload, self._load_options, chunk),
             prediction=expected.at(rates),
             runs_on=runs_on,
         )
@@ -314,14 +319,14 @@ class _Run:
 def _on_device(
     bundle: Bundle,
     engine: EngineName,
-    options: LoadOptions,
+    options: LoadKeywords,
     device: Device | None,
     context: int,
-) -> LoadOptions:
+) -> LoadKeywords:
     """Options with what follows from the device: memory and flash."""
     if device is None:
         return options
-    chosen = LoadOptions(**options)
+    chosen = LoadKeywords(**options)
     if chosen.get("memory") is None and chosen.get("slots") is None:
         footprint, cache_dir = footprint_of(bundle.manifest, engine), options.get("cache_dir")
         way = Way(

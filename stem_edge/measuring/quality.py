@@ -22,8 +22,7 @@ from stem_edge.measuring.logit_source import BundleLogits, open_reference
 from stem_edge.measuring.scores import Measured, Scores, measure
 from stem_edge.progress import Progress
 from stem_edge.runtime import load
-from stem_edge.runtime.device_options import DeviceOptions
-from stem_edge.runtime.engines import EngineChoice
+from stem_edge.runtime.options import DeviceKeywords, EngineChoice
 from stem_edge.runtime.text import TextCodec
 
 # Tokens shown beside one that was predicted badly.
@@ -110,7 +109,7 @@ def evaluate(
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
-    **device: Unpack[DeviceOptions],
+    **device: Unpack[DeviceKeywords],
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
 

@@ -115,7 +115,7 @@ class StemEdge:
         libraries = options.get("provider_libraries")
         found = about_accelerator(options.get("providers"), libraries)
         if plan.device is not None:
-            found["variant"] = plan.device.variant
+            found["variant"] = str(plan.device.variant)
         elif found["provider"] != "cpu":
             found["variant"] = "portable"  # whose memory is this process's
         return found
