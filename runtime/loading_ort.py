@@ -85,7 +85,8 @@ class OrtLoader:
         needs = cpu_needs(
             footprint, context, self._options.cpus, prepared=prepared, prefill=prompts.prefill
         )
-        return replace(needs, prefill_refused=prompts.refused)
+        saving = f", or keep the weights in a file: stem-edge prepare {self._bundle.path}"
+        return replace(needs, prefill_refused=prompts.refused, saving="" if prepared else saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         """See EngineLoader.make_slots."""

@@ -35,8 +35,7 @@ def cpu_needs(
         weights = min(PREPARED_FIXED_NBYTES, weights)
     fixed, chunk_token = _activations(footprint, context, threads, prefill=prefill)
     part = Part(weights, footprint.kv_nbytes(context), fixed, chunk_token, footprint.slot_nbytes)
-    saving = "" if prepared else ", or keep the weights in a file: stem-edge prepare BUNDLE"
-    return Needs(footprint, context, part, prepared=prepared, prefill=prefill, saving=saving)
+    return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
 
 
 def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
@@ -58,7 +57,7 @@ def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
         fixed=needs.host.fixed + FLOAT * once + footprint.embedding_nbytes,
         chunk_token=needs.host.chunk_token + FLOAT * values + windows * MASK_VALUE_NBYTES * seen,
     )
-    return replace(needs, host=host, provider=provider, variant="portable", saving="")
+    return replace(needs, host=host, provider=provider, variant="portable")
 
 
 def device_needs(

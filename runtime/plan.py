@@ -168,8 +168,8 @@ def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: i
         )
     least = planner.least(limit, ask.slots, ask.host_slots or 0)
     whose = "memory" if ask.memory is not None else "what this machine leaves"
-    if reason := planner.refusal(least, limit, f"{whose} of {limit:,} bytes"):
-        raise MemoryPlanError(f"{path}: {reason}")
+    if reason := planner.refusal(least, limit, whose, path):
+        raise MemoryPlanError(reason)
     share = limit if ask.memory is not None else process + int(available * SHARE_OF_MACHINE)
     if ask.slots is None:
         least = planner.filled(least, share, capped=ask.memory is None)
@@ -254,20 +254,22 @@ class Planner:
             prefill_refused=needs.prefill_refused,
         )
 
-    def refusal(self, least: MemoryPlan, limit: int, what: str = "memory") -> str:
-        """Why even the least does not fit; empty if it does. `what` the limit is, in words."""
+    def refusal(
+        self, least: MemoryPlan, limit: int, whose: str = "memory", path: object = "this model"
+    ) -> str:
+        """Why even the least does not fit; empty if it does. `whose` the limit is, in words."""
         total, parts, advice = least.total, least.parts(), "shorten the context" + self.needs.saving
         device = least.device
         if device is not None and device.limit is not None and device.total > device.limit:
-            what = f"memory of the device ({device.provider}) of {device.limit:,} bytes"
+            whose, limit = f"memory of the device ({device.provider})", device.limit
             total, parts = device.total, device.parts()
             advice = "shorten the context, or run it on the CPU"
         elif total <= limit:
             return ""
         named = ", ".join(f"{name} {nbytes:,}" for name, nbytes in parts)
         return (
-            f"{what} is too small: at least {total:,} bytes are needed ({named}); allow more, or "
-            f"{advice}"
+            f"{whose} of {limit:,} bytes is too small for {path}: at least {total:,} bytes are needed "
+            f"({named}); allow more or {advice}"
         )
 
     def _on_device(self, chunk: int, slots: int) -> DevicePlan | None:

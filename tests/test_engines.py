@@ -17,7 +17,8 @@ from stem_edge.bundle import GGUF, open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime import engines
-from stem_edge.runtime.engines import EngineChoice, choose_engine
+from stem_edge.runtime.engines import ENGINES, Engine, choose_engine
+from stem_edge.runtime.options import EngineChoice
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +82,9 @@ def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> Non
     ("options", "said"),
     [
         ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),
-        ({"engine": "ggml", "providers": ["CPUExecutionProvider"]}, "belong to onnxruntime"),
-        ({"engine": "ggml", "prefill_graph": True}, "belong to onnxruntime"),
-        ({"engine": "onnxruntime", "repack": True}, "repack belongs to ggml"),
+        ({"engine": "ggml", "providers": ["cpu"]}, "providers: ggml, which this runs on, has no"),
+        ({"engine": "ggml", "prefill_graph": True}, "prefill_graph: ggml, which this runs on"),
+        ({"engine": "onnxruntime", "repack": True}, "repack: onnxruntime, which this runs on"),
     ],
 )
 def test_options_of_the_other_engine(both: Path, options: dict[str, Any], said: str) -> None:
@@ -114,7 +115,7 @@ def test_a_damaged_backbone_never_reaches_ggml(
 
 
 @pytest.mark.parametrize(
-    ("part", "field", "value"), [("model", "norm_eps", 0.001), ("gguf", "weights", "f16")]
+    ("part", "field", "value"), [("model", "dim", 128), ("gguf", "weights", "f16")]
 )
 def test_a_backbone_of_another_model(
     tiny_gguf: Path, tmp_path: Path, part: str, field: str, value: object
@@ -145,3 +146,24 @@ def test_the_command_says_which_engine_it_was(
     for name in ("onnxruntime", "ggml"):
         assert main(["generate", str(both), "-p", "Once", "-n", "4", "--engine", name]) == 0
         assert f"{name}: prompt" in capsys.readouterr().err
+
+
+def test_a_new_engine_is_a_module_and_a_line(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything else, the commands among it, works with it at once."""
+    toy = Engine("onnxruntime", "toy_engine", lambda: True, "pip install toy")
+    monkeypatch.setitem(ENGINES, "toy", toy)
+    texts = [
+        greedy(tiny_bundle, engine="toy", slots=slots, overlap=overlap)
+        for slots, overlap in ((8, True), (8, False), (300, True))
+    ]
+    assert texts[0][0] == "toy" and len(set(texts)) == 1
+    assert stem_edge.memory_plan(tiny_bundle, engine="toy").weights == 1000
+    assert main(["generate", str(tiny_bundle), "-p", "Once", "-n", "12", "--engine", "toy"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
+    assert greedy(tiny_bundle)[0] == "onnxruntime"
+    monkeypatch.setitem(ENGINES, "toy", toy._replace(is_there=lambda: False))
+    with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
+        stem_edge.load(tiny_bundle, engine="toy")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stem_edge.bundle import (
-    BACKBONE_DATA,
+    BACKBONE_GRAPH,
     FORMAT_VERSION,
     TABLES,
     TOKENIZER,
@@ -21,18 +21,19 @@ from stem_edge.bundle import (
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
-from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes
+from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes, footprint_of
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph.names import decode_graphs, graph_file
+from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module
 from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.needs_ort import cpu_needs
 from stem_edge.runtime.plan import (
     CHUNK_TOKENS,
     DEFAULT_CACHE_NBYTES,
     SLOTS_PER_CHUNK_TOKEN,
     SMALLEST_CHUNK,
-    Loading,
+    Ask,
     MemoryPlan,
 )
 from stem_edge.runtime.slots import ArraySlots
@@ -59,8 +60,13 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
         max_context=4096,
     )
     embedding = vocab_size * (64 // 2 + 2 * 4 + 1)  # int4, two blocks of 32 with a zero point byte
-    names = [graph_file(graph) for graph in decode_graphs(config)]
-    names += [TOKENIZER, TOKENIZER_CONFIG, f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"]
+    names = [
+        BACKBONE_GRAPH,
+        TOKENIZER,
+        TOKENIZER_CONFIG,
+        f"{TABLES}/zarr.json",
+        f"{TABLES}/records/zarr.json",
+    ]
     files = {name: FileEntry(100, "0" * 64) for name in names}
     report = QualityReport(
         checkpoint_nbytes=0,
@@ -84,11 +90,18 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
 
 
 def plan_memory(
-    bundle: Bundle, context: int, memory: int | str | None, available: int = 1 << 40, **changes: Any
+    bundle: Bundle,
+    context: int,
+    memory: int | str | None,
+    available: int = 1 << 40,
+    process: int = 0,
+    slots: int | None = None,
+    **changes: Any,
 ) -> MemoryPlan:
     """The plan of an unprepared bundle in a process that has taken nothing so far."""
-    loading = Loading(**{"context_length": context, "process": 0} | changes)
-    return module.plan_memory(bundle, loading, memory, available)
+    options: dict[str, Any] = {"threads": 1, "prepared": False, "prefill": False} | changes
+    needs = cpu_needs(footprint_of(bundle.manifest), context, **options)
+    return module.plan_memory(bundle.path, needs, Ask(memory, slots), process, available)
 
 
 BUNDLE = make_bundle()

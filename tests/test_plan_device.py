@@ -6,33 +6,41 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_plan import BUNDLE, CONTEXT, make_bundle, plan_memory
+from test_plan import BUNDLE, CONTEXT, make_bundle
 
+from stem_edge.bundle import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import footprint_of
 from stem_edge.graph.device_rows import DeviceRows
-from stem_edge.runtime.plan import CHUNK_TOKENS, DEFAULT_CACHE_NBYTES, SMALLEST_CHUNK, MemoryPlan
-from stem_edge.runtime.plan_device import FIXED_NBYTES, DevicePlan, OnDevice
+from stem_edge.runtime.needs_ort import DEVICE_FIXED_NBYTES as FIXED_NBYTES
+from stem_edge.runtime.needs_ort import cpu_needs, device_needs, portable_needs
+from stem_edge.runtime.plan import (
+    CHUNK_TOKENS,
+    DEFAULT_CACHE_NBYTES,
+    SMALLEST_CHUNK,
+    Ask,
+    DevicePlan,
+    MemoryPlan,
+    Needs,
+    plan_memory,
+)
 
 RECORDS = BUNDLE.manifest.model.records
 GREAT = 1 << 40
 
 
-def device(**changes: Any) -> OnDevice:
-    usual: dict[str, Any] = {
-        "provider": "webgpu",
-        "variant": "fp16",
-        "limit": None,
-        "asked": False,
-        "shared": False,
-    }
-    return OnDevice(**usual | changes)
+def needs(bundle: Bundle = BUNDLE, **changes: Any) -> Needs:
+    usual: dict[str, Any] = {"limit": None, "asked": False, "shared": False, "variant": "fp16"}
+    return device_needs(footprint_of(bundle.manifest), CONTEXT, "webgpu", **usual | changes)
 
 
-def planned(memory: int | str | None = None, **changes: Any) -> tuple[MemoryPlan, DevicePlan]:
-    ours = {key: changes.pop(key) for key in ("slots", "host_slots") if key in changes}
-    bundle = changes.pop("bundle", BUNDLE)
-    plan = plan_memory(bundle, CONTEXT, memory, device=device(**changes), **ours)
+def planned(
+    memory: int | str | None = None,
+    slots: int | None = None,
+    host_slots: int | None = None,
+    **changes: Any,
+) -> tuple[MemoryPlan, DevicePlan]:
+    plan = plan_memory("model", needs(**changes), Ask(memory, slots, host_slots), 0, GREAT)
     assert plan.device is not None
     return plan, plan.device
 
@@ -143,8 +151,14 @@ def test_a_device_without_memory_of_its_own_counts_here() -> None:
 
 
 def test_the_portable_variant_is_planned_as_on_the_cpu() -> None:
-    usual = plan_memory(BUNDLE, CONTEXT, "60MB")
-    plan = plan_memory(BUNDLE, CONTEXT, "60MB", device=device(variant="portable"))
+    footprint = footprint_of(BUNDLE.manifest)
+    usual, plan = (
+        plan_memory("model", needs, Ask("60MB"), 0, GREAT)
+        for needs in (
+            cpu_needs(footprint, CONTEXT, 1, prepared=False, prefill=False),
+            portable_needs(footprint, CONTEXT, "webgpu"),
+        )
+    )
     assert plan.device is None
     assert (plan.provider, plan.variant) == ("webgpu", "portable")
     assert plan.slots <= usual.slots
