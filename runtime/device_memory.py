@@ -21,6 +21,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY, check_device, check_lost, reason
 from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU, Provider
@@ -32,11 +34,6 @@ BUILT_IN = {
     "CUDAExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
 }
-# A graph y = x: only something that has an output can be told that its output is in given memory.
-VIEWER = (
-    b'\x08\n:9\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x10\n\x01x\x12\x0b\n\t\x08\x06\x12\x05'
-    b"\n\x03\x12\x01nb\x10\n\x01y\x12\x0b\n\t\x08\x06\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\x15"
-)
 MARK_NBYTES = 8
 _marks = itertools.count(1)
 
@@ -225,7 +222,13 @@ class _Named:
 
     def __init__(self, device: str, device_id: int) -> None:
         self._device, self._id = device, device_id
-        self._viewer = new_session(VIEWER, 1, [CPU])
+        # A graph y = x: only something that has an output can be told that its output is in given
+        # memory.
+        graph = Graph()
+        graph.output(
+            graph.add("Identity", [graph.input("x", np.int32, ["n"])], "y"), np.int32, ["n"]
+        )
+        self._viewer = new_session(encode(graph), 1, [CPU])
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue | None:
         return ort.OrtValue.ortvalue_from_shape_and_type(

@@ -1,26 +1,22 @@
-"""The rates of onnxruntime: graphs of single operators (tools/make_probes.py), and a tiny model."""
+"""The rates of onnxruntime: graphs of single operators (stem_edge.measuring.probes), and a tiny model."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
 from stem_edge.footprint import matrix_nbytes
 from stem_edge.formats import WEIGHT_BITS, BackboneFormat, WeightType
+from stem_edge.graph.encoder import encode
+from stem_edge.measuring.probes import ATTENTION_SHAPE, PAIRS, attention, products
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.quantize import fitting_block
 from stem_edge.runtime.loading import load
-from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU
 
-PROBES = Path(__file__).with_name("probes")
-ATTENTION = "attention.onnx"
-PAIRS = {4: 8, 8: 4, 32: 1}  # bits -> pairs of matrices in a probe: 128 MiB of codes
-ATTENTION_SHAPE = (16, 32, 8, 64, 2048)  # layers, heads, of keys and values, width, tokens
 # Of the rate of a probe's large matrices, what a model reaches with its smaller ones between them.
 MODEL_SHARE = 0.9
-BLOCKS = (32, 64, 128)
 
 
 def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
@@ -37,14 +33,9 @@ def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
     )
 
 
-def matmul_probe(bits: int, block: int) -> str:
-    """File of a probe."""
-    return f"matmul.{bits}.onnx" if bits == 32 else f"matmul.{bits}.{block}.onnx"
-
-
 def _matmul_rate(kind: WeightType, block_size: int, threads: int) -> float:
-    block = min(BLOCKS, key=lambda known: abs(np.log(known / block_size)))
-    session = open_session(PROBES / matmul_probe(WEIGHT_BITS[kind], block), threads, [CPU])
+    block = fitting_block(MATRIX_SHAPE[0], block_size)
+    session = new_session(encode(products(WEIGHT_BITS[kind], block)), threads, [CPU])
     x = np.ones((1, 1, MATRIX_SHAPE[0]), np.float32)
     seconds = timed(lambda: session.run(None, {"x": x}))
     return (
@@ -58,7 +49,7 @@ def _matmul_rate(kind: WeightType, block_size: int, threads: int) -> float:
 
 def _attention_rate(threads: int) -> float:
     layers, _, kv_heads, width, tokens = ATTENTION_SHAPE
-    session = open_session(PROBES / ATTENTION, threads, [CPU])
+    session = new_session(encode(attention()), threads, [CPU])
     binding, kept = session.io_binding(), []
     for value in session.get_inputs():
         dtype = np.float32 if "float" in value.type else np.int32
