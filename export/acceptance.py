@@ -33,7 +33,7 @@ class Acceptance:
     def __init__(self, job: Job, journal: Journal, peaks: dict[str, F32]) -> None:
         self.job, self.journal, self._peaks = job, journal, peaks
         self.folder, self.source, self.options = job.folder, job.source, job.options
-        self.engine = job.options.engine
+        self.engine = job.options.runs_on
 
     def compare(self, ids: list[int], expected: F32) -> Manifest:
         """The manifest with what the new bundle computes, as a user would load it.
@@ -47,7 +47,7 @@ class Acceptance:
             by_prefill = self._compute(ids, prefill=True)
             prefill = compare(expected, by_prefill)
             apart = rounded(mean_divergence(computed, by_prefill))
-            if prefill.divergence > decode.divergence and not self.options.prefill_asked:
+            if prefill.divergence > decode.divergence and not self.options.prefill_graph:
                 found = (
                     f"{prefill.divergence:g} nats, that of the other graphs {decode.divergence:g}"
                 )
@@ -80,7 +80,7 @@ class Acceptance:
             return compute_logits(
                 self.folder,
                 ids,
-                self.options.threads,
+                self.options.cpus,
                 engine=self.engine,
                 prefill_graph=prefill,
             )
@@ -92,7 +92,7 @@ class Acceptance:
         format = plan.format if plan else None
         backbone, gguf = (base.manifest.backbone, base.manifest.gguf) if base else (None, None)
         reports: dict[EngineName, QualityReport] = dict(base.manifest.reports) if base else {}
-        match self.options.backbone:
+        match self.options.format:
             case BackboneFormat():
                 backbone = planned_format(self.job, self._peaks)
                 if not prefill:

@@ -22,7 +22,7 @@ from stem_edge.export.gguf_values import import_gguf
 from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal, subject
 from stem_edge.export.lora import merge_lora
-from stem_edge.export.options import BackboneOptions, ExportEngine, ExportOptions, make_options
+from stem_edge.export.options import ExportEngine, ExportOptions
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.sources import Sources, check_apart
 from stem_edge.export.space import check_space
@@ -105,54 +105,59 @@ def export_bundle(
     CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not there, with add
     BundleError; then `out` is what it was.
     """
-    out = Path(out)
-    asked = BackboneOptions(
-        engine,
-        backbone,
-        head,
-        bits or {},
-        block_size,
-        asymmetric,
-        quantizer,
-        prefill_graph,
-    )
-    options = make_options(
-        asked,
+    options = ExportOptions(
+        engine=engine,
+        backbone=backbone,
         tables=tables,
+        lora=lora,
+        tokenizer=tokenizer,
+        head=head,
+        bits=bits or {},
+        block_size=block_size,
+        asymmetric=asymmetric,
+        quantizer=quantizer,
         group_size=group_size,
+        prefill_graph=prefill_graph,
+        calibration=calibration,
+        calibration_tokens=calibration_tokens,
+        max_kl=max_kl,
         frequent=frequent,
         add=add,
-        calibrated=calibration is not None,
-        calibration_tokens=calibration_tokens,
+        force=force,
         threads=threads,
-        max_kl=max_kl,
+        progress=progress,
     )
-    if add:
-        check_base(out, force=force)
+    return _export(checkpoint, Path(out), options)
+
+
+def _export(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
+    lora, tokenizer, calibration = options.lora, options.tokenizer, options.calibration
+    if options.add:
+        check_base(out, force=options.force)
     check_apart(out, [checkpoint, lora])
     sources = Sources([checkpoint, lora, tokenizer, calibration])
-    ggml = _library() if options.engine == "ggml" else None  # before gigabytes are read
+    ggml = _library() if options.engine == "gguf" else None  # before gigabytes are read
     source = read_checkpoint(checkpoint)
     if lora is not None:
         source = merge_lora(source, Path(lora))
-    _check_kinds(source, bits or {})
+    _check_kinds(source, options.bits)
     converted = tokenizer_of(source, tokenizer)
     source = _with_special_tokens(source, converted)
     text_ids = read_token_ids(
         Path(calibration) if calibration else None, converted, source.config.vocab_size
     )
     files = [source.path, *([Path(lora)] if lora is not None else [])]
-    with publish(out, force=force or add) as work:
-        folder, base = work.folder, open_base(out, source, converted) if add else None
+    with publish(out, force=options.force or options.add) as work:
+        folder, base = work.folder, open_base(out, source, converted) if options.add else None
         job = _make_job(folder, source, converted, options, text_ids, base, ggml)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
         journal = Journal(folder, subject(_described(job), files, own))
         work.needed_nbytes = check_space(out, job, journal)
-        with Progress(job.total, "exporting", progress) as bar:
+        with Progress(job.total, "exporting", options.progress) as bar:
             _run(job, journal, bar)
         sources.check([*files, tokenizer, calibration], own)
     bundle = open_bundle(out)
-    keep_good(bundle, options.engine)  # it has just run here, to be compared
+    keep_good(bundle, options.runs_on)  # it has just run here, to be compared
     return bundle
 
 
@@ -172,7 +177,7 @@ def _make_job(
     ggml: Ggml | None,
 ) -> Job:
     counts, plan = count_tokens(text_ids, source.config.vocab_size), None
-    if (tables := options.tables) is not None:
+    if (tables := options.stored_tables) is not None:
         plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
     elif base is not None and (format := base.manifest.table_format) is not None:
         plan = TablePlan(format)

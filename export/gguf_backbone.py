@@ -61,7 +61,7 @@ class GgufBackbone:
             gguf_schema.ARCHITECTURE,
             self._metadata(),
             tensors,
-            threads=self._job.options.threads,
+            threads=self._job.options.cpus,
             meter=meter,
             advance=advance,
         )
@@ -72,7 +72,7 @@ class GgufBackbone:
         if not self._format.importance:
             return {}
         longest = job.source.config.max_context
-        ids = sequences(job.text_ids, job.options.calibration_tokens, longest)
+        ids = sequences(job.text_ids, job.options.text_tokens, longest)
         return importance_vectors(job.source, ids, self._tell)
 
     def _tensors(self, importance: Mapping[str, F32]) -> list[TensorSource]:

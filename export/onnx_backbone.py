@@ -30,7 +30,7 @@ PREFILL_STEP = "prefill"
 
 def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     """The format with what the calibration text decides. Raises ExportError if it cannot be."""
-    format = job.options.backbone
+    format = job.options.format
     if not isinstance(format, BackboneFormat):
         raise TypeError(f"{format} is not for onnxruntime")
     described = job.source.config, job.layout
@@ -81,7 +81,7 @@ class OnnxBackbone:
         quantizer: Quantizer | None = None,
         balances: Balances | None = None,
     ) -> dict[Path, FileEntry]:
-        path, weights = self._job.folder / plan.file, Weights(self._options.threads, meter, advance)
+        path, weights = self._job.folder / plan.file, Weights(self._options.cpus, meter, advance)
         try:
             with BundleFile(path) as data:
                 WeightFile(data, self._tensors, weights, quantizer, balances).write(plan)
@@ -95,7 +95,7 @@ class OnnxBackbone:
             return Rounding(asymmetric=format.asymmetric)
         if not len(text):
             return Searching(asymmetric=format.asymmetric)
-        ids = sequences(text, self._options.calibration_tokens, self._config.max_context)
+        ids = sequences(text, self._options.text_tokens, self._config.max_context)
         return Calibrated(
             HiddenStates(self._job.source, ids),
             self._config,

@@ -1,4 +1,4 @@
-"""The options of one export, checked."""
+"""What an export is asked for: the keywords of export_bundle as one object, judged in one place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -39,10 +41,10 @@ BACKBONES: dict[ExportEngine, tuple[Collection[str], WeightType | GgufType]] = {
     "onnx": (WEIGHT_BITS, "int4"),
     "gguf": (GGUF_TYPES, "q4_k_m"),
 }
+File: TypeAlias = str | Path | None
 
 
-@dataclass(frozen=True)
-class TableOptions:
+class StoredTables(NamedTuple):
     """How the tables are stored."""
 
     kind: ExportTables
@@ -50,47 +52,79 @@ class TableOptions:
     frequent: float  # share of the records that mixed tables keep at 8 bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What is to be written, and with how many threads."""
+    """The keywords of export_bundle, which says what each means; None where others decide.
 
-    backbone: BackboneFormat | GgufFormat
-    tables: TableOptions | None  # None: those of the bundle that the backbone is added to
-    calibration_tokens: int  # of the text, at most, that the backbone is quantized with
-    prefill: bool
-    prefill_asked: bool  # so that it stays even if it is less exact than the other graphs
-    threads: int
-    max_kl: float | None  # nats; it decides whether there will be a bundle, not what is in it
-
-    @property
-    def engine(self) -> EngineName:
-        """Which runs the backbone."""
-        return "ggml" if isinstance(self.backbone, GgufFormat) else "onnxruntime"
-
-    def described(self) -> str:
-        """All that changes the bytes of the bundle."""
-        backbone = (self.backbone, self.calibration_tokens)
-        return repr((backbone, self.tables, self.prefill, self.prefill_asked))
-
-
-@dataclass(frozen=True)
-class BackboneOptions:
-    """What is asked of the backbone; None where a default depends on other options."""
+    Raises ExportError for values that do not exist or do not go together.
+    """
 
     engine: ExportEngine = "onnx"
-    weights: WeightType | GgufType | None = None
+    backbone: WeightType | GgufType | None = None
+    tables: ExportTables | None = None
+    lora: File = None
+    tokenizer: File = None
     head: WeightType | None = None
     bits: Mapping[MatrixKind, int] = field(default_factory=dict)
     block_size: int | None = None
     asymmetric: bool = False
     quantizer: QuantizerName | None = None
+    group_size: int | None = None
     prefill_graph: bool | None = None
+    calibration: File = None
+    calibration_tokens: int | None = None
+    max_kl: float | None = None
+    frequent: float | None = None
+    add: bool = False
+    force: bool = False
+    threads: int | None = None
+    progress: bool | None = None
 
-    def format(self, *, calibrated: bool) -> BackboneFormat | GgufFormat:
-        """How the backbone will be stored. Raises ExportError for values that do not exist."""
+    def __post_init__(self) -> None:
+        _ = self.format, self.stored_tables
+        if self.calibration_tokens is not None and self.calibration is None:
+            raise ExportError(
+                "calibration_tokens counts tokens of a calibration text, and there is none; give "
+                "one with --calibration FILE"
+            )
+        for name in ("threads", "calibration_tokens"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ExportError(f"{name} is {count}; expected at least 1")
+        if self.max_kl is not None and not 0 <= self.max_kl < math.inf:
+            raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, 0.1 for example")
+
+    @property
+    def runs_on(self) -> EngineName:
+        """The engine by its name in a bundle."""
+        return "ggml" if self.engine == "gguf" else "onnxruntime"
+
+    @property
+    def prefill(self) -> bool:
+        """Whether int8 matrices for prompts are written; they may turn out not to be exact."""
+        usual = isinstance(self.format, BackboneFormat) and self.format.weights != "fp32"
+        return usual if self.prefill_graph is None else self.prefill_graph
+
+    @property
+    def cpus(self) -> int:
+        """Threads."""
+        return self.threads or os.cpu_count() or 1
+
+    @property
+    def text_tokens(self) -> int:
+        """Of the calibration text, at most, that the backbone is quantized with."""
+        return self.calibration_tokens or CALIBRATION_TOKENS
+
+    def described(self) -> str:
+        """All that changes the bytes of the bundle."""
+        asked = self.prefill, self.prefill_graph
+        return repr((self.format, self.text_tokens, self.stored_tables, asked))
+
+    @cached_property
+    def format(self) -> BackboneFormat | GgufFormat:
+        """How the backbone is stored."""
         _check("engine", self.engine, BACKBONES)
         types, usual = BACKBONES[self.engine]
-        weights = self.weights or usual
+        weights = self.backbone or usual
         if weights not in types:
             others = {t: e for e, (known, _) in BACKBONES.items() for t in known}
             where = f"; {weights} is of the engine {others[weights]}" if weights in others else ""
@@ -101,26 +135,34 @@ class BackboneOptions:
             )
         if self.engine == "gguf":
             self._refuse_options_of_onnx()
-            weighted = calibrated and weights not in UNWEIGHTED
+            weighted = self.calibration is not None and weights not in UNWEIGHTED
             return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
-        return self._onnx(cast(WeightType, weights), calibrated)
+        return self._quantized(self._plain(cast(WeightType, weights)))
 
-    def _refuse_options_of_onnx(self) -> None:
-        given = {
-            "head": self.head is not None,
-            "bits": bool(self.bits),
-            "block_size": self.block_size is not None,
-            "asymmetric": self.asymmetric,
-            "quantizer": self.quantizer is not None,
-            "prefill_graph": self.prefill_graph is not None,
-        }
-        if names := [name for name, is_given in given.items() if is_given]:
-            raise ExportError(
-                f"{', '.join(names)}: for the engine onnx, and this is gguf, whose types say all "
-                "that there is to choose; leave it out, or take --engine onnx"
+    @cached_property
+    def stored_tables(self) -> StoredTables | None:
+        """How the tables are stored; None: they are those of the bundle that is added to."""
+        if self.add:
+            _refuse(
+                self._given("tables", "group_size", "frequent"),
+                "with add, the bundle's tables stay as they are; leave it out, or export a new "
+                "bundle, without --add",
             )
+            return None
+        kind, group_size, frequent = self.tables or "int8", self.group_size, self.frequent
+        _check("tables", kind, EXPORT_TABLES)
+        if group_size is None:
+            group_size = 32 if kind == "int4" else 128
+        _check("group_size", group_size, SIZES)
+        if frequent is not None and (kind != "mixed" or not 0 < frequent < 1):
+            raise ExportError(
+                f"frequent is {frequent} with {kind} tables; expected more than 0 and less than 1, "
+                "with mixed tables"
+            )
+        return StoredTables(kind, group_size, FREQUENT if frequent is None else frequent)
 
-    def _onnx(self, weights: WeightType, calibrated: bool) -> BackboneFormat:
+    def _plain(self, weights: WeightType) -> BackboneFormat:
+        """The format but for how codes are found."""
         head = self.head or weights
         block_size = BLOCK_SIZE if self.block_size is None else self.block_size
         _check("head", head, WEIGHT_BITS)
@@ -128,6 +170,13 @@ class BackboneOptions:
         for kind, bits in self.bits.items():
             _check("a kind of matrix in bits", kind, MATRIX_KINDS)
             _check(f"bits of {kind}", bits, TYPES)
+        usual = {k: head if k in VOCABULARY_KINDS else weights for k in MATRIX_KINDS}
+        kinds = {k: TYPES[bits] for k, bits in self.bits.items() if TYPES[bits] != usual[k]}
+        return BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
+
+    def _quantized(self, format: BackboneFormat) -> BackboneFormat:
+        """The format with how codes are found."""
+        calibrated = self.calibration is not None
         if self.quantizer is not None:
             _check("quantizer", self.quantizer, QUANTIZERS)
         if self.quantizer == "gptq" and not calibrated:
@@ -135,87 +184,32 @@ class BackboneOptions:
                 "quantizer 'gptq' needs to see what matrices are multiplied with; give a text of "
                 "the kind that the model will see: --calibration FILE, or take --quantizer search"
             )
-        usual = {k: head if k in VOCABULARY_KINDS else weights for k in MATRIX_KINDS}
-        kinds = {k: TYPES[bits] for k, bits in self.bits.items() if TYPES[bits] != usual[k]}
-        format = BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
         if not format.quantized:
-            if self.quantizer is not None or self.asymmetric:
-                raise ExportError(
-                    "quantizer and asymmetric are for int4 and int8, and no matrix of an fp32 "
-                    "backbone is; leave them out, or take --backbone int4"
-                )
-            return format
-        return msgspec.structs.replace(
-            format,
-            asymmetric=self.asymmetric,
-            quantizer=self.quantizer or ("gptq" if calibrated else "search"),
-        )
-
-
-def make_options(
-    backbone: BackboneOptions,
-    *,
-    tables: ExportTables | None,
-    group_size: int | None,
-    frequent: float | None,
-    add: bool,
-    calibrated: bool,
-    calibration_tokens: int | None,
-    threads: int | None,
-    max_kl: float | None,
-) -> ExportOptions:
-    """Fill in defaults; raises ExportError for values that do not exist.
-
-    add: whether the tables are those of a bundle; calibrated: whether there is a calibration text.
-    """
-    format = backbone.format(calibrated=calibrated)
-    described = _tables(tables, group_size, frequent, add=add)
-    if calibration_tokens is not None and not calibrated:
-        raise ExportError(
-            "calibration_tokens counts tokens of a calibration text, and there is none; give one with "
-            "--calibration FILE"
-        )
-    if calibration_tokens is None:
-        calibration_tokens = CALIBRATION_TOKENS
-    for name, count in (("threads", threads), ("calibration_tokens", calibration_tokens)):
-        if count is not None and count < 1:
-            raise ExportError(f"{name} is {count}; expected at least 1")
-    if max_kl is not None and not 0 <= max_kl < math.inf:
-        raise ExportError(f"max_kl is {max_kl}; expected 0 nats or more, 0.1 for example")
-    usual = isinstance(format, BackboneFormat) and format.weights != "fp32"
-    return ExportOptions(
-        backbone=format,
-        tables=described,
-        calibration_tokens=calibration_tokens,
-        prefill=usual if backbone.prefill_graph is None else backbone.prefill_graph,
-        prefill_asked=backbone.prefill_graph is True,
-        threads=threads or os.cpu_count() or 1,
-        max_kl=max_kl,
-    )
-
-
-def _tables(
-    kind: ExportTables | None, group_size: int | None, frequent: float | None, *, add: bool
-) -> TableOptions | None:
-    if add:
-        given = {"tables": kind, "group_size": group_size, "frequent": frequent}
-        if names := [name for name, value in given.items() if value is not None]:
-            raise ExportError(
-                f"{', '.join(names)}: with add, the bundle's tables stay as they are; leave it out, "
-                "or export a new bundle, without --add"
+            _refuse(
+                self._given("quantizer", "asymmetric"),
+                "for int4 and int8, and no matrix of an fp32 backbone is; leave it out, or take "
+                "--backbone int4",
             )
-        return None
-    kind = kind or "int8"
-    _check("tables", kind, EXPORT_TABLES)
-    if group_size is None:
-        group_size = 32 if kind == "int4" else 128
-    _check("group_size", group_size, SIZES)
-    if frequent is not None and (kind != "mixed" or not 0 < frequent < 1):
-        raise ExportError(
-            f"frequent is {frequent} with {kind} tables; expected more than 0 and less than 1, "
-            "with mixed tables"
+            return format
+        chosen = self.quantizer or ("gptq" if calibrated else "search")
+        return msgspec.structs.replace(format, asymmetric=self.asymmetric, quantizer=chosen)
+
+    def _refuse_options_of_onnx(self) -> None:
+        _refuse(
+            self._given("head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"),
+            "for the engine onnx, and this is gguf, whose types say all that there is to choose; "
+            "leave it out, or take --engine onnx",
         )
-    return TableOptions(kind, group_size, FREQUENT if frequent is None else frequent)
+
+    def _given(self, *names: str) -> list[str]:
+        """Those of some options that do not have their default."""
+        fresh = {"asymmetric": False, "bits": {}}
+        return [name for name in names if getattr(self, name) != fresh.get(name)]
+
+
+def _refuse(given: list[str], why: str) -> None:
+    if given:
+        raise ExportError(f"{', '.join(given)}: {why}")
 
 
 def _check(name: str, value: object, choices: Collection[object]) -> None:

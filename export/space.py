@@ -43,7 +43,7 @@ def _bundle_nbytes(job: Job) -> int:
 
 
 def _footprint(job: Job) -> Footprint:
-    tables, format = job.tables.format if job.tables else None, job.options.backbone
+    tables, format = job.tables.format if job.tables else None, job.options.format
     if isinstance(format, GgufFormat):
         return gguf_footprint(job.source.config, format, tables)
     format = msgspec.structs.replace(format, prefill=job.options.prefill)

@@ -34,11 +34,11 @@ def all_steps(
     before: list[tuple[str, Work]] = [("tokenizer", partial(_tokenizer, job))]
     after: list[tuple[str, Work]] = []
     if job.base is not None:
-        before = [("kept", partial(keep_files, job.base, job.options.engine, job.folder))]
+        before = [("kept", partial(keep_files, job.base, job.options.runs_on, job.folder))]
     elif job.tables is not None:
-        tables, threads = job.source.tables, job.options.threads
+        tables, threads = job.source.tables, job.options.cpus
         after = TableWriter(job.folder / TABLES, job.tables, tables, threads).steps()
-    format = job.options.backbone
+    format = job.options.format
     if not isinstance(format, GgufFormat):
         return before + OnnxBackbone(job, peaks, tell).steps() + after
     if job.ggml is None:
