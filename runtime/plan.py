@@ -22,7 +22,7 @@ from stem_edge.runtime.plan_device import DevicePlan, DevicePlanner, OnDevice
 from stem_edge.runtime.plan_portable import portable_nbytes
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.table_store import TableFormat
-from stem_edge.units import parse_size
+from stem_edge.units import format_size, parse_size
 
 # Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.
 CHUNK_TOKENS = 128
@@ -309,7 +309,7 @@ def _row_cache_nbytes(footprint: Footprint, slots: int) -> int:
 def _refusal(
     bundle: Bundle, least: MemoryPlan, limit: int, loading: Loading, *, asked: bool
 ) -> str:
-    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in least.parts())
+    parts = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in least.parts())
     whose = "memory" if asked else "what this machine leaves"
     advice = "allow more or shorten the context"
     if loading.repack:
@@ -317,6 +317,6 @@ def _refusal(
     elif not loading.prepared and 2 * least.weights > least.total:
         advice += f", or keep the weights in a file: stem-edge prepare {bundle.path}"
     return (
-        f"{whose} of {limit:,} bytes is too small for {bundle.path}: at least {least.total:,} "
-        f"bytes are needed ({parts}); {advice}"
+        f"{whose} of {format_size(limit)} is too small for {bundle.path}: at least "
+        f"{format_size(least.total, up=True)} are needed ({parts}); {advice}"
     )

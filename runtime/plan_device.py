@@ -9,6 +9,7 @@ from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import FLOAT, HALF, Footprint
 from stem_edge.graph_io import Variant
 from stem_edge.runtime import plan_ort
+from stem_edge.units import format_size
 
 WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation
 # What onnxruntime keeps on a device beside what it was given: buffers of kernels, and pools.
@@ -134,9 +135,9 @@ class DevicePlanner:
 
 
 def _refusal(least: DevicePlan, limit: int) -> str:
-    parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in least.parts())
+    parts = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in least.parts())
     return (
-        f"device memory of {limit:,} bytes is too small for this model on {least.provider}: at least "
-        f"{least.total:,} bytes are needed ({parts}); allow more, shorten the context, or run it on "
-        "the CPU"
+        f"device memory of {format_size(limit)} is too small for this model on {least.provider}: at "
+        f"least {format_size(least.total, up=True)} are needed ({parts}); allow more, shorten the "
+        "context, or run it on the CPU"
     )
