@@ -154,7 +154,7 @@ def load(
         context_length=_context(bundle, context_length),
         process=0,
         engine=chosen,
-        slots=bundle.manifest.model.records if resident else slots,
+        slots=_slots(bundle, slots, resident=resident),
         threads=_threads(threads),
         host_slots=_host_slots(host_slots),
     )
@@ -266,7 +266,7 @@ def memory_plan(
         context_length=_context(bundle, context_length),
         process=own_memory(),
         engine=chosen,
-        slots=bundle.manifest.model.records if resident else slots,
+        slots=_slots(bundle, slots, resident=resident),
         threads=_threads(threads),
         repack=repack,
         host_slots=_host_slots(host_slots),
@@ -303,6 +303,14 @@ def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], 
             backend.close()
             raise
     return backend
+
+
+def _slots(bundle: Bundle, wanted: int | None, *, resident: bool) -> int | None:
+    if resident and wanted is not None:
+        raise InputError(
+            f"slots is {wanted}, and resident keeps the rows of every token; leave one of them out"
+        )
+    return bundle.manifest.model.records if resident else wanted
 
 
 def _host_slots(wanted: int | None) -> int | None:
