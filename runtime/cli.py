@@ -28,10 +28,9 @@ EPILOG = """\
 examples:
   stem-edge generate model "The capital of France is"
   stem-edge generate model "Once" -n 200 -t 0.8 --top-p 0.95 --seed 1
+  stem-edge generate chat_model --chat "What is the capital of Spain?"
   stem-edge generate model --edit spain.edit "The capital of Spain is"
-  stem-edge generate model --memory 600MB -f prompt.txt
-  stem-edge generate model --chat "What is the capital of Spain?"
-                                   for models with a chat template"""
+  stem-edge generate model --memory 600MB -f prompt.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +86,6 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         "--temperature",
         type=float,
         metavar="T",
-        default=default.temperature,
         help="0 always takes the most probable token, 1 samples as trained (0, or 1 with --top-k, "
         "--top-p or --min-p)",
     )
