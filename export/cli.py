@@ -113,8 +113,9 @@ def _add_backbone(parser: argparse.ArgumentParser) -> None:
         "--engine",
         type=lambda name: BACKBONE_FOR.get(name, name),
         choices=[*BACKBONES, LLAMA],
-        help=f"what runs the backbone (onnx, or that of the --backbone); {LLAMA}: instead of a bundle, OUT becomes an ordinary "
-        "GGUF file of a dense checkpoint, which llama.cpp runs by itself",
+        help=f"what runs the backbone (onnx, or that of the --backbone); {LLAMA}: instead of a "
+        "bundle, OUT becomes an ordinary GGUF file of a dense checkpoint, which llama.cpp runs by "
+        "itself",
     )
     group.add_argument(
         "--backbone",
@@ -169,7 +170,8 @@ def _add_onnx(parser: argparse.ArgumentParser) -> None:
         choices=[*VARIANTS, NO_VARIANTS],
         metavar="NAME",
         help="graphs for accelerators, which share the weights: fp16 and fp32 keep all in their "
-        "memory, portable is for those that lack onnxruntime's own operators; or none (all that can be)",
+        "memory, portable is for those that lack onnxruntime's own operators; or none (all that "
+        "can be)",
     )
 
 

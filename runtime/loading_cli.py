@@ -34,8 +34,9 @@ def add_providers(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--providers",
         metavar="NAME,...",
-        help="run the backbone on these of onnxruntime, like cuda or webgpu:key=value,key=value; add "
-        "cpu last to run unsupported operators there; auto: the first accelerator, else the CPU (cpu)",
+        help="run the backbone on these of onnxruntime, like cuda or webgpu:key=value,key=value; "
+        "add cpu last to run unsupported operators there; auto: the first accelerator, else the "
+        "CPU (cpu)",
     )
     add_library(group)
     group.add_argument(

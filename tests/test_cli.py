@@ -183,7 +183,7 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ([*GENERATE, "--engine", "gguf"], "no backbone for ggml"),
         ([*GENERATE, "--repack", "--engine", "onnx"], "--repack belongs to ggml"),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
-        ([*GENERATE, "--cache-dir", "/dev/null/x", "--providers", "x"], "provider"),
+        (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
         (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: no context of this model"),
         (
             ["generate", str(DEMO), "a " * 500, "--context-length", "9"],
