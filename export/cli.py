@@ -201,7 +201,8 @@ def run(args: argparse.Namespace) -> int:
     if args.engine == LLAMA:
         return _run_dense(args)
     try:
-        bundle = _export(args)
+        # The options are the function's, name by name.
+        bundle = export_bundle(**{**vars(args), "variants": _variants(args.variants)})
     except KeyboardInterrupt:
         out = Path(args.out)
         kept = out.with_name(WORKING + out.name)
@@ -231,33 +232,6 @@ def _verdict(bundle: Bundle, args: argparse.Namespace) -> list[str]:
     if args.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
         lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]
     return lines
-
-
-def _export(args: argparse.Namespace) -> Bundle:
-    return export_bundle(
-        args.checkpoint,
-        args.out,
-        engine=args.engine,
-        backbone=args.backbone,
-        tables=args.tables,
-        frequent=args.frequent,
-        head=args.head,
-        bits=args.bits,
-        block_size=args.block_size,
-        asymmetric=args.asymmetric,
-        quantizer=args.quantizer,
-        group_size=args.group_size,
-        prefill_graph=args.prefill_graph,
-        variants=_variants(args.variants),
-        calibration=args.calibration,
-        calibration_tokens=args.calibration_tokens,
-        lora=args.lora,
-        tokenizer=args.tokenizer,
-        max_kl=args.max_kl,
-        threads=args.threads,
-        add=args.add,
-        force=args.force,
-    )
 
 
 def _run_dense(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams, shown
+from stem_edge.runtime.sampling import RANGES, SamplingParams, shown
 
 MAX_PROMPT_CHARS = 64 << 20  # of stdin, which may have no end
 MAX_DIGITS = 1000
@@ -140,17 +140,7 @@ def run(args: argparse.Namespace) -> int:
     as_json = args.json or args.json_lines
     if args.logprobs is not None and not as_json:
         raise InputError("--logprobs shows in JSON only; add --json or --json-lines")
-    params = SamplingParams(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        stop=args.stop,
-        seed=args.seed,
-        logprobs=args.logprobs,
-    )
+    params = SamplingParams(**{name: getattr(args, name) for name in RANGES}, stop=args.stop)
     edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
     prompt = _prompt(args)
     with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
