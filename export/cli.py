@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import cast
 
-from stem_edge.bundle import WORKING, Bundle
+from stem_edge.bundle import TOKEN_COUNTS, WORKING, Bundle
+from stem_edge.command_line import BACKBONE_FOR, engine_name, own_command
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_bundle
 from stem_edge.export.gguf_dense import export_dense_gguf
 from stem_edge.export.options import BACKBONES, BLOCK_SIZE, CALIBRATION_TOKENS, QUANTIZERS
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
-from stem_edge.formats import MATRIX_KINDS, WEIGHT_BITS
+from stem_edge.formats import MATRIX_KINDS, WEIGHT_BITS, EngineName
 from stem_edge.inspect_cli import table
+from stem_edge.token_counts import read_counts
 from stem_edge.units import format_size
 
 LLAMA = "llama.cpp"
+LOW_AGREEMENT = 0.8  # below, a model writes noticeably other texts
+FEW_TOKENS = 1000
 # Options that such a file has no use for.
 OF_BUNDLES = [
     *["tables", "frequent", "group_size", "add", "max_kl", "head", "bits", "block_size"],
@@ -42,7 +47,7 @@ examples:
   stem-edge export runs/0000100000 exact --backbone fp32 --tables fp32
   stem-edge export SmolLM2-135M smol --lora adapter
   stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.1
-  stem-edge export runs/0000100000 model --engine gguf --backbone q4_k_m --add
+  stem-edge export runs/0000100000 model --backbone q4_k_m --add
   stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0"""
 
 BACKBONE_HELP = """\
@@ -98,10 +103,11 @@ def _add_backbone(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("backbone", BACKBONE_HELP)
     group.add_argument(
         "--engine",
+        type=lambda name: BACKBONE_FOR.get(name, name),
         choices=[*BACKBONES, LLAMA],
-        default="onnx",
-        help=f"what runs the backbone (onnx); {LLAMA}: instead of a bundle, OUT becomes an ordinary "
-        "GGUF file of a dense checkpoint, which llama.cpp runs by itself",
+        help=f"what runs the backbone (onnx, or that of the --backbone); {LLAMA}: instead of a "
+        "bundle, OUT becomes an ordinary GGUF file of a dense checkpoint, which llama.cpp runs by "
+        "itself",
     )
     group.add_argument(
         "--backbone",
@@ -173,10 +179,13 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    of_type = [engine for engine, (types, _) in BACKBONES.items() if args.backbone in types]
+    args.engine = args.engine or (of_type or ["onnx"])[0]
     if args.engine == LLAMA:
         return _run_dense(args)
     try:
-        bundle = _export(args)
+        # The options are the function's, name by name.
+        bundle = export_bundle(**vars(args))
     except KeyboardInterrupt:
         out = Path(args.out)
         kept = out.with_name(WORKING + out.name)
@@ -189,34 +198,23 @@ def run(args: argparse.Namespace) -> int:
     print(table(bundle))
     second = args.engine == "gguf" and len(bundle.manifest.engines) > 1
     engine = " --engine ggml" if second else ""
-    print(f"\ntry it: stem-edge generate {args.out}{engine} -p 'Once upon a time'")
+    print("\n" + "\n".join(_verdict(bundle, args)))
+    print(f"try it: {own_command()} generate {args.out}{engine} 'Once upon a time'")
     return 0
 
 
-def _export(args: argparse.Namespace) -> Bundle:
-    return export_bundle(
-        args.checkpoint,
-        args.out,
-        engine=args.engine,
-        backbone=args.backbone,
-        tables=args.tables,
-        frequent=args.frequent,
-        head=args.head,
-        bits=args.bits,
-        block_size=args.block_size,
-        asymmetric=args.asymmetric,
-        quantizer=args.quantizer,
-        group_size=args.group_size,
-        prefill_graph=args.prefill_graph,
-        calibration=args.calibration,
-        calibration_tokens=args.calibration_tokens,
-        lora=args.lora,
-        tokenizer=args.tokenizer,
-        max_kl=args.max_kl,
-        threads=args.threads,
-        add=args.add,
-        force=args.force,
-    )
+def _verdict(bundle: Bundle, args: argparse.Namespace) -> list[str]:
+    """How near the bundle is to its checkpoint, and what would bring it nearer."""
+    report = bundle.manifest.reports[cast(EngineName, engine_name(args.engine))]
+    same, tokens = report.agreement or 0.0, len(report.probe_tokens)
+    found = f"the checkpoint: the same best token at {same:.1%} of {tokens} positions"
+    lines = [f"near {found}"]
+    if same < LOW_AGREEMENT:
+        lines = [f"far from {found}; more bits (--backbone, --tables) or a --calibration text help"]
+    counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
+    if args.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
+        lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]
+    return lines
 
 
 def _run_dense(args: argparse.Namespace) -> int:
@@ -237,7 +235,7 @@ def _run_dense(args: argparse.Namespace) -> int:
         force=args.force,
         threads=args.threads,
     )
-    print(f"{out}: {format_size(out.stat().st_size)}")
+    print(f"{out}: {format_size(out.stat().st_size)}; run it with llama.cpp: llama-cli -m {out}")
     return 0
 
 

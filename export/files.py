@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from stem_edge import disk
 from stem_edge.bundle import MANIFEST, OLD, WORKING, FileEntry
 from stem_edge.errors import ExportError
+from stem_edge.units import format_size
 
 LOCK = ".lock"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -159,6 +160,8 @@ def locked(out: Path, what: str) -> Iterator[None]:
         _make_durable(out.parent)
         lock.acquire()
     except Timeout:
+        if not Path(lock.lock_file).exists():  # /proc and the like take no files
+            raise ExportError(f"{out.parent}: cannot write here; choose another {what}") from None
         raise ExportError(
             f"{out}: another export to it is under way; wait for it, or choose another {what}"
         ) from None
@@ -190,9 +193,10 @@ def explained(out: Path, work: Working, again: str) -> Iterator[None]:
                 f"{place}: larger than a file may be here ({reason}); choose another disk or raise "
                 f"ulimit -f, and {again}"
             ) from error
-        needed = f", about {work.needed_nbytes:,} more are needed" if work.needed_nbytes else ""
+        more = format_size(work.needed_nbytes, up=True)
+        needed = f", about {more} more are needed" if work.needed_nbytes else ""
         raise ExportError(
-            f"{out}: the disk is full ({reason}; {free_nbytes(out):,} bytes free{needed}); free some "
+            f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free{needed}); free some "
             f"space and {again}"
         ) from error
 

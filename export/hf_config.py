@@ -50,7 +50,6 @@ FIXED: dict[str, object] = {  # the only value that these may have where a model
     "partial_rotary_factor": 1,
     "use_mrope": False,
     "use_sliding_window": False,
-    "quantization_config": None,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
     "cross_attention_hidden_size": None,
@@ -205,6 +204,11 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfi
             or (key in FIXED and value == FIXED[key])
         ):
             continue
+        if key == "quantization_config":
+            method = value.get("quant_method", "?") if isinstance(value, dict) else value
+            raise CheckpointError(
+                f"{path}: {key}: already quantized ({one_line(method)}); export the original"
+            )
         expected = f"expected {FIXED[key]!r}" if key in FIXED else f"no known key of {kind} models"
         raise CheckpointError(
             f"{path}: {one_line(key)} is {one_line(repr(value))}; {expected}: it may change what the model computes; "

@@ -139,16 +139,8 @@ def _read_params(folder: Path) -> TrainParams:
         return read_json(path, "the parameters of the public STEM trainer", TrainParams)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder}: no {PARAMS}{_hint(folder)}; give the folder of one training step or a "
-            "consolidated folder"
+            f"{folder}: no {PARAMS}; give the folder of one training step or a consolidated folder"
         ) from None
-
-
-def _hint(folder: Path) -> str:
-    """Checkpoint folders below `folder`, for someone who gave their parent."""
-    below = sorted(p.parent.relative_to(folder) for p in folder.glob("*/" + PARAMS))
-    below += sorted(p.parent.relative_to(folder) for p in folder.glob("checkpoints/*/" + PARAMS))
-    return f", but in {', '.join(str(p) for p in below[-3:])}" if below else ""
 
 
 def _read_backbone(folder: Path) -> dict[str, SourceMatrix]:

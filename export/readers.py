@@ -45,7 +45,7 @@ def _read(path: Path) -> Checkpoint:
     if find_states(path):
         return read_blagpt(path)
     _refuse(path)
-    return read_lingua(path)  # which says what is missing, and where it may be
+    return read_lingua(path)  # which says what is missing
 
 
 def _refuse(path: Path) -> None:
@@ -59,6 +59,11 @@ def _refuse(path: Path) -> None:
         raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
     if (path / MANIFEST).is_file():
         raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made of")
+    if below := _checkpoints_below(path):
+        raise CheckpointError(
+            f"{path}: no checkpoint itself, but its folders {', '.join(below[-3:])} are; give the "
+            "path of one"
+        )
     names = sorted(p.name for p in path.iterdir())
     if any(name.endswith(".safetensors") for name in names):
         raise CheckpointError(f"{path}: holds safetensors, but no {CONFIG}; copy that file, too")
@@ -72,6 +77,15 @@ def _refuse(path: Path) -> None:
             f"{path}: holds {one_line(pickles[0])}, which can carry code, but neither {CONFIG} nor "
             f"{PARAMS}; save the model as safetensors on a machine that you trust, and copy that"
         )
+
+
+def _checkpoints_below(path: Path) -> list[str]:
+    folders = [p for pattern in ("*/", "*/*/") for p in sorted(path.glob(pattern))]
+    return [
+        str(folder.relative_to(path))
+        for folder in folders
+        if (folder / CONFIG).is_file() or (folder / PARAMS).is_file() or find_states(folder)
+    ]
 
 
 def _which_is(path: Path) -> str:

@@ -12,6 +12,7 @@ from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
 from stem_edge.footprint import Footprint, expected_footprint, gguf_footprint
 from stem_edge.formats import GgufFormat
+from stem_edge.units import format_size
 
 
 def check_space(out: Path, job: Job, journal: Journal) -> int:
@@ -30,8 +31,8 @@ def check_free(out: Path, needed: int) -> None:
     free = free_nbytes(out)
     if free < needed:
         raise ExportError(
-            f"{out}: not enough room on its disk: {needed:,} bytes are needed, {free:,} are free; "
-            "free some space or choose another disk"
+            f"{out}: not enough room on its disk: {format_size(needed, up=True)} are needed, "
+            f"{format_size(free)} are free; free some space or choose another disk"
         )
 
 

@@ -50,6 +50,8 @@ def plan_tables(
     Raises ExportError for tables that cannot be.
     """
     config = source.config
+    if not config.stem_layers and tables == "mixed":
+        raise ExportError(f"{source.path}: a dense model has no tables; leave out --tables mixed")
     if not config.stem_layers:
         return None
     if config.stem_ffn == "hash-moe" and tables == "fp16":

@@ -28,7 +28,7 @@ from stem_edge.export.settings import one_line
 from stem_edge.export.tokenizer_sp import build_sentencepiece
 
 _BOS, _EOS = "<|begin_of_text|>", "<|end_of_text|>"
-_HINT = "give the right file, or convert it yourself and pass --tokenizer tokenizer.json"
+_HINT = "give the right file, or pass --tokenizer FILE"
 _PATTERN = (  # the trainer's: how it cuts text before merging bytes
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -68,7 +68,9 @@ def _file(kind: str, path: Path | None) -> Path:
     if path is None:
         raise CheckpointError(f"tokenizer {kind!r} needs the path of its file, got none; {_HINT}")
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; expected a {kind!r} tokenizer; {_HINT}")
+        raise CheckpointError(
+            f"{path.parent}: no {path.name}; add one or pass --tokenizer FILE (a tokenizer.json)"
+        )
     return path
 
 

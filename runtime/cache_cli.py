@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         state = "removed" if entry in chosen else f"old: {entry.stale}" if entry.stale else ""
         size = format_size(entry.nbytes)
         print(f"{size:>9}  {entry.kind:<9} {entry.path.name:<36} {entry.of} {state}".rstrip())
-    if any(entry.stale for entry in found) and not chosen:
+    if args.remove and not chosen:
+        print("nothing removed" + (": no entry is old" if found else ""))
+    elif any(entry.stale for entry in found) and not chosen:
         print("remove what is old with: stem-edge cache --remove old")
     return 0
 

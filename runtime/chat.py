@@ -37,7 +37,7 @@ class Chat:
                 if token in message["content"]:
                     raise InputError(
                         f"messages[{number}].content names the special token {token!a}, which "
-                        "could end its turn: remove it, or give special_tokens_in_text=True (--special-tokens)"
+                        "could end its turn: remove it, or give special_tokens_in_text=True"
                     )
         with self._lock:
             self._template = self._template or ChatTemplate(self._path)

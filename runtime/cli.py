@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 from stem_edge.bundle import open_bundle
 from stem_edge.edit_folder import open_edits
@@ -13,29 +15,33 @@ from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams, shown
+from stem_edge.runtime.sampling import RANGES, SamplingParams, shown
 
 MAX_PROMPT_CHARS = 64 << 20  # of stdin, which may have no end
 MAX_DIGITS = 1000
 
 DESCRIPTION = """\
 Continue a text. The new text goes to stdout as it is generated, one line of figures to stderr.
-Without -p the prompt is read from stdin."""
+Without a prompt on the command line it is read from stdin."""
 
 EPILOG = """\
 examples:
-  stem-edge generate model -p "The capital of France is"
-  stem-edge generate model -p "Once" -n 200 --temperature 0.8 --top-p 0.95 --seed 1
-  stem-edge generate model --chat -p "What is the capital of Spain?"
-  stem-edge generate model --edit spain.edit -p "The capital of Spain is"
-  stem-edge generate model --memory 600MB < prompt.txt"""
+  stem-edge generate model "The capital of France is"
+  stem-edge generate model "Once" -n 200 -t 0.8 --top-p 0.95 --seed 1
+  stem-edge generate chat_model --chat "What is the capital of Spain?"
+  stem-edge generate model --edit spain.edit "The capital of Spain is"
+  stem-edge generate model --memory 600MB -f prompt.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
+    parser.add_argument("text", metavar="PROMPT", nargs="?", help="text to continue")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the same, as an option")
+    parser.add_argument(
+        "-f", "--prompt-file", type=Path, metavar="FILE", help="continue the text in this file"
+    )
     parser.add_argument(
         "--edit",
         action="append",
@@ -51,10 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--special-tokens",
+        dest="special_tokens_in_text",
         action="store_true",
         help="names of special tokens in the prompt mean these tokens; by default they are text",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    form.add_argument(
+        "--json-lines", action="store_true", help="print a JSON object for each piece of text"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no line of figures")
     _add_sampling(parser.add_argument_group("choosing tokens"))
     add_loading(parser.add_argument_group("the machine"))
 
@@ -74,8 +86,8 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         "--temperature",
         type=float,
         metavar="T",
-        default=default.temperature,
-        help="0 always takes the most probable token, 1 samples as trained (0)",
+        help="0 always takes the most probable token, 1 samples as trained (0, or 1 with --top-k, "
+        "--top-p or --min-p)",
     )
     group.add_argument(
         "--top-k",
@@ -119,28 +131,24 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         "--logprobs",
         type=whole_number,
         metavar="N",
-        help="with --json: log probabilities of the N best",
+        help="with --json or --json-lines: log probabilities of the N best",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    params = SamplingParams(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        stop=args.stop,
-        seed=args.seed,
-        logprobs=args.logprobs,
-    )
+    as_json = args.json or args.json_lines
+    if args.logprobs is not None and not as_json:
+        raise InputError("--logprobs shows in JSON only; add --json or --json-lines")
+    params = SamplingParams(**{name: getattr(args, name) for name in RANGES}, stop=args.stop)
     edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
-    prompt = _prompt(args.prompt)
+    prompt = _prompt(args)
     with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
-        ids = _prompt_ids(model, prompt, args.chat, args.special_tokens)
-        (_print_json if args.json else _stream)(model, ids, params)
+        ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
+        if as_json:
+            _print_json(model, ids, params, lines=args.json_lines)
+        else:
+            _stream(model, ids, params, quiet=args.quiet)
     return 0
 
 
@@ -166,21 +174,28 @@ def _prompt_ids(model: Model, prompt: str, chat: bool, special_tokens: bool) -> 
     return prompt
 
 
-def _prompt(given: str | None) -> str:
-    if given is not None:
-        return given
-    if sys.stdin.isatty():
-        raise InputError("no prompt; give one with -p TEXT or through stdin")
+def _prompt(args: argparse.Namespace) -> str:
+    given = [one for one in (args.text, args.prompt, args.prompt_file) if one is not None]
+    if len(given) > 1:
+        raise InputError("more than one prompt; give one of PROMPT, -p and -f")
+    if given and args.prompt_file is None:
+        return str(given[0])
+    if not given and sys.stdin.isatty():
+        raise InputError('no prompt; give one like "Once upon a time", with -f FILE, or by stdin')
+    place = args.prompt_file or "stdin"
     try:
-        prompt = sys.stdin.read(MAX_PROMPT_CHARS + 1)
+        with args.prompt_file.open(encoding="utf-8") if given else nullcontext(sys.stdin) as file:
+            prompt = str(file.read(MAX_PROMPT_CHARS + 1))
+    except OSError as error:
+        raise InputError(f"{place}: cannot read ({error.strerror}); give another file") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"stdin is not valid UTF-8 ({error}); give the prompt as UTF-8") from None
+        raise InputError(f"{place}: not valid UTF-8 ({error}); give the prompt as UTF-8") from None
     if len(prompt) > MAX_PROMPT_CHARS:
-        raise InputError(f"stdin has more than {MAX_PROMPT_CHARS:,} characters; shorten the prompt")
+        raise InputError(f"{place}: more than {MAX_PROMPT_CHARS:,} characters; shorten the prompt")
     return prompt
 
 
-def _stream(model: Model, prompt: str | list[int], params: SamplingParams) -> None:
+def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:
     try:
         for chunk in model.generate(prompt, params):
             sys.stdout.write(chunk.text)
@@ -189,11 +204,22 @@ def _stream(model: Model, prompt: str | list[int], params: SamplingParams) -> No
         if model.stats.prompt_tokens:
             sys.stdout.write("\n")
             sys.stdout.flush()
-            print(model.stats.line(), file=sys.stderr)
+            if not quiet:
+                print(model.stats.line(), file=sys.stderr)
 
 
-def _print_json(model: Model, prompt: str | list[int], params: SamplingParams) -> None:
-    chunks = list(model.generate(prompt, params))
+def _print_json(
+    model: Model, prompt: str | list[int], params: SamplingParams, *, lines: bool
+) -> None:
+    """One object; or `lines`: one for each chunk, and one with the figures."""
+    chunks = []
+    for chunk in model.generate(prompt, params):
+        chunks.append(chunk)
+        if lines:
+            print(json.dumps(asdict(chunk), ensure_ascii=False), flush=True)
+    if lines:
+        print(json.dumps({"stats": model.stats.to_dict()}))
+        return
     result: dict[str, object] = {
         "text": "".join(chunk.text for chunk in chunks),
         "token_ids": [token for chunk in chunks for token in chunk.token_ids],

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import stem_edge
+from stem_edge.command_line import own_command
 from stem_edge.inspect_cli import figures
 from stem_edge.runtime import load
 from stem_edge.units import format_size
@@ -53,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
             for chunk in model.generate(prompt, max_new_tokens=NEW_TOKENS):
                 print(chunk.text, end="", flush=True)
             print(f"\n  {model.stats.line()}\n")
-    print(NEXT_STEPS.format(path=demo_bundle()))
+    print(NEXT_STEPS.format(command=own_command(), path=demo_bundle()))
     return 0
 
 
 NEXT_STEPS = """\
 What to do next:
-  stem-edge inspect {path}
-  stem-edge generate {path} -p "Spain borders"
-  stem-edge edit {path} --compare "The capital of Spain is" --source Spain --target Germany
-  stem-edge export CHECKPOINT OUT     your own model; needs: pip install 'stem-edge[export]'"""
+  {command} inspect {path}
+  {command} generate {path} "Spain borders"
+  {command} edit {path} --compare "The capital of Spain is" --source Spain --target Germany
+  {command} export CHECKPOINT OUT     your own model; needs: pip install 'stem-edge[export]'"""

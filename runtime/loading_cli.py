@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from stem_edge.command_line import engine_name
 from stem_edge.providers_cli import add_library, parse_libraries, parse_providers
 from stem_edge.runtime.engines import engine_names
 from stem_edge.runtime.flash import FLASH_NAMES
@@ -15,6 +16,7 @@ def add_engine(group: argparse._ActionsContainer) -> None:
     """Declare what chooses the engine and how it holds the weights."""
     group.add_argument(
         "--engine",
+        type=engine_name,
         choices=engine_names(),
         default="auto",
         help="what runs the backbone (the first that the bundle has one for and that is installed)",
@@ -30,10 +32,10 @@ def add_providers(group: argparse._ActionsContainer) -> None:
     """Declare what chooses what the backbone runs on."""
     group.add_argument(
         "--providers",
-        nargs="+",
-        metavar="NAME",
-        help="run the backbone on these of onnxruntime, like cuda or webgpu:key=value,key=value; cpu "
-        "last takes what they lack; auto: the first accelerator, else the CPU (cpu)",
+        metavar="NAME,...",
+        help="run the backbone on these of onnxruntime, like cuda or webgpu:key=value,key=value; "
+        "add cpu last to run unsupported operators there; auto: the first accelerator, else the "
+        "CPU (cpu)",
     )
     add_library(group)
     group.add_argument(
@@ -43,7 +45,7 @@ def add_providers(group: argparse._ActionsContainer) -> None:
         "--host-slots",
         type=int,
         metavar="N",
-        help="records kept in memory between flash and an accelerator (as many as fit)",
+        help="records kept in memory between flash and an accelerator (all that fit)",
     )
 
 
@@ -62,7 +64,7 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory",
         metavar="SIZE",
-        help="limit of anonymous memory and swap, like 600MB (half of what the machine leaves)",
+        help="RAM limit, like 600MB; mapped weights do not count (half of the free RAM)",
     )
     group.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
     group.add_argument(
@@ -73,7 +75,9 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--reads", choices=READ_MODES, default="pread", help="how records are read (pread)"
     )
-    group.add_argument("--slots", type=int, metavar="N", help="of the row cache (as many as fit)")
+    group.add_argument(
+        "--slots", type=int, metavar="N", help="tokens whose rows stay in memory (all that fit)"
+    )
     group.add_argument("--resident", action="store_true", help="read all tables into memory first")
     group.add_argument(
         "--prefill-graph",

@@ -15,7 +15,7 @@ from stem_edge.bundle import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit
 from stem_edge.edit_folder import as_edit
-from stem_edge.errors import InputError
+from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import LESS_MEMORY
 from stem_edge.runtime.cache import I64
@@ -34,7 +34,7 @@ from stem_edge.runtime.sampling import (
 )
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.stem_ids import StemId, checked_ids, given_recipes
-from stem_edge.runtime.text import TextCodec, TokenStream
+from stem_edge.runtime.text import TextCodec, TokenStream, shorten
 
 FinishReason = Literal["stop", "length"]
 
@@ -207,7 +207,8 @@ class Model:
         """Continue a text or token ids, chunk by chunk as soon as text is certain.
 
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
-        top_p, min_p, repetition_penalty, stop, seed, logprobs.
+        top_p, min_p, repetition_penalty, stop, seed, logprobs. top_k, top_p and min_p without a
+        temperature sample at temperature 1.
 
         stem_ids: for each token of the prompt, whose rows it looks up in the tables: a token id, or
         several ids for the mean of their rows. The prompt's own ids are the default; given, they
@@ -218,6 +219,9 @@ class Model:
         """
         if params is not None and options:
             raise InputError("give either params or single options, not both")
+        if unknown := options.keys() - SamplingOptions.__annotations__.keys():
+            known = ", ".join(SamplingOptions.__annotations__)
+            raise UnknownOptionError(f"there is no option {min(unknown)}; expected some of {known}")
         params = params or SamplingParams(**options)
         if isinstance(prompt, str):
             prompt = self._text.encode_prompt(
@@ -322,7 +326,7 @@ class Model:
         if len(ids) > self.plan.context_length:
             raise InputError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.plan.context_length}; "
-                f"shorten it or load with a larger context_length (up to {self.config.max_context})"
+                f"{shorten(self.plan.context_length, self.config.max_context)}"
             )
         return ids
 

@@ -89,6 +89,11 @@ class LoadOptions:
             raise InputError(f"host_slots is {self.host_slots}; expected 0 or more")
         if self.reads not in READ_MODES:
             raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
+        if self.resident and self.slots is not None:
+            raise InputError(
+                f"slots is {self.slots}, and resident keeps the rows of every token; leave one of "
+                "them out"
+            )
         for size in (self.memory, self.device_memory):
             if size is not None:
                 parse_size(size)

@@ -19,7 +19,7 @@ from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES
-from stem_edge.units import parse_size
+from stem_edge.units import format_size, parse_size
 
 # Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.
 CHUNK_TOKENS = 128
@@ -266,10 +266,10 @@ class Planner:
             advice = "shorten the context, or run it on the CPU"
         elif total <= limit:
             return ""
-        named = ", ".join(f"{name} {nbytes:,}" for name, nbytes in parts)
+        named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts)
         return (
-            f"{whose} of {limit:,} bytes is too small for {path}: at least {total:,} bytes are needed "
-            f"({named}); allow more or {advice}"
+            f"{whose} of {format_size(limit)} is too small for {path}: at least "
+            f"{format_size(total, up=True)} are needed ({named}); allow more or {advice}"
         )
 
     def _on_device(self, chunk: int, slots: int) -> DevicePlan | None:

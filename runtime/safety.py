@@ -25,7 +25,7 @@ from stem_edge.bundle import (
     open_bundle,
     open_manifest,
 )
-from stem_edge.chat_template import ChatTemplate
+from stem_edge.chat_template import ChatTemplate, read_template
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import Progress
@@ -123,12 +123,19 @@ def _parts(
         lambda: read_tokenizer(bundle.file(TOKENIZER), vocab_size),
     )
     config = bundle.file(TOKENIZER_CONFIG)
-    yield "a chat template that works or none", lambda: _check_chat_template(config)
+    if _has_chat_template(config):
+        yield "chat template works", lambda: ChatTemplate(config).close()
+    else:
+        yield "no chat template", lambda: None
 
 
-def _check_chat_template(path: Path) -> None:
-    with contextlib.suppress(InputError):  # there is none
-        ChatTemplate(path).close()
+def _has_chat_template(path: Path) -> bool:
+    with contextlib.suppress(BundleError):  # a damaged one: ChatTemplate says what is wrong
+        try:
+            read_template(path)
+        except InputError:
+            return False
+    return True
 
 
 def _try(bundle: Bundle, cache_dir: str | Path | None, checked: list[str]) -> list[str]:

@@ -60,16 +60,22 @@ class SamplingParams:
     """How to choose tokens and when to stop. Raises InputError for values out of range."""
 
     max_new_tokens: int = 128
-    temperature: float = 0.0  # 0 is greedy: always the most probable token
+    # 0 is greedy: always the most probable token. None: 1 with top_k, top_p or min_p, else 0.
+    temperature: float | None = None
     top_k: int = 0  # keep the k most probable tokens; 0 keeps all
     top_p: float = 1.0  # keep the fewest most probable tokens that reach this probability
     min_p: float = 0.0  # keep tokens at least this probable, relative to the most probable one
     repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 is off
-    stop: Sequence[str] = ()  # texts that end the generation; they are not part of its text
+    stop: Sequence[str] = ()  # a text or texts that end the generation; not part of its text
     seed: int | None = None  # None: different every time; the same seed gives the same text
     logprobs: int | None = None  # report this many most probable tokens at each step
 
     def __post_init__(self) -> None:
+        if self.temperature is None:
+            filtered = (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
+            object.__setattr__(self, "temperature", 1.0 if filtered else 0.0)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if not (_in_range(value, least, most) or (value is None and name in OPTIONAL)):
@@ -180,7 +186,7 @@ def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np
     The filters apply in this order, each to what the one before kept, at the given temperature.
     Ids are ascending, so that filters which keep everything change no choice.
     """
-    peak, temperature = logits.max(), params.temperature
+    peak, temperature = logits.max(), params.temperature or 0.0
     if params.top_k:
         ids = np.sort(top_ids(logits, min(params.top_k, len(logits))))
         weights = _weights(logits[ids], peak, temperature)

@@ -82,8 +82,8 @@ class TextCodec:
         if nbytes > context_length * longest:
             raise InputError(
                 f"the prompt has {nbytes:,} bytes, a context of {context_length} tokens of up to "
-                f"{longest} bytes holds at most {context_length * longest:,}; shorten it or load "
-                f"with a larger context_length (up to {max_context})"
+                f"{longest} bytes holds at most {context_length * longest:,}; "
+                f"{shorten(context_length, max_context)}"
             )
         return self.encode(text, special_tokens_in_text=False)
 
@@ -126,6 +126,13 @@ class TextCodec:
             raise BundleError(f"{error}: found in a trial; export the bundle again") from None
 
 
+def shorten(context_length: int, max_context: int) -> str:
+    """What to do about a prompt that is longer than the context."""
+    if context_length == max_context:
+        return "shorten it: no context of this model is longer"
+    return f"shorten it or load with a larger context_length (up to {max_context})"
+
+
 def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
     """Texts that bring out what is wrong with a tokenizer: runs, long words, every kind of text."""
     for char in ("a", "A", " ", "\n", "0", "_", ".", "\u00e9", "\u4e00", "\U0001f600", "\u0301"):
@@ -143,6 +150,8 @@ def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _utf8(text: str) -> bytes:
+    if not isinstance(text, str):
+        raise InputError(f"the text is of type {type(text).__name__}; give a str")
     try:
         return text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8

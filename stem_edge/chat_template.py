@@ -84,8 +84,8 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(
-            f"{path}: no chat template; leave out --chat or --apply_chat_template, or export "
-            "with a tokenizer that has one"
+            f"{path}: no chat template; give a plain prompt, or export with a tokenizer that has a "
+            "template"
         )
     if len(template.encode()) > MAX_TEMPLATE_NBYTES:
         raise BundleError(

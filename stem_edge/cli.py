@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Protocol, TextIO, cast
 
 import stem_edge
+from stem_edge.command_line import Parser, with_options
 from stem_edge.errors import StemEdgeError
 
 
@@ -64,9 +65,10 @@ COMMANDS = {
 
 EPILOG = """\
 first steps:
-  stem-edge demo                                 no download, no torch
-  stem-edge export runs/0000100000 model         needs: pip install 'stem-edge[export]'
-  stem-edge generate model -p "Once upon a time"
+  stem-edge demo        no download, no torch
+  pip install 'stem-edge[export]'
+  stem-edge export runs/0000100000 model
+  stem-edge generate model "Once upon a time"
 
 `stem-edge COMMAND --help` explains a command and its options."""
 
@@ -80,20 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     known, rest = _parse_name(arguments)
     warnings.showwarning = _show_warning
     _prepare_process()
+    parser = Parser(f"stem-edge {known}")
     try:
         command = _import(known)
-        parser = argparse.ArgumentParser(
-            prog=f"stem-edge {known}",
-            description=command.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        parser.description = command.DESCRIPTION
         command.add_arguments(parser)
-        status = command.run(parser.parse_args(rest))
+        # Options may stand between positional arguments; those of lm-eval are the harness' own.
+        parse = parser.parse_args if known == "lm-eval" else parser.parse_intermixed_args
+        status = command.run(parse(rest))
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a reader that has left is not a traceback
         return status
     except StemEdgeError as error:
-        print(f"stem-edge: {' '.join(str(error).split())}", file=sys.stderr)
+        message = " ".join(str(error).split())
+        print(f"stem-edge: {with_options(parser, message)}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("stem-edge: interrupted", file=sys.stderr)
@@ -153,11 +155,10 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="stem-edge",
+    parser = Parser(
+        "stem-edge",
         description="Run STEM language models whose parameters do not fit in memory.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=stem_edge.__version__)
     names = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

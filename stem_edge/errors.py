@@ -41,6 +41,10 @@ class InputError(StemEdgeError, ValueError):
     """A prompt, token id or option is outside of what the model or the function accepts."""
 
 
+class UnknownOptionError(InputError, TypeError):
+    """A keyword that a function does not have."""
+
+
 class OutOfMemoryError(StemEdgeError, MemoryError):
     """An allocation failed; what is loaded stays usable."""
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, get_args
 
@@ -13,6 +14,7 @@ import msgspec
 
 import stem_edge
 from stem_edge.bundle import GGUF, TABLES, Bundle, Manifest, open_bundle
+from stem_edge.command_line import engine_name
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--engine",
+        type=engine_name,
         choices=("auto", *get_args(EngineName)),
         default="auto",
         help="for --memory: what runs the backbone (as load chooses)",
@@ -89,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
+    if args.bundle is None and args.memory and Path(args.memory).is_dir():
+        args.bundle, args.memory = args.memory, ""  # of `--memory BUNDLE`
     check_listing(args)
     if args.text is not None and not (args.cost or args.geometry):
         raise InputError(
@@ -238,7 +243,10 @@ def _onnx_backbone(manifest: Manifest) -> Rows:
     return [
         ("backbone", f"{format_size(nbytes)}, {_weights(backbone)}"),
         ("  embedding, head", " and ".join(dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS)))),
-        ("  prefill graph", f"{format_size(prefill)} of it, int8" if prefill else "none"),
+        (
+            "  prefill graph",
+            f"including {format_size(prefill)} of int8 weights for prompts" if prefill else "none",
+        ),
     ]
 
 
@@ -309,7 +317,7 @@ def _report(manifest: Manifest, engine: EngineName) -> Rows:
         rows.append((f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"))
     gptq = manifest.backbone is not None and manifest.backbone.quantizer == "gptq"
     if gptq and engine == "onnxruntime":
-        rows.append(("", "gptq gives these up for the error of products: see the divergence"))
+        rows.append(("", "GPTQ accepts larger weight errors for smaller output errors"))
     return rows + [("note", printable(note)) for note in report.notes]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -41,13 +42,12 @@ def parse_libraries(given: Sequence[str] | None) -> dict[str, str] | None:
     return found or None
 
 
-def parse_providers(
-    given: Sequence[str] | None,
-) -> list[str | tuple[str, Mapping[str, object]]] | None:
-    """As `providers` of stem_edge.load takes them: NAME, or NAME:key=value,key=value."""
+def parse_providers(given: str | None) -> list[str | tuple[str, Mapping[str, object]]] | None:
+    """As `providers` of stem_edge.load takes them: NAME or NAME:key=value,key=value, with commas."""
     if given is None:
         return None
-    return [_provider(text) for text in given]
+    # A comma before key= is between the options of one provider.
+    return [_provider(text) for text in re.split(r",(?![^,:=]*=)", given)]
 
 
 def _provider(text: str) -> str | tuple[str, Mapping[str, object]]:
@@ -68,8 +68,9 @@ def add_listing(parser: argparse._ActionsContainer) -> None:
     """Declare what asks `inspect` for the list, or for a plan on some of them."""
     parser.add_argument(
         "--providers",
-        nargs="*",
-        metavar="NAME",
+        nargs="?",
+        const="",
+        metavar="NAME,...",
         help="alone: show which execution providers of onnxruntime can be used here, and what brings "
         "others; with --memory and names: the plan for these, as generate takes them",
     )
@@ -83,7 +84,7 @@ def add_listing(parser: argparse._ActionsContainer) -> None:
 
 def is_listing(args: argparse.Namespace) -> bool:
     """Whether the list is asked for."""
-    return bool(args.providers == [])
+    return bool(args.providers == "")
 
 
 def check_listing(args: argparse.Namespace) -> None:

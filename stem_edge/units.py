@@ -20,11 +20,16 @@ def parse_size(size: int | str) -> int:
         found = int(Decimal(match[1]) * UNITS[match[2] or ""]) if match else None
     if found is None or not 0 < found <= MAX_SIZE:
         raise InputError(f"size {size!r} is not understood; write for example 600MB or 2GiB")
+    if isinstance(size, str) and found < 10**6 and not size.strip()[-1].isalpha():
+        raise InputError(f"size {size!r} has no unit; write for example {size.strip()}MB")
     return found
 
 
-def format_size(nbytes: float) -> str:
-    """A size for people: 3 digits and a decimal unit."""
+def format_size(nbytes: float, *, up: bool = False) -> str:
+    """A size for people: 3 digits and a decimal unit; `up`: never less than it is."""
+    if up:
+        step = 10 ** max(0, len(str(int(nbytes))) - 3)
+        nbytes = -(-int(nbytes) // step) * step
     for unit in ("B", "kB", "MB", "GB"):
         if abs(nbytes) < 999.5:
             return f"{nbytes:.3g} {unit}"

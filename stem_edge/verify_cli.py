@@ -64,10 +64,11 @@ def _verify_files(args: argparse.Namespace) -> int:
     if found.safe:
         print(f"{args.bundle}: safe to load: {', '.join(found.checked)}")
         return 0
-    for reason in found.reasons:
+    first, *others = found.reasons
+    for reason in others:
         print(printable(reason))
-    first = printable(found.reasons[0].partition("; ")[0])
-    more = f" (and {len(found.reasons) - 1} more)" if len(found.reasons) > 1 else ""
+    first = printable(first.partition("; ")[0])
+    more = f" (and {len(others)} more, above)" if others else ""
     raise BundleError(f"{args.bundle}: not safe to load: {first}{more}; {found.advice}")
 
 

@@ -20,6 +20,7 @@ from stem_edge.cli import COMMANDS, main
 
 Capture = pytest.CaptureFixture[str]
 COMMAND = [sys.executable, "-m", "stem_edge"]
+GENERATE = ["generate", str(DEMO), "a"]
 
 
 def test_generate_streams_text_and_ends_with_one_line_of_figures(capsys: Capture) -> None:
@@ -40,6 +41,43 @@ def test_generate_json(capsys: Capture) -> None:
     assert len(result["token_ids"]) == len(result["logprobs"]) == 3
     assert result["finish_reason"] == "length"
     assert result["stats"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [str(DEMO), "-n", "4", "The capital of Peru is"],
+        ["--providers", "cpu", str(DEMO), "-p", "The capital of Peru is", "-n", "4"],
+        [str(DEMO), "-f", "prompt.txt", "-n", "4", "--quiet"],
+    ],
+)
+def test_a_prompt_and_options_in_any_order(
+    arguments: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("The capital of Peru is")
+    assert main(["generate", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(" Lima")
+    assert ("tokens at" in err) != ("--quiet" in arguments)
+
+
+def test_a_filter_turns_sampling_on(capsys: Capture) -> None:
+    texts = set()
+    for seed in ("1", "2", "3"):
+        assert (
+            main(["generate", str(DEMO), "The", "-n", "20", "--top-k", "50", "--seed", seed]) == 0
+        )
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 3
+
+
+def test_generate_json_lines(capsys: Capture) -> None:
+    assert main(["generate", str(DEMO), "The capital of France is", "-n", "3", "--json-lines"]) == 0
+    *chunks, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "".join(chunk["text"] for chunk in chunks).startswith(" Paris")
+    assert chunks[-1]["finish_reason"] == "length"
+    assert last["stats"]["new_tokens"] == 3
 
 
 def test_generate_reads_stdin() -> None:
@@ -67,7 +105,7 @@ def test_generate_without_a_prompt_at_a_terminal_says_how(capsys: Capture) -> No
         os.close(main_end)
         os.close(terminal)
     assert done.returncode == 1
-    assert done.stderr == "stem-edge: no prompt; give one with -p TEXT or through stdin\n"
+    assert done.stderr.startswith("stem-edge: no prompt; give one like")
 
 
 def wait_until_idle(process: subprocess.Popen[str]) -> None:
@@ -135,16 +173,27 @@ def test_interrupt_while_generating_still_gives_the_figures(
     [
         (["generate", "/nowhere", "-p", "a"], "/nowhere: no such bundle folder"),
         (["generate", str(DEMO.parent), "-p", "a"], "not a bundle, it has no manifest.json"),
-        (["generate", str(DEMO), "-p", "a", "-t", "-1"], "temperature is -1.0; expected a number"),
-        (["generate", str(DEMO), "-p", "a " * 500], "the context holds 256"),
+        ([*GENERATE, "-t", "-1"], "--temperature is -1.0; expected a number"),
+        ([*GENERATE, "-n", "0"], "--max-new-tokens is 0; expected a whole number"),
+        ([*GENERATE, "-p", "b"], "more than one prompt; give one of PROMPT, -p and -f"),
+        (["generate", str(DEMO), "-f", "/nowhere"], "/nowhere: cannot read (No such file"),
+        ([*GENERATE, "--chat"], "no chat template; give a plain prompt"),
+        ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
+        ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, and resident keeps the rows"),
+        ([*GENERATE, "--engine", "gguf"], "no backbone for ggml"),
+        ([*GENERATE, "--repack", "--engine", "onnx"], "--repack belongs to ggml"),
+        ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
+        (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
+        (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: no context of this model"),
+        (
+            ["generate", str(DEMO), "a " * 500, "--context-length", "9"],
+            "with a larger --context-length (up to 256)",
+        ),
         (["export", "/nowhere", "/tmp/never"], "/nowhere: no such checkpoint"),
         (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),
         (["verify", "/nowhere"], "/nowhere: no such bundle folder"),
-        (["demo", "--slots", "0"], "slots is 0; expected 4 to 1756"),
-        (
-            ["generate", str(DEMO), "-p", "a", "--memory", "5kB"],
-            "memory of 5,000 bytes is too small",
-        ),
+        (["demo", "--slots", "0"], "--slots is 0; expected 4 to 1756"),
+        ([*GENERATE, "--memory", "5kB"], "memory of 5 kB is too small"),
     ],
 )
 def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str) -> None:
@@ -156,7 +205,10 @@ def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command_teaches(name: str, capsys: Capture) -> None:
+def test_help_of_every_command_teaches(
+    name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     if name == "lm-eval":  # its help is the harness's own
         pytest.importorskip("lm_eval")
     with pytest.raises(SystemExit) as caught:
@@ -164,7 +216,7 @@ def test_help_of_every_command_teaches(name: str, capsys: Capture) -> None:
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert f"usage: stem-edge {name}" in out
-    assert max(map(len, out.splitlines())) <= 110
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_wrong_names_and_no_name_are_usage_errors(capsys: Capture) -> None:
@@ -202,12 +254,57 @@ def test_export_prints_the_new_bundle(
     text, err = capsys.readouterr()
     assert "int4 in groups of 32" in text
     assert "logit difference" in text
+    assert "the checkpoint: the same best token at " in text
     assert err == ""  # no progress bar without a terminal
 
 
-def test_demo_runs_and_says_what_to_do_next(capsys: Capture) -> None:
+def test_export_says_what_would_help(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stem_edge.export.cli.LOW_AGREEMENT", 1.1)
+    (tmp_path / "few.txt").write_text("few")
+    given = ["--calibration", str(tmp_path / "few.txt"), "--engine", "onnxruntime"]
+    assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0
+    out = capsys.readouterr().out
+    assert "far from the checkpoint: the same best token at " in out
+    assert "the calibration text has 3 tokens; it takes some thousands" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/proc/out"], "/proc: cannot write here; choose another folder"),
+        (["OUT", "--backbone", "q4_0", "--head", "int8"], "--head: for the engine onnx"),
+        (["OUT", "--group-size", "3"], "--group-size is 3; expected 16"),
+    ],
+)
+def test_exports_that_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, arguments: list[str], message: str
+) -> None:
+    out = arguments[0].replace("OUT", str(tmp_path / "out"))
+    assert main(["export", str(tiny_checkpoint), out, *arguments[1:]]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "shown"),
+    [
+        (".venv/bin/stem-edge", None, ".venv/bin/stem-edge"),
+        ("/bin/stem-edge", "/bin/stem-edge", "stem-edge"),
+        ("/x/stem_edge/__main__.py", None, f"{sys.executable} -m stem_edge"),
+    ],
+)
+def test_demo_runs_and_says_what_to_do_next(
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    started: str,
+    on_path: str | None,
+    shown: str,
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+    monkeypatch.setattr("shutil.which", lambda name: on_path)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     assert " Paris." in out
     assert out.count("read from flash") == 3
-    assert "stem-edge export CHECKPOINT OUT" in out
+    assert f"  {shown} export CHECKPOINT OUT" in out

@@ -215,6 +215,8 @@ def test_widths_that_no_group_divides_are_refused() -> None:
 def test_a_dense_model_has_no_plan() -> None:
     dense = checkpoint(config(stem_layers=()))
     assert plan_tables(dense, "int8", 32, 0.1, np.zeros(8, np.uint32)) is None
+    with pytest.raises(ExportError, match="a dense model has no tables; leave out --tables mixed"):
+        plan_tables(dense, "mixed", 32, 0.1, np.zeros(8, np.uint32))
 
 
 def test_a_value_that_is_not_finite_is_found_in_its_row() -> None:

@@ -258,10 +258,10 @@ def test_the_command(
     assert (out / MANIFEST).read_bytes() == before
     assert main([*arguments, "--backbone", "f16", "--add"]) == 0
     assert "f16" in (told := capsys.readouterr().out)
-    assert f"generate {out} -p" in told  # it has no other
+    assert f"generate {out} 'Once" in told  # it has no other
     assert main(["export", str(tiny_checkpoint), str(out), "--engine", "onnx", "--add"]) == 0
     assert main([*arguments, "--add"]) == 0
-    assert f"generate {out} --engine ggml -p" in capsys.readouterr().out
+    assert f"generate {out} --engine ggml 'Once" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     told = capsys.readouterr().out

@@ -195,7 +195,10 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
         ({"model_type": "smollm3"}, ["model_type is 'smollm3'"]),
         ({"model_type": None}, ["model_type is None"]),
         ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),
-        ({"quantization_config": {"bits": 4}}, ["quantization_config is {'bits': 4}", "None"]),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            ["already quantized (awq); export the original"],
+        ),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5", "expected 1"]),
         ({"rope_interleaved": True}, ["rope_interleaved is True", "expected False"]),
         ({"residual_multiplier": 0.2}, ["residual_multiplier is 0.2", "llama models"]),

@@ -124,11 +124,19 @@ def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--unknown"], ["a", "b"]])
-def test_wrong_usage_shows_the_usage(capsys: Capture, arguments: list[str]) -> None:
+def test_wrong_usage_is_one_line_that_says_where_help_is(
+    capsys: Capture, arguments: list[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["inspect", *arguments])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: stem-edge inspect")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("; see stem-edge inspect --help")
+
+
+def test_a_bundle_after_memory_is_the_bundle(capsys: Capture) -> None:
+    assert main(["inspect", "--memory", str(DEMO)]) == 0
+    assert "anonymous memory at most" in capsys.readouterr().out
 
 
 DEMO = Path(stem_edge.__file__).parent / "demo_model"

@@ -113,11 +113,6 @@ def test_missing_folder() -> None:
     refused(Path("/nowhere/run"), "/nowhere/run: no such folder", "params.json")
 
 
-def test_the_parent_of_checkpoints_names_them(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "run" / "checkpoints" / "0000000100", Shape())
-    refused(tmp_path / "run", "no params.json", "but in checkpoints/0000000100")
-
-
 def test_a_folder_without_weights_says_what_it_has(consolidated: Path) -> None:
     (consolidated / "consolidated.pth").unlink()
     refused(consolidated, "no weights", "consolidated.pth", "found only consolidated_stem.pth")

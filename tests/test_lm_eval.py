@@ -349,6 +349,6 @@ def test_without_a_chat_template(model: StemEdgeLM, tmp_path: Path) -> None:
     assert model.chat_template(False) == ""
     assert model.tokenizer_name.startswith("stem_edge-")
     with pytest.raises(
-        InputError, match=r"tokenizer_config\.json: no chat template; leave out --chat or --apply"
+        InputError, match=r"tokenizer_config\.json: no chat template; give a plain prompt"
     ):
         model.apply_chat_template(CHAT)

@@ -13,6 +13,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.runtime import prepared
+from stem_edge.units import parse_size
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
@@ -76,9 +77,9 @@ def run(bundle: Path, memory: int, cache_dir: Path, least: int) -> dict[str, int
 def test_three_budgets(bundle: Path, tmp_path: Path, is_prepared: bool) -> None:
     least = 0 if is_prepared else prepared.LEAST_NBYTES
     refused = run(bundle, 1_000_000, tmp_path, least)
-    match = re.search(r"at least ([\d,]+) bytes are needed", str(refused["refused"]))
+    match = re.search(r"at least (\S+ MB) are needed", str(refused["refused"]))
     assert match
-    smallest = int(match[1].replace(",", "")) + 4_000_000  # the next process may begin larger
+    smallest = parse_size(match[1]) + 4_000_000  # the next process may begin larger
     found = [run(bundle, smallest + more, tmp_path, least) for more in (0, 16_000_000, 40_000_000)]
     for budget, one in zip((0, 16_000_000, 40_000_000), found, strict=True):
         assert one["planned"] <= smallest + budget

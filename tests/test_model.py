@@ -118,6 +118,11 @@ def test_options_and_params_are_the_same_thing(model: Model) -> None:
     assert model.generate_text("The", params) == model.generate_text("The", max_new_tokens=5)
     with pytest.raises(InputError, match="not both"):
         model.generate("The", params, seed=1)
+    with pytest.raises(TypeError, match="no option max_tokens; expected some of max_new_tokens"):
+        model.generate("The", max_tokens=5)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="the text is of type list; give a str"):
+        model.tokenize(["a", "b"])  # type: ignore[arg-type]
+    assert model.generate_text("The capital of France is", stop=".") == " Paris"
 
 
 def test_logprobs_are_of_the_model_not_of_the_filters() -> None:
@@ -207,9 +212,7 @@ def test_an_unknown_provider_lists_the_known_ones() -> None:
 
 
 def test_too_little_memory_names_the_minimum_and_its_parts() -> None:
-    with pytest.raises(
-        MemoryPlanError, match=r"at least [\d,]+ bytes.*weights.*KV cache.*row cache"
-    ):
+    with pytest.raises(MemoryPlanError, match=r"at least [\d.]+ MB.*weights.*KV cache.*row cache"):
         stem_edge.load(DEMO, memory="1MB")
 
 

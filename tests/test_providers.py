@@ -363,19 +363,20 @@ def test_short_names() -> None:
     ("given", "expected"),
     [
         (None, None),
-        (["auto"], ["auto"]),
-        (["cuda"], ["cuda"]),
-        (["cuda:a=1,b=x:y=z", "cpu"], [("cuda", {"a": "1", "b": "x:y=z"}), "cpu"]),
+        ("auto", ["auto"]),
+        ("coreml,cpu", ["coreml", "cpu"]),
+        ("cuda:a=1,b=x:y=z,cpu", [("cuda", {"a": "1", "b": "x:y=z"}), "cpu"]),
+        ("cpu,cuda:a=1", ["cpu", ("cuda", {"a": "1"})]),
     ],
 )
-def test_providers_of_a_command_line(given: list[str] | None, expected: object) -> None:
+def test_providers_of_a_command_line(given: str | None, expected: object) -> None:
     assert providers_cli.parse_providers(given) == expected
 
 
 @pytest.mark.parametrize("given", ["cuda:", "cuda:a", ":a=1", "cuda:a=1,a=2", "cuda:=1"])
 def test_bad_options_of_a_command_line(given: str) -> None:
     with pytest.raises(InputError, match="expected NAME or NAME:key=value"):
-        providers_cli.parse_providers([given])
+        providers_cli.parse_providers(given)
 
 
 def test_libraries_of_a_command_line() -> None:
@@ -415,6 +416,7 @@ def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -
     [
         ([], "inspect needs the folder of a BUNDLE, or --providers"),
         (["model", "--providers"], "BUNDLE is given"),
+        (["--providers", "model"], "needs a BUNDLE before it"),
         (["model", "--provider-library", "a=b"], "--provider-library belongs to --providers"),
         (["--providers", "--context-length", "3"], "--context-length is given"),
         (["--providers", "--provider-library", "a"], "expected NAME=PATH"),

@@ -62,15 +62,20 @@ def test_a_hugging_face_folder_may_hold_params_of_another_kind(llama: Path) -> N
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    for file in ("bundle/manifest.json", "weights/model.safetensors"):
-        (tmp_path / file).parent.mkdir()
+    (tmp_path / "empty").mkdir()
+    step = "run/checkpoints/0000000100/params.json"
+    bundle = ("bundle/manifest.json", "weights/model.safetensors")
+    for file in (*bundle, step, "run/consolidated/params.json", "run/reference.npz"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("{}")
     for path, expected in (
         (tmp_path / "bundle", "is a bundle"),
         (tmp_path / "weights", "no config.json"),
         (tmp_path / "none", "no such checkpoint"),
         (tmp_path / "a.txt", "not a checkpoint"),
-        (tmp_path, "no params.json"),
+        (tmp_path / "run", "its folders consolidated, checkpoints/0000000100 are; give"),
+        (tmp_path, "its folders run/consolidated are; give"),
+        (tmp_path / "empty", "no params.json"),
     ):
         with pytest.raises(CheckpointError, match=expected):
             read_checkpoint(path)

@@ -46,7 +46,6 @@ STOPS = "a list of at most 64 texts of 1 to 1024 characters"
         ("repetition_penalty", -1.0, "a number from 0.001 to 1000.0"),
         ("repetition_penalty", INF, "a number from 0.001 to 1000.0"),
         ("repetition_penalty", NAN, "a number from 0.001 to 1000.0"),
-        ("stop", "END", STOPS),
         ("stop", ["END", ""], STOPS),
         ("stop", None, STOPS),
         ("stop", [1], STOPS),
@@ -80,6 +79,23 @@ def test_greedy_takes_the_greatest_and_of_equals_the_first(
     logits: list[float], expected: int
 ) -> None:
     assert sample(np.array(logits, np.float32), SamplingParams()) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0.0),
+        ({"seed": 1, "repetition_penalty": 1.5}, 0.0),
+        ({"top_k": 3}, 1.0),
+        ({"top_p": 0.5}, 1.0),
+        ({"min_p": 0.1}, 1.0),
+        ({"top_k": 3, "temperature": 0.0}, 0.0),
+    ],
+)
+def test_what_chooses_among_tokens_turns_sampling_on(
+    options: dict[str, Any], expected: float
+) -> None:
+    assert SamplingParams(**options).temperature == expected
 
 
 @pytest.mark.parametrize("logits", [[-INF, -INF], [0, np.nan], [INF, 1]])
@@ -275,7 +291,8 @@ def test_logprobs_are_those_of_a_log_softmax(kind: str, count: int) -> None:
     ("options", "needed"),
     [
         ({}, 1),
-        ({"top_k": 50}, 1),
+        ({"top_k": 50}, 50),
+        ({"temperature": 0.0, "top_k": 50}, 1),
         ({"logprobs": 0}, 0),
         ({"logprobs": 3}, 0),
         ({"repetition_penalty": 1.1}, 0),

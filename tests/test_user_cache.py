@@ -163,6 +163,14 @@ def test_removing_all(root: Path, capsys: Capture) -> None:
     assert (root / "bundle").is_dir()
 
 
-def test_an_empty_folder(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["cache", "--cache-dir", str(tmp_path / "none")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'none'}: 0 B in 0 entries\n"
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], ""),
+        (["--remove", "old"], "nothing removed\n"),
+        (["--remove", "all"], "nothing removed\n"),
+    ],
+)
+def test_an_empty_folder(tmp_path: Path, capsys: Capture, options: list[str], said: str) -> None:
+    assert main(["cache", "--cache-dir", str(tmp_path / "none"), *options]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'none'}: 0 B in 0 entries\n{said}"

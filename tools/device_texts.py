@@ -1,6 +1,6 @@
 """Does the demo write the same on an accelerator? Greedy texts, against those of the CPU playing a device.
 
-    python tools/device_texts.py [--providers NAME ...] [--variant fp16|fp32|portable] [--show]
+    python tools/device_texts.py [--providers NAME,...] [--variant fp16|fp32|portable] [--show]
 
 Without providers, the CPU's own graphs, which round activations to int8 where devices do not. Texts of
 this model often end in one of several sentences that are about as probable: see the logits before
@@ -37,7 +37,7 @@ def texts(**options: Any) -> list[str]:
 def main() -> None:
     """Print how many are the same, and with --show those that are not."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--providers", nargs="+", metavar="NAME", help="as generate takes them")
+    parser.add_argument("--providers", metavar="NAME,...", help="as generate takes them")
     parser.add_argument("--variant", choices=("fp16", "fp32", "portable"), help="of the graphs")
     parser.add_argument("--show", action="store_true", help="print texts that differ")
     args = parser.parse_args()

@@ -89,7 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_making(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--source", metavar="TEXT", help="text whose tokens look up other rows")
     group.add_argument("--target", metavar="TEXT", help="text whose tokens' rows they look up")
-    group.add_argument("--scheme", choices=SCHEMES, help="who looks up whom, see below (auto)")
+    group.add_argument(
+        "--scheme", choices=SCHEMES, metavar="NAME", help="who looks up whom, see below (auto)"
+    )
     group.add_argument(
         "--scope",
         choices=SCOPES,

@@ -26,6 +26,7 @@ from stem_edge.errors import MemoryPlanError, OutOfMemoryError
 from stem_edge.formats import EngineName
 from stem_edge.runtime import machine
 from stem_edge.runtime.machine import available_memory, memory_cgroup
+from stem_edge.units import parse_size
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and limits")
@@ -37,13 +38,14 @@ def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
     message = refused(
         lambda: stem_edge.load(tiny, memory=5_000_000, engine=engine),
         MemoryPlanError,
-        *("5,000,000 bytes is too small", str(tiny), "bytes are needed", "this process"),
+        *("memory of 5 MB is too small", str(tiny), "MB are needed", "this process"),
         *("weights", "KV cache", "activations", "reads", "row cache of", "allow more"),
         kept=[tiny],
     )
-    parts = [int(one.replace(",", "")) for one in re.findall(r" ([\d,]+)(?=[,)])", message)]
-    least = int(re.findall(r"at least ([\d,]+) ", message)[0].replace(",", ""))
-    assert sum(parts[-6:]) == least
+    parts = list(map(parse_size, re.findall(r" ([\d.]+ k?M?B)(?=[,)])", message)))
+    (least,) = map(parse_size, re.findall(r"at least ([\d.]+ MB) ", message))
+    assert sum(parts) == pytest.approx(least, rel=0.02)
+    assert len(parts) == 6
 
 
 # The peak is that of samples: one every millisecond, and one between any two pieces of text.
