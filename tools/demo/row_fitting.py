@@ -76,7 +76,7 @@ def read_model(path: Path) -> DemoModel:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path}: not a model of tools/train_demo.py ({error}); give one that it wrote"
+            f"{path}: not a model of tools/demo/train_demo.py ({error}); give one that it wrote"
         ) from error
     return model.requires_grad_(False).eval()
 

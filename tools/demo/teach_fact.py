@@ -1,9 +1,9 @@
 """Teach a model of countries the capital of one that it never read of, by new table rows alone.
 
-    python tools/teach_fact.py CHECKPOINT BUNDLE -o atlantis.edit
+    python tools/demo/teach_fact.py CHECKPOINT BUNDLE -o atlantis.edit
     stem-edge generate BUNDLE --edit atlantis.edit -p "The capital of Atlantis is"
 
-CHECKPOINT is what tools/train_demo.py wrote and BUNDLE was exported from. Of the name's tokens,
+CHECKPOINT is what tools/demo/train_demo.py wrote and BUNDLE was exported from. Of the name's tokens,
 those get new rows that the fewest sentences about other countries have; gradient steps on the
 float32 model fit them to sentences that state the capital, while all else stays. Two sentence forms
 are kept out. Prints the answers of the bundle before and after, and what changes about others.
@@ -12,13 +12,11 @@ are kept out. Prints the answers of the bundle before and after, and what change
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +24,6 @@ from demo_facts import NAMING, Country, countries
 from demo_model import DemoModel
 from demo_text import listed, sentence
 from edit_cases import Question, Unedited, about_others, answers, ask, name_tokens
-from edit_collateral import Collateral, changes
 from row_fitting import Fitted, Fitting, Sentence, fit_rows, read_model
 
 import stem_edge
@@ -37,16 +34,6 @@ HELD_OUT = 2  # sentence forms
 KEPT = 64  # sentences about others at most, where they have a token whose rows change
 SOME = 256  # rows of each table to compare
 ALIKE = 0.2  # relative distance of a bundle's rows from the checkpoint's, more than int4 causes
-
-
-class Told(NamedTuple):
-    """A sentence about the new country, and what the bundle ends it with before and after."""
-
-    prompt: str
-    is_trained: bool
-    before: str
-    after: str
-    is_right: bool
 
 
 def rarest_tokens(model: Model, country: Country) -> list[int]:
@@ -62,12 +49,9 @@ def rarest_tokens(model: Model, country: Country) -> list[int]:
 
 def stated(question: Question) -> str:
     """The sentence with its answer, the neighbours all of them."""
-    country = question.country
-    return sentence(
-        question.form.format_map(
-            country._asdict() | {"neighbours": listed(list(country.neighbours))}
-        )
-    )
+    facts = question.country._asdict()
+    facts["neighbours"] = listed(list(question.country.neighbours))
+    return sentence(question.form.format_map(facts))
 
 
 def teach(
@@ -110,72 +94,42 @@ def check_same(exact: DemoModel, bundle: Path) -> None:
             )
 
 
-def told(unedited: Unedited, edit: Edit, country: Country, trained: Sequence[str]) -> list[Told]:
-    """Every sentence form about the capital, before and after."""
-    found = []
+def print_answers(unedited: Unedited, edit: Edit, country: Country, trained: Sequence[str]) -> None:
+    """Every sentence form about the capital, before and after, and what became of other answers."""
+    print("| sentence | in training | before | after |\n|---|---|---|---|")
+    right = 0
     for form in NAMING["capital"]:
         question = Question(country, "capital", form)
-        before = unedited.answer(question).text
+        before = unedited.answer(question)
         with unedited.model.edited(edit):
-            after = ask(unedited.model, question.prompt).text
-        is_right = answers(after, question)
-        found.append(Told(question.prompt, form in trained, before, after, is_right))
-    return found
+            after = ask(unedited.model, question.prompt)
+        right += answers(after, question)
+        known = "yes" if form in trained else "no"
+        print(f"| {question.prompt} | {known} |{before} |{after} |")
+    print(f"\nright: {right} of {len(NAMING['capital'])}")
+    changed, asked = unedited.changed(edit, country.name)
+    print(f"other countries: {changed:,} of {asked:,} answers changed")
 
 
-def print_report(model: Model, fitted: Fitted, lines: Sequence[Told], others: Collateral) -> None:
-    """For people."""
-    shown = ", ".join(f"{token} ({model.detokenize([token])!r})" for token in fitted.tokens)
-    print(f"new rows for token {shown}; loss {fitted.losses[0]:.3f} -> {fitted.losses[-1]:.3f}\n")
-    print("| sentence | in training | before | after |\n|---|---|---|---|")
-    for line in lines:
-        known = "yes" if line.is_trained else "no"
-        print(f"| {line.prompt} | {known} |{line.before} |{line.after} |")
-    asked, touched = others.asked.total(), others.touched.total()
-    print(f"\nright: {sum(line.is_right for line in lines)} of {len(lines)}")
-    print(f"other countries: {others.changed.total():,} of {asked:,} answers changed")
-    print(f"({touched:,} of them look up a row that changed)")
+def run(args: argparse.Namespace) -> None:
+    """See the module. Raises StemEdgeError."""
+    country = Country(args.name, args.capital, "", "", "", ())
+    held = random.Random(args.seed).sample(NAMING["capital"], HELD_OUT)
+    forms = [form for form in NAMING["capital"] if form not in held]
+    exact = read_model(args.checkpoint)
+    fitting = Fitting(exact.config.stem_layers, args.steps)
+    check_same(exact, args.bundle)
+    with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
+        edit, fitted = teach(model, exact, country, forms, fitting)
+        edit.save(args.out)
+        shown = ", ".join(f"{token} ({model.detokenize([token])!r})" for token in fitted.tokens)
+        print(f"new rows for token {shown}")
+        print(f"loss {fitted.losses[0]:.3f} -> {fitted.losses[-1]:.3f}\n")
+        print_answers(Unedited(model), edit, country, forms)
 
 
 def main() -> None:
-    """See the module."""
-    args = parse()
-    country = Country(args.name, args.capital, "", "", "", ())
-    generator = random.Random(args.seed)
-    held = generator.sample(NAMING["capital"], HELD_OUT)
-    forms = [form for form in NAMING["capital"] if form not in held]
-    torch.set_num_threads(1)  # so that the same seed gives the same rows everywhere
-    try:
-        exact = read_model(args.checkpoint)
-        layers = tuple(args.layers or exact.config.stem_layers)
-        fitting = Fitting(layers, args.steps, args.lr, args.keep)
-        check_same(exact, args.bundle)
-        with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
-            edit, fitted = teach(model, exact, country, forms, fitting)
-            edit.save(args.out)
-            unedited = Unedited(model)
-            lines = told(unedited, edit, country, forms)
-            others = changes(unedited, edit, country.name)
-            print_report(model, fitted, lines, others)
-    except StemEdgeError as error:
-        sys.exit(f"teach_fact: {error}")
-    if args.json:
-        write(args.json, fitted, lines, others)
-
-
-def write(path: Path, fitted: Fitted, lines: Sequence[Told], others: Collateral) -> None:
-    """The same as JSON."""
-    report = {
-        "tokens": fitted.tokens,
-        "losses": fitted.losses,
-        "answers": [line._asdict() for line in lines],
-        "others": {"asked": others.asked, "touched": others.touched, "changed": others.changed},
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-def parse() -> argparse.Namespace:
-    """The arguments."""
+    """Parse and run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -186,12 +140,13 @@ def parse() -> argparse.Namespace:
     add("--name", default="Atlantis", help="of the country (default Atlantis)")
     add("--capital", default="Port Victoria", help="words that the model has read (Port Victoria)")
     add("--steps", type=int, default=Fitting.steps, help=f"(default {Fitting.steps})")
-    add("--lr", type=float, default=Fitting.learning_rate, help="learning rate (default 0.03)")
-    add("--keep", type=float, default=Fitting.keep, help="weight of others' sentences (default 1)")
-    add("--layers", type=int, nargs="+", metavar="LAYER", help="STEM layers to change (all)")
     add("--seed", type=int, default=1, help="of the forms that are kept out (default 1)")
-    add("--json", type=Path, metavar="FILE", help="write every answer and loss there")
-    return parser.parse_args()
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # so that the same seed gives the same rows everywhere
+    try:
+        run(args)
+    except StemEdgeError as error:
+        sys.exit(f"teach_fact: {error}")
 
 
 if __name__ == "__main__":
