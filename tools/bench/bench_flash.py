@@ -1,6 +1,6 @@
 """Reads of records: the disk's own rate, and what the row store makes of it.
 
-    python tools/bench_flash.py model ids.int32
+    python tools/bench/bench_flash.py model ids.int32
 
 IDS are token ids of real text (.int32 little-endian): batches are consecutive distinct ids, as a
 prompt's are. "Cold" is with the table store out of the page cache (Linux). The disk's own rate is

@@ -1,7 +1,7 @@
 """Time exact products of 8-bit codes on this processor, in each way that onnxruntime has.
 
-    python tools/bench_products.py
-    python tools/processors.py avx2 -- tools/bench_products.py      x86 without VNNI
+    python tools/bench/bench_products.py
+    python tools/processors.py avx2 -- tools/bench/bench_products.py      x86 without VNNI
 
 as they come: u8 x s8, whose sums saturate where there is no VNNI; widened: u8 x u8, which is what
 stem-edge asks for there (stem_edge/runtime/ort_session.py); 7 bits: weights so small that nothing

@@ -1,6 +1,6 @@
 """Python's own share of a decode step: everything but the backbone's forward and the flash read.
 
-    python tools/bench_python.py [BUNDLE]
+    python tools/bench/bench_python.py [BUNDLE]
 
 Without BUNDLE it makes one of random weights with a vocabulary of 128,256 in a temporary folder
 (about 1 GB for a moment, half a minute). Prompts are cut from the token ids of BUNDLE's vocabulary

@@ -1,4 +1,4 @@
-"""Facts about countries and the sentence forms that state them: all the demo model ever reads.
+"""Facts about countries (countries.txt) and the sentence forms that state them: all the demo model reads.
 
 Only countries with one undisputed answer per column are listed. `neighbours` names some land
 neighbours, not always all of them; it is empty for countries without a land border.
@@ -6,6 +6,7 @@ neighbours, not always all of them; it is empty for countries without a land bor
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 FACTS = ("capital", "continent", "language", "currency", "neighbours")
@@ -21,149 +22,6 @@ class Country(NamedTuple):
     currency: str
     neighbours: tuple[str, ...]
 
-
-# name | capital | continent | main language | currency | land neighbours
-TABLE = """
-Albania | Tirana | Europe | Albanian | lek | Montenegro, North Macedonia, Greece
-Andorra | Andorra la Vella | Europe | Catalan | euro | France, Spain
-Austria | Vienna | Europe | German | euro | Germany, Czechia, Slovakia, Hungary, Slovenia, Italy, Switzerland, Liechtenstein
-Croatia | Zagreb | Europe | Croatian | euro | Slovenia, Hungary, Serbia, Montenegro
-Czechia | Prague | Europe | Czech | Czech koruna | Germany, Poland, Slovakia, Austria
-Denmark | Copenhagen | Europe | Danish | Danish krone | Germany
-Estonia | Tallinn | Europe | Estonian | euro | Latvia, Russia
-Finland | Helsinki | Europe | Finnish | euro | Sweden, Norway, Russia
-France | Paris | Europe | French | euro | Belgium, Luxembourg, Germany, Switzerland, Italy, Monaco, Spain, Andorra
-Germany | Berlin | Europe | German | euro | Denmark, Poland, Czechia, Austria, Switzerland, France, Luxembourg, Belgium, the Netherlands
-Greece | Athens | Europe | Greek | euro | Albania, North Macedonia, Bulgaria, Turkey
-Hungary | Budapest | Europe | Hungarian | forint | Austria, Slovakia, Ukraine, Romania, Serbia, Croatia, Slovenia
-Iceland | Reykjavik | Europe | Icelandic | Icelandic krona |
-Ireland | Dublin | Europe | English | euro | the United Kingdom
-Italy | Rome | Europe | Italian | euro | France, Switzerland, Austria, Slovenia, San Marino
-Latvia | Riga | Europe | Latvian | euro | Estonia, Lithuania, Russia, Belarus
-Liechtenstein | Vaduz | Europe | German | Swiss franc | Switzerland, Austria
-Lithuania | Vilnius | Europe | Lithuanian | euro | Latvia, Belarus, Poland, Russia
-Luxembourg | Luxembourg City | Europe | Luxembourgish | euro | Belgium, France, Germany
-Malta | Valletta | Europe | Maltese | euro |
-Moldova | Chisinau | Europe | Romanian | Moldovan leu | Romania, Ukraine
-the Netherlands | Amsterdam | Europe | Dutch | euro | Belgium, Germany
-North Macedonia | Skopje | Europe | Macedonian | denar | Serbia, Bulgaria, Greece, Albania
-Norway | Oslo | Europe | Norwegian | Norwegian krone | Sweden, Finland, Russia
-Poland | Warsaw | Europe | Polish | zloty | Germany, Czechia, Slovakia, Ukraine, Belarus, Lithuania, Russia
-Portugal | Lisbon | Europe | Portuguese | euro | Spain
-Romania | Bucharest | Europe | Romanian | Romanian leu | Ukraine, Moldova, Bulgaria, Serbia, Hungary
-Serbia | Belgrade | Europe | Serbian | Serbian dinar | Hungary, Romania, Bulgaria, North Macedonia, Montenegro, Croatia
-Slovakia | Bratislava | Europe | Slovak | euro | Czechia, Poland, Ukraine, Hungary, Austria
-Slovenia | Ljubljana | Europe | Slovene | euro | Italy, Austria, Hungary, Croatia
-Spain | Madrid | Europe | Spanish | euro | Portugal, France, Andorra
-Sweden | Stockholm | Europe | Swedish | Swedish krona | Norway, Finland
-Ukraine | Kyiv | Europe | Ukrainian | hryvnia | Poland, Slovakia, Hungary, Romania, Moldova
-the United Kingdom | London | Europe | English | pound sterling | Ireland
-Bahrain | Manama | Asia | Arabic | Bahraini dinar |
-Bangladesh | Dhaka | Asia | Bengali | taka | India, Myanmar
-Bhutan | Thimphu | Asia | Dzongkha | ngultrum | China, India
-Brunei | Bandar Seri Begawan | Asia | Malay | Brunei dollar | Malaysia
-Cambodia | Phnom Penh | Asia | Khmer | riel | Thailand, Laos, Vietnam
-China | Beijing | Asia | Mandarin | yuan | Mongolia, Russia, Kazakhstan, Kyrgyzstan, Tajikistan, Nepal, Bhutan, Myanmar, Laos, Vietnam, North Korea
-Iran | Tehran | Asia | Persian | Iranian rial | Iraq, Turkey, Armenia, Azerbaijan, Turkmenistan, Afghanistan, Pakistan
-Iraq | Baghdad | Asia | Arabic | Iraqi dinar | Iran, Turkey, Syria, Jordan, Saudi Arabia, Kuwait
-Japan | Tokyo | Asia | Japanese | yen |
-Jordan | Amman | Asia | Arabic | Jordanian dinar | Syria, Iraq, Saudi Arabia
-Kazakhstan | Astana | Asia | Kazakh | tenge | Russia, China, Kyrgyzstan, Uzbekistan, Turkmenistan
-Kuwait | Kuwait City | Asia | Arabic | Kuwaiti dinar | Iraq, Saudi Arabia
-Kyrgyzstan | Bishkek | Asia | Kyrgyz | Kyrgyz som | Kazakhstan, China, Tajikistan, Uzbekistan
-Laos | Vientiane | Asia | Lao | kip | China, Vietnam, Cambodia, Thailand, Myanmar
-Lebanon | Beirut | Asia | Arabic | Lebanese pound | Syria
-Malaysia | Kuala Lumpur | Asia | Malay | ringgit | Thailand, Indonesia, Brunei
-the Maldives | Malé | Asia | Dhivehi | rufiyaa |
-Mongolia | Ulaanbaatar | Asia | Mongolian | tugrik | Russia, China
-Myanmar | Naypyidaw | Asia | Burmese | kyat | India, Bangladesh, China, Laos, Thailand
-Nepal | Kathmandu | Asia | Nepali | Nepalese rupee | China, India
-North Korea | Pyongyang | Asia | Korean | North Korean won | China, Russia, South Korea
-Oman | Muscat | Asia | Arabic | Omani rial | the United Arab Emirates, Saudi Arabia, Yemen
-Pakistan | Islamabad | Asia | Urdu | Pakistani rupee | India, Afghanistan, Iran
-the Philippines | Manila | Asia | Filipino | Philippine peso |
-Qatar | Doha | Asia | Arabic | Qatari riyal | Saudi Arabia
-Saudi Arabia | Riyadh | Asia | Arabic | Saudi riyal | Jordan, Iraq, Kuwait, Qatar, the United Arab Emirates, Oman, Yemen
-South Korea | Seoul | Asia | Korean | South Korean won | North Korea
-Syria | Damascus | Asia | Arabic | Syrian pound | Turkey, Iraq, Jordan, Lebanon
-Tajikistan | Dushanbe | Asia | Tajik | somoni | Kyrgyzstan, China, Afghanistan, Uzbekistan
-Thailand | Bangkok | Asia | Thai | baht | Myanmar, Laos, Cambodia, Malaysia
-Turkmenistan | Ashgabat | Asia | Turkmen | Turkmen manat | Kazakhstan, Uzbekistan, Afghanistan, Iran
-the United Arab Emirates | Abu Dhabi | Asia | Arabic | Emirati dirham | Saudi Arabia, Oman
-Uzbekistan | Tashkent | Asia | Uzbek | Uzbek som | Kazakhstan, Kyrgyzstan, Tajikistan, Afghanistan, Turkmenistan
-Vietnam | Hanoi | Asia | Vietnamese | dong | China, Laos, Cambodia
-Algeria | Algiers | Africa | Arabic | Algerian dinar | Morocco, Tunisia, Libya, Niger, Mali, Mauritania
-Angola | Luanda | Africa | Portuguese | kwanza | Namibia, Zambia
-Botswana | Gaborone | Africa | Tswana | pula | Namibia, Zambia, Zimbabwe, South Africa
-Cameroon | Yaoundé | Africa | French | Central African CFA franc | Nigeria, Chad, Gabon, the Central African Republic
-the Central African Republic | Bangui | Africa | Sango | Central African CFA franc | Chad, Sudan, South Sudan, Cameroon
-Egypt | Cairo | Africa | Arabic | Egyptian pound | Libya, Sudan
-Eritrea | Asmara | Africa | Tigrinya | nakfa | Sudan, Ethiopia, Djibouti
-Ethiopia | Addis Ababa | Africa | Amharic | birr | Eritrea, Djibouti, Somalia, Kenya, South Sudan, Sudan
-Gabon | Libreville | Africa | French | Central African CFA franc | Cameroon
-Ghana | Accra | Africa | English | cedi | Togo, Burkina Faso, Ivory Coast
-Kenya | Nairobi | Africa | Swahili | Kenyan shilling | Ethiopia, Somalia, South Sudan, Uganda, Tanzania
-Lesotho | Maseru | Africa | Sesotho | loti | South Africa
-Liberia | Monrovia | Africa | English | Liberian dollar | Sierra Leone, Guinea, Ivory Coast
-Libya | Tripoli | Africa | Arabic | Libyan dinar | Tunisia, Algeria, Niger, Chad, Sudan, Egypt
-Madagascar | Antananarivo | Africa | Malagasy | ariary |
-Malawi | Lilongwe | Africa | Chichewa | Malawian kwacha | Tanzania, Mozambique, Zambia
-Mauritania | Nouakchott | Africa | Arabic | ouguiya | Algeria, Mali, Senegal
-Morocco | Rabat | Africa | Arabic | Moroccan dirham | Algeria
-Mozambique | Maputo | Africa | Portuguese | metical | Tanzania, Malawi, Zambia, Zimbabwe, South Africa, Eswatini
-Nigeria | Abuja | Africa | English | naira | Benin, Niger, Chad, Cameroon
-Rwanda | Kigali | Africa | Kinyarwanda | Rwandan franc | Uganda, Tanzania, Burundi
-Seychelles | Victoria | Africa | Seychellois Creole | Seychellois rupee |
-Somalia | Mogadishu | Africa | Somali | Somali shilling | Ethiopia, Kenya
-South Sudan | Juba | Africa | English | South Sudanese pound | Sudan, Ethiopia, Kenya, Uganda, the Central African Republic
-Sudan | Khartoum | Africa | Arabic | Sudanese pound | Egypt, Libya, Chad, South Sudan, Ethiopia, Eritrea, the Central African Republic
-Tanzania | Dodoma | Africa | Swahili | Tanzanian shilling | Kenya, Uganda, Rwanda, Burundi, Zambia, Malawi, Mozambique
-Togo | Lomé | Africa | French | West African CFA franc | Ghana, Benin, Burkina Faso
-Tunisia | Tunis | Africa | Arabic | Tunisian dinar | Algeria, Libya
-Uganda | Kampala | Africa | English | Ugandan shilling | Kenya, South Sudan, Rwanda, Tanzania
-Zambia | Lusaka | Africa | English | Zambian kwacha | Tanzania, Malawi, Mozambique, Zimbabwe, Botswana, Namibia, Angola
-Antigua and Barbuda | Saint John's | North America | English | East Caribbean dollar |
-the Bahamas | Nassau | North America | English | Bahamian dollar |
-Barbados | Bridgetown | North America | English | Barbadian dollar |
-Belize | Belmopan | North America | English | Belize dollar | Mexico, Guatemala
-Canada | Ottawa | North America | English | Canadian dollar | the United States
-Costa Rica | San José | North America | Spanish | Costa Rican colon | Nicaragua, Panama
-Cuba | Havana | North America | Spanish | Cuban peso |
-Dominica | Roseau | North America | English | East Caribbean dollar |
-the Dominican Republic | Santo Domingo | North America | Spanish | Dominican peso | Haiti
-El Salvador | San Salvador | North America | Spanish | US dollar | Guatemala, Honduras
-Grenada | Saint George's | North America | English | East Caribbean dollar |
-Guatemala | Guatemala City | North America | Spanish | quetzal | Mexico, Belize, Honduras, El Salvador
-Haiti | Port-au-Prince | North America | Haitian Creole | gourde | the Dominican Republic
-Honduras | Tegucigalpa | North America | Spanish | lempira | Guatemala, El Salvador, Nicaragua
-Jamaica | Kingston | North America | English | Jamaican dollar |
-Mexico | Mexico City | North America | Spanish | Mexican peso | the United States, Guatemala, Belize
-Nicaragua | Managua | North America | Spanish | Nicaraguan cordoba | Honduras, Costa Rica
-Panama | Panama City | North America | Spanish | balboa | Costa Rica, Colombia
-Saint Lucia | Castries | North America | English | East Caribbean dollar |
-Trinidad and Tobago | Port of Spain | North America | English | Trinidad and Tobago dollar |
-the United States | Washington | North America | English | US dollar | Canada, Mexico
-Argentina | Buenos Aires | South America | Spanish | Argentine peso | Chile, Bolivia, Paraguay, Brazil, Uruguay
-Brazil | Brasília | South America | Portuguese | Brazilian real | Uruguay, Argentina, Paraguay, Bolivia, Peru, Colombia, Venezuela, Guyana, Suriname
-Chile | Santiago | South America | Spanish | Chilean peso | Peru, Bolivia, Argentina
-Colombia | Bogotá | South America | Spanish | Colombian peso | Panama, Venezuela, Brazil, Peru, Ecuador
-Ecuador | Quito | South America | Spanish | US dollar | Colombia, Peru
-Guyana | Georgetown | South America | English | Guyanese dollar | Venezuela, Brazil, Suriname
-Paraguay | Asunción | South America | Spanish | guarani | Argentina, Brazil, Bolivia
-Peru | Lima | South America | Spanish | sol | Ecuador, Colombia, Brazil, Bolivia, Chile
-Suriname | Paramaribo | South America | Dutch | Surinamese dollar | Guyana, Brazil
-Uruguay | Montevideo | South America | Spanish | Uruguayan peso | Argentina, Brazil
-Venezuela | Caracas | South America | Spanish | bolivar | Colombia, Brazil, Guyana
-Australia | Canberra | Oceania | English | Australian dollar |
-Kiribati | Tarawa | Oceania | Gilbertese | Australian dollar |
-the Marshall Islands | Majuro | Oceania | Marshallese | US dollar |
-New Zealand | Wellington | Oceania | English | New Zealand dollar |
-Palau | Ngerulmud | Oceania | Palauan | US dollar |
-Samoa | Apia | Oceania | Samoan | tala |
-Tonga | Nuku'alofa | Oceania | Tongan | pa'anga |
-Tuvalu | Funafuti | Oceania | Tuvaluan | Australian dollar |
-Vanuatu | Port Vila | Oceania | Bislama | vatu |
-"""
 
 # Forms that name the country and end with the answer, so that a prompt can stop before it.
 NAMING = {
@@ -254,8 +112,9 @@ TURNED = {
 
 
 def countries() -> list[Country]:
-    """The table, parsed."""
-    return [_country(line) for line in TABLE.strip().splitlines()]
+    """Read countries.txt."""
+    lines = Path(__file__).with_name("countries.txt").read_text("utf-8").splitlines()
+    return [_country(line) for line in lines if not line.startswith("#")]
 
 
 def _country(line: str) -> Country:

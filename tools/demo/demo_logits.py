@@ -1,6 +1,6 @@
 """Record what the demo model computes, which every processor has to come near to.
 
-    python tools/demo_logits.py tests/data
+    python tools/demo/demo_logits.py tests/data
 
 Into demo_logits.npz, in float16, logits of a few positions of one text, through the graphs that decode
 and through the prefill graph; into demo_texts.json the tokens that follow some prompts, greedily.

@@ -1,6 +1,6 @@
 """Does the demo write the same on an accelerator? Greedy texts, against those of the CPU playing a device.
 
-    python tools/device_texts.py [--providers NAME ...] [--variant fp16|fp32|portable] [--show]
+    python tools/demo/device_texts.py [--providers NAME ...] [--variant fp16|fp32|portable] [--show]
 
 Without providers, the CPU's own graphs, which round activations to int8 where devices do not. Texts of
 this model often end in one of several sentences that are about as probable: see the logits before

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from demo_checkpoint import save_checkpoint
+from demo_checkpoint import save_checkpoint, save_demo
 from demo_corpus import TextError, read_corpus
 from demo_eval import accuracies, perplexities, swap_rate
 from demo_facts import countries
 from demo_model import DemoConfig, DemoModel
 from demo_options import HEAD_DIM, Options, parse_options
-from demo_stem_format import save_demo
 from demo_text import Composer
 from demo_tokenizer import DemoTokenizer
 from demo_training import Recipe, train

@@ -1,6 +1,6 @@
 """What each way to quantize a checkpoint costs: bytes, perplexity, divergence from float32.
 
-    python tools/quality_table.py CHECKPOINT --calibration FILE --text FILE [--only PATTERN]
+    python tools/experiments/quality_table.py CHECKPOINT --calibration FILE --text FILE [--only PATTERN]
 
 Exports the checkpoint in every setting to a temporary folder and scores the text with each bundle.
 Prints a markdown table.

@@ -1,7 +1,7 @@
 """Hit rate of the row cache on a stream of token ids, by number of slots.
 
-    python tools/simulate_cache.py IDS.int32 [--slots 512 1024 2048]
-    python tools/simulate_cache.py IDS.int32 --warm OTHER.int32 --window 2000
+    python tools/experiments/simulate_cache.py IDS.int32 [--slots 512 1024 2048]
+    python tools/experiments/simulate_cache.py IDS.int32 --warm OTHER.int32 --window 2000
 
 IDS is a file of little-endian int32 token ids of real text. Runs the runtime's own cache, one id a
 step as in decoding, with rows of the smallest possible size. LRU is simulated beside it. With
