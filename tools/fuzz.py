@@ -23,13 +23,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
 from fuzzing.running import INPUT, TALLY, Order, work, write_finding
 from fuzzing.targets import TARGETS
 
 HANG_SECONDS = 60.0  # with the same input: native code that no signal stops
 POLL_SECONDS = 0.5
-START = "spawn"  # a process that knows nothing of this one
+START: Final = "spawn"  # a process that knows nothing of this one
 FAULT, FAULT_OF_ATHERIS = 1, 77  # exit statuses of a process that wrote a finding itself
 
 

@@ -10,12 +10,12 @@ at random, so that most rows miss: the worst case for the cache's bookkeeping.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,61 +36,47 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Meter:
-    """Seconds spent in the backbone, wherever a context runs it."""
+def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """The same call, its seconds added to `spent`."""
 
-    def __init__(self, model: Model) -> None:
-        self.seconds = 0.0
-        self._engine = model.engine
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time every backbone run inside the block."""
-        real = self._engine.backend.open_context
-
-        def open_context(length: int) -> Any:
-            context = real(length)
-            for name in ("begin", "finish"):
-                setattr(context, name, self._timed(getattr(context, name)))
-            return context
-
-        self._engine.backend.open_context = open_context  # type: ignore[method-assign]
+    def run(*args: Any, **options: Any) -> Any:
+        started = time.perf_counter()
         try:
-            yield
+            return call(*args, **options)
         finally:
-            self._engine.backend.open_context = real  # type: ignore[method-assign]
+            spent[0] += time.perf_counter() - started
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **options: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return call(*args, **options)
-            finally:
-                self.seconds += time.perf_counter() - started
-
-        return timed
+    return run
 
 
 def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
     """Milliseconds of Python in each decode step of one generation."""
-    rng = np.random.default_rng(0)
-    prompt = rng.integers(0, model.config.vocab_size, 64).tolist()
+    prompt = np.random.default_rng(0).integers(0, model.config.vocab_size, 64).tolist()
     params = SamplingParams(max_new_tokens=tokens, seed=0, **options)
-    meter, steps = Meter(model), list[float]()
-    with meter.watching():
-        before = None
+    backend, spent, totals = model.engine.backend, [0.0], list[float]()
+    real = backend.open_context
+
+    def open_context(length: int) -> Any:
+        context = real(length)
+        for name in ("begin", "finish"):
+            setattr(context, name, timed(getattr(context, name), spent))
+        return context
+
+    backend.open_context = open_context  # type: ignore[method-assign]
+    try:
         for _ in model._tokens(prompt, params, model._lookups(prompt, None)):
-            now = (time.perf_counter(), meter.seconds, model.engine.rows.counters().stall_seconds)
-            if before is not None:
-                total, forward, stall = (a - b for a, b in zip(now, before, strict=True))
-                steps.append((total - forward - stall) * 1000)
-            before = now
-    return steps
+            stalled = model.engine.rows.counters().stall_seconds
+            totals.append(time.perf_counter() - spent[0] - stalled)
+    finally:
+        backend.open_context = real  # type: ignore[method-assign]
+    return [1000 * (after - before) for before, after in itertools.pairwise(totals)]
 
 
 def make_bundle(folder: Path) -> Path:
     """A bundle whose vocabulary is that of Llama 3 and whose layers are small."""
     import torch
+
+    sys.path.append(str(Path(__file__).parents[1]))
     from make_checkpoint import Shape, write_checkpoint
 
     shape = Shape(
@@ -113,7 +99,6 @@ def main() -> None:
     )
     parser.add_argument("bundle", type=Path, nargs="?", metavar="BUNDLE")
     parser.add_argument("--tokens", type=int, default=200, help="decode steps for a setting (200)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bundle = args.bundle or make_bundle(Path(folder))
@@ -121,17 +106,10 @@ def main() -> None:
             share(model, {}, 20)  # warm up
             found = {name: share(model, options, args.tokens) for name, options in SETTINGS.items()}
             vocabulary = model.config.vocab_size
-    rows = {
-        name: {"median_ms": statistics.median(steps), "p90_ms": float(np.quantile(steps, 0.9))}
-        for name, steps in found.items()
-    }
-    if args.json:
-        print(json.dumps({"vocab_size": vocabulary, "settings": rows}, indent=1))
-        return
     print(f"Python's share of a decode step, vocabulary {vocabulary:,}, milliseconds")
     print(f"{'sampling':<32}{'median':>8}{'90 %':>8}")
-    for name, row in rows.items():
-        print(f"{name:<32}{row['median_ms']:>8.3f}{row['p90_ms']:>8.3f}")
+    for name, steps in found.items():
+        print(f"{name:<32}{statistics.median(steps):>8.3f}{np.quantile(steps, 0.9):>8.3f}")
 
 
 if __name__ == "__main__":

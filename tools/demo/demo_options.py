@@ -13,18 +13,22 @@ from demo_training import Budget
 HEAD_DIM = 32
 DIM_MULTIPLE = 128  # of the groups in which the report rounds to int8
 BYTES = 256  # ranks that every vocabulary has
-DEFAULTS = {"steps": 1200, "dim": 256, "layers": 8, "ranks": 4096}
+OF_TEXTS = {"minutes": None, "dim": 256, "layers": 8, "vocab": 4096}  # with their defaults
 Format = Literal["lingua", "safetensors"]
-FORMAT_HELP = (
-    "layout of the checkpoint: the public STEM trainer's, or this project's own in Hugging Face's "
-    "form (default lingua)"
-)
-TEXT_HELP = "train on these UTF-8 files instead; one document in 50 is kept out"
-OF_TEXTS = ("minutes", "dim", "layers", "ranks")
+DESCRIPTION = """\
+Train the demo model and write a checkpoint of it. It learns facts about countries from plain sentences;
+every fact is tested in a sentence form that was kept out of its training. With --text, train a model of
+the same kind on other texts, with no int4 in its training."""
+EPILOG = """\
+OUT receives checkpoint/ (give it to `stem-edge export`), train.txt, heldout.txt (text that was kept out,
+for perplexity) and report.json (what the model knows). Without --text, the same seed, steps and threads
+give the same model."""
 
 
 @dataclass(frozen=True)
 class Options:
+    """What was asked for."""
+
     out: Path
     budget: Budget
     seed: int
@@ -37,80 +41,64 @@ class Options:
 
     @property
     def checkpoint(self) -> Path:
+        """Where the model is written."""
         return self.out / "checkpoint"
 
 
 def parse_options() -> Options:
+    """Read the command line."""
     parser = make_parser()
     given = parser.parse_args()
-    check(parser, given)
-    for name, default in DEFAULTS.items():
-        if getattr(given, name) is None:
-            setattr(given, name, default)
-    seconds = None if given.minutes is None else given.minutes * 60
+    if fault := fault_of(given):
+        parser.error(fault)
+    sizes = {name: getattr(given, name) or default for name, default in OF_TEXTS.items()}
     return Options(
         out=given.out,
-        budget=Budget(given.steps, seconds),
+        budget=Budget(given.steps or 1200, given.minutes and given.minutes * 60),
         seed=given.seed,
         threads=given.threads,
         texts=given.text,
-        dim=given.dim,
-        layers=given.layers,
-        ranks=given.ranks,
+        dim=sizes["dim"],
+        layers=sizes["layers"],
+        ranks=sizes["vocab"],
         format=given.format,
     )
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Train the demo model and write a checkpoint of it. "
-        "It learns facts about countries from plain sentences; every fact is tested in a "
-        "sentence form that was kept out of its training. With --text, train a model of the same "
-        "kind on other texts, with no int4 in its training.",
-        epilog="OUT receives checkpoint/ (give it to `stem-edge export`), train.txt, heldout.txt "
-        "(text that was kept out, for perplexity) and report.json (what the model knows). "
-        "Without --text, the same seed, steps and threads give the same model.",
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write, made if missing")
-    parser.add_argument(
-        "--steps", type=int, help="training steps (default 1200, some 4 minutes for the demo)"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="seed of text and weights (default 1)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads to use (default 2)")
-    parser.add_argument("--format", choices=get_args(Format), default="lingua", help=FORMAT_HELP)
-    add_text_arguments(parser)
-    return parser
-
-
-def add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """Make the command line."""
+    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=EPILOG)
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT", help="folder to write, made if missing")
+    add("--steps", type=int, help="training steps (default 1200, some 4 minutes for the demo)")
+    add("--seed", type=int, default=1, help="seed of text and weights (default 1)")
+    add("--threads", type=int, default=2, help="CPU threads to use (default 2)")
+    layouts = "the public STEM trainer's layout, or this project's own in Hugging Face's form"
+    add("--format", choices=get_args(Format), default="lingua", help=f"{layouts} (default lingua)")
     add = parser.add_argument_group("a model of given texts").add_argument
-    add("--text", type=Path, nargs="+", default=[], metavar="FILE", help=TEXT_HELP)
+    text = "train on these UTF-8 files instead; one document in 50 is kept out"
+    add("--text", type=Path, nargs="+", default=[], metavar="FILE", help=text)
     add("--minutes", type=float, help="train for this long; instead of --steps")
     add("--dim", type=int, help="values a token has between layers (default 256)")
     add("--layers", type=int, help="layers, every second one with a table (default 8)")
-    ranks = "ranks of the BPE, bytes included (default 4096)"
-    add("--vocab", type=int, dest="ranks", metavar="RANKS", help=ranks)
+    add("--vocab", type=int, metavar="RANKS", help="of the BPE, bytes included (default 4096)")
+    return parser
 
 
-def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    if (given.steps is not None and given.steps < 1) or given.threads < 1:
-        parser.error("--steps and --threads must be at least 1")
+def fault_of(given: argparse.Namespace) -> str | None:
+    """Say what is wrong with the arguments."""
+    least = {"steps": 1, "threads": 1, "layers": 2, "vocab": BYTES}
+    for name, number in least.items():
+        if getattr(given, name) is not None and getattr(given, name) < number:
+            return f"--{name} must be at least {number}"
     if given.out.exists() and not given.out.is_dir():
-        parser.error(f"{given.out} is a file; OUT must be a folder")
-    if given.text:
-        check_text_arguments(parser, given)
-    elif any(getattr(given, name) is not None for name in OF_TEXTS):
-        parser.error("--minutes, --dim, --layers and --vocab need --text")
-
-
-def check_text_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+        return f"{given.out} is a file; OUT must be a folder"
+    if not given.text and any(getattr(given, name) is not None for name in OF_TEXTS):
+        return "--minutes, --dim, --layers and --vocab need --text"
     if given.minutes is not None and given.steps is not None:
-        parser.error("--steps and --minutes exclude each other")
+        return "--steps and --minutes exclude each other"
     if given.minutes is not None and not 0 < given.minutes < math.inf:
-        parser.error("--minutes must be above 0")
+        return "--minutes must be above 0"
     if given.dim is not None and (given.dim < 1 or given.dim % DIM_MULTIPLE):
-        parser.error(f"--dim must be a multiple of {DIM_MULTIPLE}")
-    if given.layers is not None and given.layers < 2:
-        parser.error("--layers must be at least 2: the second is the first with a table")
-    if given.ranks is not None and given.ranks < BYTES:
-        parser.error(f"--vocab must be at least {BYTES}")
+        return f"--dim must be a multiple of {DIM_MULTIPLE}"
+    return None

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import torch
 from demo_checkpoint import save_checkpoint, save_demo
@@ -47,35 +47,6 @@ TEXT_RECIPE = Recipe(
 )
 
 
-class Training(TypedDict):
-    steps: int
-    seed: int
-    threads: int
-    training_seconds: float
-
-
-class Report(Training):
-    """report.json."""
-
-    heldout_accuracy: dict[str, float]  # share of right answers, by fact
-    swap_names: int  # one-token country names that took part
-    swap_rate: float
-    heldout_perplexity: dict[str, float]  # by rounding of the weights
-
-
-class TextReport(Training):
-    """report.json with --text."""
-
-    texts: list[str]
-    vocabulary: int
-    backbone_parameters: int
-    table_parameters: int
-    training_tokens: int  # in the texts
-    seen_tokens: int  # in the steps: fewer than there are, or some more than once
-    heldout_tokens: int
-    heldout_perplexity: dict[str, float]  # each document in rows of as many tokens as in training
-
-
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(options.threads)
@@ -92,7 +63,7 @@ def main() -> None:
     print(f"next: stem-edge export {options.checkpoint} BUNDLE")
 
 
-def train_on_countries(options: Options) -> Report:
+def train_on_countries(options: Options) -> dict[str, Any]:
     composer = Composer(countries(), options.seed)
     documents = composer.training_documents(DOCUMENTS)
     heldout = composer.heldout_paragraphs()
@@ -101,7 +72,7 @@ def train_on_countries(options: Options) -> Report:
     model = DemoModel(DemoConfig(tokenizer.vocab_size))
     training = train_and_save(model, tokenizer, tokenizer.documents(documents), RECIPE, options)
     swap_names, swapped = swap_rate(model, tokenizer, options.seed)
-    report: Report = {
+    report = {
         **training,
         "heldout_accuracy": accuracies(model, tokenizer, composer.prompts()),
         "swap_names": swap_names,
@@ -115,7 +86,7 @@ def train_on_countries(options: Options) -> Report:
     return report
 
 
-def train_on_texts(options: Options) -> TextReport:
+def train_on_texts(options: Options) -> dict[str, Any]:
     corpus = read_corpus(options.texts)
     tokenizer = DemoTokenizer(corpus.training, options.ranks)
     documents = tokenizer.documents(corpus.training)
@@ -166,7 +137,7 @@ def train_and_save(
     documents: list[list[int]],
     recipe: Recipe,
     options: Options,
-) -> Training:
+) -> dict[str, Any]:
     options.checkpoint.mkdir(exist_ok=True)
     started = time.monotonic()
     steps = train(model, documents, recipe, options.budget, options.seed)

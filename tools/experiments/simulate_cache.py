@@ -4,36 +4,20 @@
     python tools/experiments/simulate_cache.py IDS.int32 --warm OTHER.int32 --window 2000
 
 IDS is a file of little-endian int32 token ids of real text. Runs the runtime's own cache, one id a
-step as in decoding, with rows of the smallest possible size. LRU is simulated beside it. With
---window, IDS is cut into conversations of so many ids, each with a cache of its own, empty or
+step as in decoding, with rows of the smallest possible size.
+With --window, IDS is cut into conversations of so many ids, each with a cache of its own, empty or
 filled by the counts of another text, as a warm start does.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.measuring.hit_rates import I64, simulate
+from stem_edge.measuring.hit_rates import simulate
 from stem_edge.token_counts import count_tokens
-
-
-def lru(ids: I64, slots: int) -> float:
-    """Hit rate of least recently used."""
-    resident: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for token in ids.tolist():
-        if token in resident:
-            hits += 1
-            resident.move_to_end(token)
-        else:
-            if len(resident) == slots:
-                resident.popitem(last=False)
-            resident[token] = None
-    return hits / len(ids)
 
 
 def main() -> None:
@@ -60,9 +44,9 @@ def main() -> None:
             rates = [simulate(window, vocab_size, slots, counts)[0] for window in cut]
             print(f"{slots:>8}{np.mean(rates):>10.3f}")
         return
-    print(f"{len(ids):,} ids of {args.ids.name}\n{'slots':>8}{'aged LFU':>10}{'LRU':>8}")
+    print(f"{len(ids):,} ids of {args.ids.name}\n{'slots':>8}{'aged LFU':>10}")
     for slots in args.slots:
-        print(f"{slots:>8}{simulate(ids, vocab_size, slots)[0]:>10.3f}{lru(ids, slots):>8.3f}")
+        print(f"{slots:>8}{simulate(ids, vocab_size, slots)[0]:>10.3f}")
 
 
 if __name__ == "__main__":
