@@ -13,7 +13,7 @@ from demo_training import Budget
 HEAD_DIM = 32
 DIM_MULTIPLE = 128  # of the groups in which the report rounds to int8
 BYTES = 256  # ranks that every vocabulary has
-OF_TEXTS = {"minutes": None, "dim": 256, "layers": 8, "vocab": 4096}  # with their defaults
+SIZES = {"dim": 256, "layers": 8, "vocab": 4096}  # of a model of texts
 Format = Literal["lingua", "safetensors"]
 DESCRIPTION = """\
 Train the demo model and write a checkpoint of it. It learns facts about countries from plain sentences;
@@ -51,7 +51,7 @@ def parse_options() -> Options:
     given = parser.parse_args()
     if fault := fault_of(given):
         parser.error(fault)
-    sizes = {name: getattr(given, name) or default for name, default in OF_TEXTS.items()}
+    sizes: dict[str, int] = {name: getattr(given, name) or SIZES[name] for name in SIZES}
     return Options(
         out=given.out,
         budget=Budget(given.steps or 1200, given.minutes and given.minutes * 60),
@@ -93,7 +93,7 @@ def fault_of(given: argparse.Namespace) -> str | None:
             return f"--{name} must be at least {number}"
     if given.out.exists() and not given.out.is_dir():
         return f"{given.out} is a file; OUT must be a folder"
-    if not given.text and any(getattr(given, name) is not None for name in OF_TEXTS):
+    if not given.text and any(getattr(given, name) is not None for name in ("minutes", *SIZES)):
         return "--minutes, --dim, --layers and --vocab need --text"
     if given.minutes is not None and given.steps is not None:
         return "--steps and --minutes exclude each other"

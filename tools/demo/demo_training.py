@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from demo_model import DemoModel, logits_with_int4, next_token_loss
 from torch import Tensor
+from tqdm import tqdm
 
-REPORT_SECONDS = 60  # between two lines of progress where there is no terminal
+REPORT_SECONDS = 60  # between two drawings of the bar where there is no terminal
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,21 @@ def train(
         batches(packed(documents, length), recipe.batch_tokens, seed)
         for length in (recipe.row_tokens, model.config.max_seqlen)
     )
-    progress = Progress()
-    for done in shares_done(budget):
-        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = peak * schedule(done)
-        is_finish = done >= 1 - recipe.finish_share
-        loss = batch_loss(model, next(long if is_finish else short), is_finish, recipe.is_fast)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        progress.show(done, loss.item())
-    return progress.end()
+    steps = 0
+    with progress() as bar:
+        for done in shares_done(budget):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * schedule(done)
+            is_finish = done >= 1 - recipe.finish_share
+            loss = batch_loss(model, next(long if is_finish else short), is_finish, recipe.is_fast)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            steps += 1
+            bar.set_description_str(f"step {steps}  loss {loss.item():.3f}", refresh=False)
+            bar.update(done - bar.n)
+    return steps
 
 
 def shares_done(budget: Budget) -> Iterator[float]:
@@ -117,28 +121,8 @@ def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
         yield from (rows[ids] for ids in torch.split(order, size) if len(ids) == size)
 
 
-class Progress:
-    """One line that is written over at a terminal; a line a minute elsewhere."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.started = time.monotonic()
-        self.shown = self.started
-        self.at_terminal = sys.stderr.isatty()
-
-    def show(self, done: float, loss: float) -> None:
-        """After a step, before which the share `done` of the training was done."""
-        self.steps += 1
-        now = time.monotonic()
-        if not self.at_terminal and now - self.shown < REPORT_SECONDS:
-            return
-        self.shown = now
-        left = int((now - self.started) / done * (1 - done)) if done else 0
-        line = f"step {self.steps}  {done:.0%}  loss {loss:.3f}  {left // 60}:{left % 60:02} left"
-        start, end = ("\r", "  ") if self.at_terminal else ("", "\n")
-        print(start + line, end=end, file=sys.stderr, flush=True)
-
-    def end(self) -> int:
-        if self.at_terminal:
-            print(file=sys.stderr)
-        return self.steps
+def progress() -> tqdm[None]:
+    """A bar; where there is no terminal, it is drawn once a minute."""
+    bar = "{desc}  {percentage:.0f}%  {elapsed} ({remaining} left)"
+    every = 0.1 if sys.stderr.isatty() else REPORT_SECONDS
+    return tqdm(total=1.0, bar_format=bar, mininterval=every, maxinterval=every)
