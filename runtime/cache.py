@@ -20,7 +20,8 @@ from stem_edge.token_counts import Counts
 I64 = npt.NDArray[np.int64]
 
 # Counts are halved after this many uses per slot: short enough to follow a change of topic, long
-# enough to know the frequent words. Chosen on real text with 512 to 8192 slots (tools/simulate_cache.py).
+# enough to know the frequent words. Chosen on real text with 512 to 8192 slots
+# (tools/experiments/simulate_cache.py).
 AGEING_USES_PER_SLOT = 8
 # Counts stay far below this, unless something is wrong; beyond, they would wrap around.
 MOST_USES = 1 << 30

@@ -15,7 +15,7 @@ from stem_edge.units import format_size
 DESCRIPTION = """\
 Generate from three prompts with the small STEM model inside this package, and show what was read
 from flash on the way. It was trained on plain sentences about the countries of the world
-(tools/train_demo.py) and knows nothing else."""
+(tools/demo/train_demo.py) and knows nothing else."""
 
 PROMPTS = (
     "The capital of France is",

@@ -31,7 +31,7 @@ FITS: dict[Scheme, tuple[int, ...]] = {
     "subset": (-1, 0),
     "average": (-1, 0, 1),
 }
-# By measurement (tools/edit_table.py). The paper names no best one; of paddings it takes the left.
+# By measurement (tools/demo/edit_table.py). The paper names no best one; of paddings it takes the left.
 AUTO: dict[int, Scheme] = {0: "swap", 1: "copy", -1: "subset"}
 
 

@@ -168,7 +168,7 @@ def test_a_text_that_cannot_be_trained_on_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "0"], "--steps and --threads must be at least 1"),
+        (["--steps", "0"], "--steps must be at least 1"),
         (["--minutes", "5"], "need --text"),
         (["--vocab", "500"], "need --text"),
         (["--text", "a", "--minutes", "0"], "--minutes must be above 0"),

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from demo_checkpoint import save_demo
 from demo_model import DemoConfig, DemoModel
-from demo_stem_format import save_demo
 from demo_tokenizer import DemoTokenizer
 from hf_folders import edit, refused
 from safetensors.torch import load_file, save_file

@@ -1,9 +1,9 @@
-"""tools/teach_fact.py: rows that are fitted to a fact, on a small random model of countries."""
+"""tools/demo/teach_fact.py: rows that are fitted to a fact, on a small random model of countries."""
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +17,16 @@ from demo_model import DemoConfig, DemoModel
 from demo_text import Composer
 from demo_tokenizer import DemoTokenizer
 from edit_cases import CAPITAL, Question, about_others
-from row_fitting import Fitted, Fitting, Sentence, fit_rows, read_model
-from teach_fact import check_same, rarest_tokens, stated, teach
+from teach_fact import (
+    Fitted,
+    Sentence,
+    check_same,
+    fit_rows,
+    rarest_tokens,
+    read_model,
+    stated,
+    teach,
+)
 
 import stem_edge
 from stem_edge.errors import CheckpointError, InputError
@@ -39,6 +47,15 @@ class Trained(NamedTuple):
 
     checkpoint: Path
     bundle: Path
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a model is slower on two, and beside other tests a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def random_model(vocab_size: int, seed: int) -> DemoModel:
@@ -65,9 +82,8 @@ def three_countries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edit_cases.countries", lambda: countries()[:3])
 
 
-def fit(model: DemoModel, **options: float) -> Fitted:
-    fitting = Fitting(layers=(0, 2), steps=80, learning_rate=0.1, keep=options.get("keep", 0.0))
-    return fit_rows(model, TOKENS, TAUGHT, KEPT, fitting)
+def fit(model: DemoModel, kept: list[Sentence]) -> Fitted:
+    return fit_rows(model, TOKENS, TAUGHT, kept, steps=80, learning_rate=0.1)
 
 
 def logits_with(model: DemoModel, fitted: Fitted, token_ids: list[int]) -> torch.Tensor:
@@ -90,28 +106,28 @@ def test_a_checkpoint_is_read_as_the_model_it_is(trained: Trained) -> None:
 
 
 def test_a_checkpoint_of_another_kind_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not a model of tools/train_demo\.py"):
+    with pytest.raises(CheckpointError, match=r"not a model of tools/demo/train_demo\.py"):
         read_model(tiny_checkpoint)
 
 
 def test_the_loss_falls_and_the_answers_come() -> None:
     model = random_model(64, 0)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    fitted = fit(model)
+    fitted = fit(model, [])
     assert fitted.losses[-1] < 0.1 * fitted.losses[0]
     for token_ids, answer in TAUGHT:
         found = logits_with(model, fitted, token_ids).argmax(-1).tolist()
         assert found[answer - 1 : -1] == token_ids[answer:]
     assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
-    assert (fitted.tokens, fitted.rows.shape) == ((7, 40), (2, 2, 384))
-    assert np.array_equal(fit(model).rows, fitted.rows)
+    assert (fitted.tokens, fitted.rows.shape) == ([7, 40], (2, 2, 384))
+    assert np.array_equal(fit(model, []).rows, fitted.rows)
 
 
 def test_what_is_kept_stays_nearer_to_what_it_was() -> None:
     model = random_model(64, 0)
     moved = []
-    for keep in (0.0, 10.0):
-        fitted = fit(model, keep=keep)
+    for kept in ([], KEPT):
+        fitted = fit(model, kept)
         now = logits_with(model, fitted, KEPT[0].token_ids).log_softmax(-1)
         before = model(torch.tensor([KEPT[0].token_ids]))[0].log_softmax(-1)
         moved.append(float((before.exp() * (before - now)).sum(-1).mean()))
@@ -120,10 +136,9 @@ def test_what_is_kept_stays_nearer_to_what_it_was() -> None:
 
 def test_rows_can_start_as_the_mean_of_others() -> None:
     model = random_model(64, 0)
-    fitting = Fitting(layers=(2,), steps=1, learning_rate=0.0)
-    fitted = fit_rows(model, [7], TAUGHT, [], fitting, like=[20, 21])
-    mean = model.tables()[1][[20, 21]].mean(0).numpy()
-    assert np.array_equal(fitted.rows, mean[None, None])
+    fitted = fit_rows(model, [7], TAUGHT, [], like=[20, 21], steps=1, learning_rate=0.0)
+    means = [table[[20, 21]].mean(0).numpy() for table in model.tables()]
+    assert np.array_equal(fitted.rows, np.stack(means)[None])
 
 
 def test_the_tokens_are_those_that_others_need_least(trained: Trained) -> None:
@@ -137,13 +152,10 @@ def test_the_tokens_are_those_that_others_need_least(trained: Trained) -> None:
     assert all(set(chosen) & set(ids) for ids in names)
 
 
-@pytest.mark.parametrize("layers", [(0, 2), (2,)])
-def test_the_edit_gives_the_bundle_the_fitted_rows(
-    trained: Trained, layers: tuple[int, ...], three_countries: None
-) -> None:
+def test_the_edit_gives_the_bundle_the_fitted_rows(trained: Trained, three_countries: None) -> None:
     exact = read_model(trained.checkpoint)
     with stem_edge.load(trained.bundle, context_length=64) as model:
-        edit, fitted = teach(model, exact, ATLANTIS, FORMS, Fitting(layers, steps=5))
+        edit, fitted = teach(model, exact, ATLANTIS, FORMS, steps=5)
         ids = model.tokenize(stated(Question(ATLANTIS, "capital", CAPITAL)))
         others = [token for token in range(50) if token not in fitted.tokens]
         plain = model.logits(others), model.logits(ids)
@@ -152,8 +164,7 @@ def test_the_edit_gives_the_bundle_the_fitted_rows(
     assert fitted.losses[-1] < fitted.losses[0]
     assert np.array_equal(untouched, plain[0])
     with torch.no_grad():
-        for number, layer in enumerate(layers):
-            table = exact.tables()[exact.config.stem_layers.index(layer)]
+        for number, table in enumerate(exact.tables()):
             table[list(fitted.tokens)] = torch.tensor(fitted.rows[:, number])
         expected = exact(torch.tensor([ids]))[0].numpy()
     assert np.abs(found - expected).max() < 1e-4 < np.abs(found - plain[1]).max()
@@ -167,26 +178,22 @@ def test_a_bundle_of_another_training_is_refused(trained: Trained) -> None:
             check_same(other, trained.bundle)
 
 
-def test_the_tool_writes_the_edit_and_what_it_did(
+def test_the_tool_writes_the_edit_and_prints_what_it_did(
     trained: Trained,
     three_countries: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    edit, report = tmp_path / "atlantis.edit", tmp_path / "report.json"
-    given = [*map(str, trained), "-o", str(edit), "--steps", "3", "--json", str(report)]
+    edit = tmp_path / "atlantis.edit"
+    given = [*map(str, trained), "-o", str(edit), "--steps", "3"]
     monkeypatch.setattr(sys, "argv", ["teach_fact.py", *given])
     teach_fact.main()
-    printed, told = capsys.readouterr().out, json.loads(report.read_text())
-    assert "| The capital of Atlantis is |" in printed
-    assert sum(not line["is_trained"] for line in told["answers"]) == 2
-    assert len(told["answers"]) == len(NAMING["capital"])
-    assert len(told["losses"]) == 3
-    assert sum(told["others"]["asked"].values()) > sum(told["others"]["changed"].values())
-    change = stem_edge.read_edit(edit).change
-    assert isinstance(change, stem_edge.edit_file.NewRows)
-    assert list(change.rows) == told["tokens"]
+    printed = capsys.readouterr().out
+    assert "| The capital of Atlantis is | " in printed
+    assert printed.count("| no |") == 2
+    assert "answers changed" in printed
+    assert isinstance(stem_edge.read_edit(edit).change, stem_edge.edit_file.NewRows)
 
 
 def test_a_missing_checkpoint_is_one_line(

@@ -1,0 +1,95 @@
+"""The demo's model as a checkpoint: in the public STEM trainer's layout, or in this project's schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from demo_model import DemoConfig, DemoModel
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from stem_edge.config import ModelConfig
+from stem_edge.export.tokenizer import convert_tokenizer
+
+SHARDS = 2
+NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "layers.*.attention_norm": "model.layers.*.input_layernorm",
+    "layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    "layers.*.attention.wq": "model.layers.*.self_attn.q_proj",
+    "layers.*.attention.wk": "model.layers.*.self_attn.k_proj",
+    "layers.*.attention.wv": "model.layers.*.self_attn.v_proj",
+    "layers.*.attention.wo": "model.layers.*.self_attn.o_proj",
+    "layers.*.feed_forward.w1": "model.layers.*.mlp.gate_proj",
+    "layers.*.feed_forward.w2": "model.layers.*.mlp.down_proj",
+    "layers.*.feed_forward.w3": "model.layers.*.mlp.up_proj",
+}
+
+
+def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> None:
+    """The trainer's training layout: params.json, the backbone, the tables as column shards."""
+    state = model.state_dict()
+    tables = {key: w for key, w in state.items() if key.startswith("stem_embeddings.")}
+    backbone = {key: w for key, w in state.items() if key not in tables}
+    with warnings.catch_warnings():  # one process is what we mean
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        save_distributed({"model": backbone}, checkpoint_id=folder, no_dist=True)
+    (folder / "stem_shards").mkdir(exist_ok=True)
+    for shard in range(SHARDS):
+        columns = {key: w.chunk(SHARDS, dim=1)[shard].clone() for key, w in tables.items()}
+        torch.save(columns, folder / "stem_shards" / f"stem_model_mp{shard}.pt")
+    params = parameters(model.config, name, seed)
+    (folder / "params.json").write_text(json.dumps(params, indent=2) + "\n", encoding="utf-8")
+
+
+def parameters(config: DemoConfig, name: str, seed: int) -> dict[str, object]:
+    """params.json."""
+    sizes = asdict(config) | {"stem_embedding_dim": config.stem_embedding_dim}
+    return {
+        "name": name,
+        "seed": seed,
+        "distributed": {"model_dtype": "fp32", "stem_parallel_size": SHARDS},
+        "model": sizes | {"weight_tying": False},
+        "data": {
+            "tokenizer": {"name": "tiktoken", "path": "tokenizer.model"},
+            "add_bos": True,
+            "add_eos": True,
+        },
+    }
+
+
+def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
+    """Write the model, and the tokenizer of `ranks`, a tiktoken file, in this project's own schema."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from stem_format import renamed, save_stem  # tools/stem_format.py
+
+    tables = {
+        f"stem_embeddings.{number}": f"model.layers.{layer}.mlp.stem_table"
+        for number, layer in enumerate(model.config.stem_layers)
+    }
+    tensors = renamed(model.state_dict(), NAMES | tables)
+    tokenizer = convert_tokenizer("tiktoken", ranks, add_bos=True)
+    save_stem(out, model_config(model.config), tensors, tokenizer)
+
+
+def model_config(config: DemoConfig) -> ModelConfig:
+    """Sizes by our names."""
+    return ModelConfig(
+        vocab_size=config.vocab_size,
+        dim=config.dim,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.dim // config.n_heads,
+        d_ff=config.stem_embedding_dim,
+        stem_layers=config.stem_layers,
+        norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        max_context=config.max_seqlen,
+    )

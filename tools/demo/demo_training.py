@@ -1,0 +1,128 @@
+"""Fit a model to documents, for a number of steps or for a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from demo_model import DemoModel, logits_with_int4, next_token_loss
+from torch import Tensor
+from tqdm import tqdm
+
+REPORT_SECONDS = 60  # between two drawings of the bar where there is no terminal
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Steps, or seconds where `seconds` is given."""
+
+    steps: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. Speeds multiply the learning rate."""
+
+    batch_tokens: int
+    row_tokens: int
+    learning_rate: float
+    embedding_speed: float
+    table_speed: float
+    finish_share: float  # of the budget, at the end: int4 rounding, rows as long as generation gets
+    is_fast: bool  # bfloat16 products and a fused optimizer: other numbers on other processors
+
+
+def train(
+    model: DemoModel, documents: list[list[int]], recipe: Recipe, budget: Budget, seed: int
+) -> int:
+    """Fit `model` to `documents`; the steps taken."""
+    optimizer = make_optimizer(model, recipe)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    short, long = (
+        batches(packed(documents, length), recipe.batch_tokens, seed)
+        for length in (recipe.row_tokens, model.config.max_seqlen)
+    )
+    steps = 0
+    with progress() as bar:
+        for done in shares_done(budget):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * schedule(done)
+            is_finish = done >= 1 - recipe.finish_share
+            loss = batch_loss(model, next(long if is_finish else short), is_finish, recipe.is_fast)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            steps += 1
+            bar.set_description_str(f"step {steps}  loss {loss.item():.3f}", refresh=False)
+            bar.update(done - bar.n)
+    return steps
+
+
+def shares_done(budget: Budget) -> Iterator[float]:
+    """The share of the budget that is used up before each step, until all of it is."""
+    started = time.monotonic()
+    for step in itertools.count():
+        if budget.seconds is None:
+            done = step / budget.steps
+        else:
+            done = (time.monotonic() - started) / budget.seconds
+        if done >= 1:
+            return
+        yield done
+
+
+def batch_loss(model: DemoModel, tokens: Tensor, with_int4: bool, is_fast: bool) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_fast):
+        logits = logits_with_int4(model, tokens) if with_int4 else model(tokens)
+        return next_token_loss(logits, tokens)
+
+
+def make_optimizer(model: DemoModel, recipe: Recipe) -> torch.optim.Optimizer:
+    rate = recipe.learning_rate
+    slow = [model.tok_embeddings.weight]
+    tables = model.tables()
+    apart = {id(p) for p in slow + tables}
+    rest = [p for p in model.parameters() if id(p) not in apart]
+    return torch.optim.AdamW(
+        [
+            {"params": slow, "lr": rate * recipe.embedding_speed, "weight_decay": 0.0},
+            {"params": tables, "lr": rate * recipe.table_speed, "weight_decay": 0.0},
+            {"params": rest, "lr": rate, "weight_decay": 0.05},
+        ],
+        betas=(0.9, 0.98),
+        fused=recipe.is_fast or None,
+    )
+
+
+def schedule(done: float) -> float:
+    """Share of the peak learning rate: a short warm-up, then half a cosine to nothing."""
+    return min(1.0, 0.02 + done / 0.04) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def packed(documents: list[list[int]], length: int) -> Tensor:
+    """All documents end to end, cut into rows [N, length]; the rest of the last row is dropped."""
+    stream = torch.tensor([token for document in documents for token in document])
+    return stream[: len(stream) // length * length].view(-1, length)
+
+
+def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
+    """Batches [batch_tokens / T, T] without end, each pass over rows [N, T] in a new order."""
+    generator = torch.Generator().manual_seed(seed)
+    size = batch_tokens // rows.shape[1]
+    while True:
+        order = torch.randperm(len(rows), generator=generator)
+        yield from (rows[ids] for ids in torch.split(order, size) if len(ids) == size)
+
+
+def progress() -> tqdm[None]:
+    """A bar; where there is no terminal, it is drawn once a minute."""
+    bar = "{desc}  {percentage:.0f}%  {elapsed} ({remaining} left)"
+    every = 0.1 if sys.stderr.isatty() else REPORT_SECONDS
+    return tqdm(total=1.0, bar_format=bar, mininterval=every, maxinterval=every)

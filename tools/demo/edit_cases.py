@@ -1,0 +1,135 @@
+"""Questions about countries, and what a model answers to them with and without an edit."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from demo_facts import NAMING, Country, countries
+from demo_text import Prompt, cut_before_answer, is_right, known_facts
+
+from stem_edge import Edit, Model
+
+# Length cases: tokens of " " + name of the source against the target's, by the sign of n_s - n_t.
+LENGTHS = {0: "n_s = n_t", 1: "n_s > n_t", -1: "n_s < n_t"}
+ANSWER_TOKENS = 24  # the longest answer names three neighbours
+CAPITAL = NAMING["capital"][0]
+
+
+class Pair(NamedTuple):
+    """A country that is edited to answer as another one does."""
+
+    source: Country
+    target: Country
+    lengths: str  # one of LENGTHS
+
+
+class Question(NamedTuple):
+    """A sentence about a country, to be ended by one of its facts."""
+
+    country: Country
+    fact: str
+    form: str  # of demo_facts.NAMING
+
+    @property
+    def prompt(self) -> str:
+        """The sentence up to the space before its answer."""
+        return cut_before_answer(self.form, self.country)
+
+    def about(self, country: Country) -> Question:
+        """Ask the same of another country."""
+        return self._replace(country=country)
+
+
+def bare(country: Country) -> str:
+    """The name without its article: what an edit names."""
+    return country.name.removeprefix("the ")
+
+
+def name_tokens(model: Model, country: Country) -> list[int]:
+    """Token ids of the name within a sentence."""
+    return model.tokenize(" " + bare(country), add_special_tokens=False)
+
+
+def pairs_of(model: Model, count: int | None, seed: int) -> list[Pair]:
+    """Ordered pairs of countries in random order: `count` of each length case, or all there are."""
+    known = countries()
+    length = {country.name: len(name_tokens(model, country)) for country in known}
+    by_lengths: dict[str, list[Pair]] = {name: [] for name in LENGTHS.values()}
+    for source in known:
+        for target in known:
+            if source is not target:
+                ours, theirs = length[source.name], length[target.name]
+                case = LENGTHS[(ours > theirs) - (ours < theirs)]
+                by_lengths[case].append(Pair(source, target, case))
+    generator = random.Random(seed)
+    return [
+        pair
+        for pairs in by_lengths.values()
+        for pair in generator.sample(pairs, len(pairs) if count is None else min(count, len(pairs)))
+    ]
+
+
+def about_others(name: str) -> list[Question]:
+    """Every sentence form of every fact of every country but the one of this name."""
+    return [
+        Question(country, fact, form)
+        for country in countries()
+        if country.name != name
+        for fact in known_facts(country)
+        for form in NAMING[fact]
+    ]
+
+
+def ask(model: Model, prompt: str) -> str:
+    """The greedy answer up to its full stop, with whatever edits the model is in."""
+    text = ""
+    for chunk in model.generate(prompt, max_new_tokens=ANSWER_TOKENS):
+        text += chunk.text
+        if "." in text:
+            break
+    return text.partition(".")[0] + "." * ("." in text)
+
+
+def answers(text: str, question: Question) -> bool:
+    """Whether a text is a right answer: of neighbours, any that are."""
+    return is_right(Prompt(question.country, question.fact, question.prompt), text)
+
+
+class Unedited:
+    """Answers of a model without edits, each asked for once. Use it where the model is in none."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._answers: dict[Question, str] = {}
+
+    def answer(self, question: Question) -> str:
+        """The answer to a question."""
+        if question not in self._answers:
+            self._answers[question] = ask(self.model, question.prompt)
+        return self._answers[question]
+
+    def knows(self, question: Question) -> bool:
+        """Whether that is right."""
+        return answers(self.answer(question), question)
+
+    def can_flip(self, question: Question, target: Country) -> bool:
+        """Whether an edit can be seen: both answers are right, and the facts differ."""
+        facts = getattr(question.country, question.fact), getattr(target, question.fact)
+        return facts[0] != facts[1] and self.knows(question) and self.knows(question.about(target))
+
+    def flip(self, question: Question, target: Country, edit: Edit) -> str:
+        """Whose answer it is with an edit: "target", "source" or "neither"."""
+        with self.model.edited(edit):
+            found = ask(self.model, question.prompt)
+        if answers(found, question.about(target)):
+            return "target"
+        return "source" if answers(found, question) else "neither"
+
+    def changed(self, edit: Edit, source: str) -> tuple[int, int]:
+        """How many answers about other countries than `source` an edit changes, and of how many."""
+        questions = about_others(source)
+        before = [self.answer(question) for question in questions]
+        with self.model.edited(edit):
+            after = [ask(self.model, question.prompt) for question in questions]
+        return sum(a != b for a, b in zip(before, after, strict=True)), len(questions)

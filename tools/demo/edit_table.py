@@ -1,0 +1,125 @@
+"""How often an edit makes a model of countries answer for one country as it does for another.
+
+    python tools/demo/edit_table.py [BUNDLE] [--pairs COUNT | --all]
+
+Edits each country (the source) to answer as another one does (the target), over a sample of ordered
+pairs or all of them, and asks for the capital. Only pairs count that the model without an edit answers
+rightly, and differently. Prints markdown tables by length case (tokens of the source n_s against the
+target's n_t): by scheme and scope, and by the layers that are edited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from edit_cases import CAPITAL, LENGTHS, Pair, Question, Unedited, bare, pairs_of
+
+import stem_edge
+from stem_edge import Edit, Model, make_edit
+from stem_edge.edit_file import SCOPES
+from stem_edge.edit_schemes import FITS, Scheme
+from stem_edge.progress import show_status
+
+DEMO = Path(stem_edge.__file__).parent / "demo_model"
+CONTEXT = 64  # tokens: a question and an answer
+OUTCOMES = ("target", "source", "neither")
+
+
+class Case(NamedTuple):
+    """One edit."""
+
+    labels: tuple[str, ...]  # of its row in a table
+    pair: Pair
+    edit: Edit
+
+
+Table: TypeAlias = dict[
+    tuple[str, ...], dict[str, Counter[str]]
+]  # labels -> length case -> outcomes
+
+
+def by_scheme(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
+    """Edit with every scheme that fits and in both scopes."""
+    for scheme, scope, pair in itertools.product(FITS, SCOPES, pairs):
+        if scheme in schemes_for(pair.lengths):
+            names = bare(pair.source), bare(pair.target)
+            edit = make_edit(model.bundle, *names, scheme=scheme, scope=scope)
+            yield Case((scheme, scope), pair, edit)
+
+
+def schemes_for(lengths: str) -> list[Scheme]:
+    """Schemes that are for a length case; those that are a swap there are left out."""
+    sign = next(sign for sign, name in LENGTHS.items() if name == lengths)
+    fitting: list[Scheme] = [scheme for scheme, signs in FITS.items() if sign in signs]
+    return fitting if sign else ["swap", "average"]
+
+
+def by_layers(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
+    """Edit some of the STEM layers."""
+    stem_layers = model.config.stem_layers
+    subsets: list[tuple[int, ...]] = [(layer,) for layer in stem_layers]
+    subsets += list(itertools.combinations(stem_layers, 2)) if len(stem_layers) > 2 else []
+    subsets.append(stem_layers)
+    for layers, pair in itertools.product(subsets, pairs):
+        label = "all" if layers == stem_layers else ", ".join(map(str, layers))
+        edit = make_edit(model.bundle, bare(pair.source), bare(pair.target), layers=layers)
+        yield Case((label,), pair, edit)
+
+
+def tally(cases: Iterator[Case], unedited: Unedited, what: str) -> Table:
+    """Count the outcomes of cases in which an edit can be seen."""
+    table: Table = {}
+    for number, (labels, pair, edit) in enumerate(cases):
+        if number % 20 == 0:
+            show_status(f"{what}: {number:,} cases")
+        question = Question(pair.source, "capital", CAPITAL)
+        if unedited.can_flip(question, pair.target):
+            outcome = unedited.flip(question, pair.target, edit)
+            table.setdefault(labels, {}).setdefault(pair.lengths, Counter())[outcome] += 1
+    show_status("")
+    return table
+
+
+def print_table(headers: Sequence[str], table: Table) -> None:
+    """As markdown, a column for each length case."""
+    columns = [*headers, *LENGTHS.values()]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for labels, row in table.items():
+        cells = [cell(row[lengths]) if lengths in row else "" for lengths in LENGTHS.values()]
+        print(f"| {' | '.join([*labels, *cells])} |")
+    print(flush=True)
+
+
+def cell(found: Counter[str]) -> str:
+    """Shares of the outcomes."""
+    return " / ".join(f"{100 * found[outcome] / found.total():.1f}" for outcome in OUTCOMES)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", nargs="?", type=Path, default=DEMO, metavar="BUNDLE")
+    pairs = "pairs of each length case (default 150)"
+    parser.add_argument("--pairs", type=int, default=150, metavar="COUNT", help=pairs)
+    every = "all pairs in the table by scheme; takes half an hour"
+    parser.add_argument("--all", action="store_true", help=every)
+    parser.add_argument("--seed", type=int, default=1, help="of the sample (default 1)")
+    args = parser.parse_args()
+    print("Answers in %: the target's / the source's / neither.\n")
+    with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
+        unedited = Unedited(model)
+        some = pairs_of(model, args.pairs, args.seed)
+        many = pairs_of(model, None, args.seed) if args.all else some
+        print_table(("scheme", "scope"), tally(by_scheme(model, many), unedited, "schemes"))
+        print_table(("layers",), tally(by_layers(model, some), unedited, "layers"))
+
+
+if __name__ == "__main__":
+    main()

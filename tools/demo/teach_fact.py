@@ -1,0 +1,254 @@
+"""Teach a model of countries the capital of one that it never read of, by new table rows alone.
+
+    python tools/demo/teach_fact.py CHECKPOINT BUNDLE -o atlantis.edit
+    stem-edge generate BUNDLE --edit atlantis.edit -p "The capital of Atlantis is"
+
+CHECKPOINT is what tools/demo/train_demo.py wrote and BUNDLE was exported from. Of the name's tokens,
+those get new rows that the fewest sentences about other countries have; gradient steps on the
+float32 model fit them to sentences that state the capital, while all else stays. Two sentence forms
+are kept out. Prints the answers of the bundle before and after, and what changes about others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from demo_facts import NAMING, Country, countries
+from demo_model import DemoConfig, DemoModel
+from demo_text import listed, sentence
+from edit_cases import Question, Unedited, about_others, answers, ask, name_tokens
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+import stem_edge
+from stem_edge import Edit, InputError, Model, StemEdgeError, make_row_edit
+from stem_edge.errors import CheckpointError
+from stem_edge.export.lingua import LAYER_NAMES, TOP_NAMES
+from stem_edge.export.readers import read_checkpoint
+from stem_edge.quantize import F32
+
+CONTEXT = 64  # tokens: a question and an answer
+HELD_OUT = 2  # sentence forms
+KEPT = 64  # sentences about others at most, where they have a token whose rows change
+SOME = 256  # rows of each table to compare
+ALIKE = 0.2  # relative distance of a bundle's rows from the checkpoint's, more than int4 causes
+LEARNING_RATE, STEPS = 0.03, 200
+IGNORED = -100  # targets that functional.cross_entropy leaves out
+
+
+class Sentence(NamedTuple):
+    """Token ids, of which those from place `answer` on are the answer."""
+
+    token_ids: list[int]
+    answer: int
+
+
+class Fitted(NamedTuple):
+    """Rows of each token, float32 [tokens, STEM layers, d_ff], and the loss before each step."""
+
+    tokens: list[int]
+    rows: F32
+    losses: list[float]
+
+
+def read_model(path: Path) -> DemoModel:
+    """The float32 model of a checkpoint that train_demo.py wrote. Raises CheckpointError."""
+    checkpoint = read_checkpoint(path)
+    config = checkpoint.config
+    same = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "stem_layers", "rope_theta")
+    sizes = {name: getattr(config, name) for name in (*same, "norm_eps")}
+    sizes |= {"multiple_of": config.d_ff, "max_seqlen": config.max_context}
+    model = DemoModel(DemoConfig(**sizes))
+    matrices = {_trained_name(name): matrix for name, matrix in checkpoint.backbone.items()}
+    for number, layer in enumerate(config.stem_layers):
+        matrices[f"stem_embeddings.{number}.weight"] = checkpoint.tables[layer]
+    state = {name: torch.tensor(m.rows(0, m.shape[0])) for name, m in matrices.items()}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path}: not a model of tools/demo/train_demo.py ({error}); give one that it wrote"
+        ) from error
+    return model.requires_grad_(False).eval()
+
+
+def _trained_name(name: str) -> str:
+    """The trainer's name of a tensor that has this one in stem_edge."""
+    if not name.startswith("layers."):
+        return {ours: theirs for theirs, ours in TOP_NAMES.items()}.get(name, name) + ".weight"
+    _, layer, own = name.split(".", 2)
+    theirs = {ours: theirs for theirs, ours in LAYER_NAMES.items()}.get(own, own)
+    return f"layers.{layer}.{theirs}.weight"
+
+
+def fit_rows(
+    model: DemoModel,
+    tokens: list[int],
+    taught: Sequence[Sentence],
+    kept: Sequence[Sentence],
+    like: Sequence[int] = (),
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
+) -> Fitted:
+    """Rows of `tokens` with which the answers of `taught` come, and all of `kept` as before.
+
+    Starts from the mean row of the tokens `like`, without them from the rows that `tokens` have.
+    """
+    tables = model.tables()
+    started = [t[list(like)].mean(0).repeat(len(tokens), 1) if like else t[tokens] for t in tables]
+    rows = torch.stack(started).requires_grad_()
+    batch, answers_of = _padded(taught)
+    others, _ = _padded(kept) if kept else (batch[:0], None)
+    before = model(others).log_softmax(-1)
+    optimizer, losses = torch.optim.Adam([rows], lr=learning_rate), []
+    for _ in range(steps):
+        weights = {
+            f"stem_embeddings.{number}.weight": table.index_put((torch.tensor(tokens),), row)
+            for number, (table, row) in enumerate(zip(tables, rows, strict=True))
+        }
+        logits = functional_call(model, weights, (batch,))[:, :-1].flatten(0, 1)
+        loss = functional.cross_entropy(logits, answers_of, ignore_index=IGNORED)
+        if kept:
+            now = functional_call(model, weights, (others,)).log_softmax(-1)
+            loss = loss + (before.exp() * (before - now)).sum(-1)[others > 0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Fitted(tokens, rows.detach().transpose(0, 1).numpy(), losses)
+
+
+def _padded(sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
+    """Ids [sentences, tokens], 0 behind each end, and the ids after the first that are answers, flat."""
+    length = max(len(sentence.token_ids) for sentence in sentences)
+    tokens = torch.zeros(len(sentences), length, dtype=torch.long)
+    wanted = torch.full_like(tokens, IGNORED)
+    for row, (ids, answer) in enumerate(sentences):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        wanted[row, answer : len(ids)] = torch.tensor(ids[answer:])
+    return tokens, wanted[:, 1:].flatten()
+
+
+def rarest_tokens(model: Model, country: Country) -> list[int]:
+    """Tokens of the name, as it begins a sentence and within one, that the fewest sentences about
+    other countries have; the last of those that as few have."""
+    counts: Counter[int] = Counter()
+    for question in about_others(country.name):
+        counts.update(set(model.tokenize(stated(question))))
+    spelled = (before + country.name for before in ("", " "))
+    names = [model.tokenize(name, add_special_tokens=False) for name in spelled]
+    return sorted({min(reversed(ids), key=lambda token: counts[token]) for ids in names})
+
+
+def stated(question: Question) -> str:
+    """The sentence with its answer, the neighbours all of them."""
+    facts = question.country._asdict()
+    facts["neighbours"] = listed(list(question.country.neighbours))
+    return sentence(question.form.format_map(facts))
+
+
+def teach(
+    model: Model, exact: DemoModel, country: Country, forms: Sequence[str], steps: int = STEPS
+) -> tuple[Edit, Fitted]:
+    """The edit that teaches a country's capital in these forms, and how it was fitted.
+
+    exact: the float32 model whose bundle `model` is.
+    """
+    tokens = rarest_tokens(model, country)
+    asked = [Question(country, "capital", form) for form in forms]
+    taught = [
+        Sentence(model.tokenize(stated(one)), len(model.tokenize(one.prompt))) for one in asked
+    ]
+    kept = [
+        Sentence(ids, len(ids))
+        for other in about_others(country.name)
+        if set(tokens) & set(ids := model.tokenize(stated(other)))
+    ]
+    # Rows that nothing needs begin as a country that is none in particular, near to any answer.
+    names = [name_tokens(model, other) for other in countries()]
+    like = [] if kept else [ids[0] for ids in names if len(ids) == 1]
+    fitted = fit_rows(exact, tokens, taught, kept[:: -(-len(kept) // KEPT) or 1], like, steps)
+    rows = dict(zip(fitted.tokens, fitted.rows, strict=True))
+    return make_row_edit(model.bundle, rows, layers=exact.config.stem_layers), fitted
+
+
+def check_same(exact: DemoModel, bundle: Path) -> None:
+    """Raises InputError unless a bundle has the rows of this model, but for rounding."""
+    with stem_edge.open_tables(bundle) as tables:
+        for layer, table in zip(exact.config.stem_layers, exact.tables(), strict=True):
+            if layer in tables.layers and len(table) == tables.shape[0]:
+                some = slice(None, None, max(1, len(table) // SOME))
+                found, own = tables[some, layer], table[some].numpy()
+                if np.linalg.norm(found - own) <= ALIKE * np.linalg.norm(own):
+                    continue
+            raise InputError(
+                f"{bundle}: other rows in layer {layer} than the checkpoint's; give the bundle "
+                "that was exported from it"
+            )
+
+
+def print_answers(unedited: Unedited, edit: Edit, country: Country, trained: Sequence[str]) -> None:
+    """Every sentence form about the capital, before and after, and what became of other answers."""
+    print("| sentence | in training | before | after |\n|---|---|---|---|")
+    right = 0
+    for form in NAMING["capital"]:
+        question = Question(country, "capital", form)
+        before = unedited.answer(question)
+        with unedited.model.edited(edit):
+            after = ask(unedited.model, question.prompt)
+        right += answers(after, question)
+        known = "yes" if form in trained else "no"
+        print(f"| {question.prompt} | {known} |{before} |{after} |")
+    print(f"\nright: {right} of {len(NAMING['capital'])}")
+    changed, asked = unedited.changed(edit, country.name)
+    print(f"other countries: {changed:,} of {asked:,} answers changed")
+
+
+def run(args: argparse.Namespace) -> None:
+    """See the module. Raises StemEdgeError."""
+    country = Country(args.name, args.capital, "", "", "", ())
+    held = random.Random(args.seed).sample(NAMING["capital"], HELD_OUT)
+    forms = [form for form in NAMING["capital"] if form not in held]
+    exact = read_model(args.checkpoint)
+    check_same(exact, args.bundle)
+    with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
+        edit, fitted = teach(model, exact, country, forms, args.steps)
+        edit.save(args.out)
+        shown = ", ".join(f"{token} ({model.detokenize([token])!r})" for token in fitted.tokens)
+        print(f"new rows for token {shown}")
+        print(f"loss {fitted.losses[0]:.3f} -> {fitted.losses[-1]:.3f}\n")
+        print_answers(Unedited(model), edit, country, forms)
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT")
+    add("bundle", type=Path, metavar="BUNDLE")
+    add("-o", dest="out", type=Path, required=True, metavar="EDIT", help="file to write")
+    add("--name", default="Atlantis", help="of the country (default Atlantis)")
+    add("--capital", default="Port Victoria", help="words that the model has read (Port Victoria)")
+    add("--steps", type=int, default=STEPS, help=f"(default {STEPS})")
+    add("--seed", type=int, default=1, help="of the forms that are kept out (default 1)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # so that the same seed gives the same rows everywhere
+    try:
+        run(args)
+    except StemEdgeError as error:
+        sys.exit(f"teach_fact: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What each way to quantize a checkpoint costs: bytes, perplexity, divergence from float32.
+
+    python tools/experiments/quality_table.py CHECKPOINT --calibration FILE --text FILE [--only PATTERN]
+
+Exports the checkpoint in every setting to a temporary folder and scores the text with each bundle.
+Prints a markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stem_edge import evaluate, export_bundle, open_bundle
+from stem_edge.export.options import UNWEIGHTED
+from stem_edge.footprint import Footprint, footprint_of
+
+EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+BLIND: dict[str, Any] = {"calibration": None, "calibration_tokens": None}
+COLUMNS = (
+    "setting",
+    "backbone bits a weight",
+    "backbone bytes a token",
+    "table bytes a record",
+    "perplexity",
+    "mean KL, nats",
+    "99th percentile",
+    "same first choice",
+)
+
+
+def settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name of a row of the table and the options of its export."""
+    yield "int8", {"backbone": "int8"}
+    for block in (32, 64, 128):
+        for asymmetric in (False, True):
+            for quantizer in ("rtn", "search", "gptq"):
+                name = f"int4 b{block}{' asymmetric' * asymmetric} {quantizer}"
+                yield name, _int4(block, asymmetric=asymmetric, quantizer=quantizer)
+        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **BLIND)
+    for bits in ({"head": 8}, {"head": 8, "embedding": 8}, {"head": 8, "embedding": 8, "down": 8}):
+        name = ", ".join(f"{kind} {count}" for kind, count in bits.items())
+        for quantizer in ("rtn", "gptq"):
+            yield f"int4 b32 {quantizer}, {name}", _int4(32, bits=bits, quantizer=quantizer)
+    for backbone in ("fp32", "int8"):
+        for tables in ("int8", "int4", "mixed"):
+            name = f"{backbone}, {tables} tables"
+            yield name, {"backbone": backbone, "tables": tables}
+    for tables in ("int8", "int4", "mixed"):
+        yield f"int4 b32 gptq, {tables} tables", _int4(32, tables=tables, quantizer="gptq")
+    for types in ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"):
+        yield f"gguf {types}", {"engine": "gguf", "backbone": types}
+        if types not in UNWEIGHTED:
+            yield f"gguf {types} without a text", {"engine": "gguf", "backbone": types} | BLIND
+
+
+def _int4(block: int, **options: Any) -> dict[str, Any]:
+    return {"backbone": "int4", "block_size": block} | options
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--calibration", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--calibration-tokens", type=int, metavar="COUNT")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="settings whose name has it")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        exact = Path(folder) / "exact"
+        export_bundle(args.checkpoint, exact, **EXACT)
+        print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+        print(row("fp32", exact, args.text, exact), flush=True)
+        for name, options in settings():
+            if not re.search(args.only, name):
+                continue
+            out = Path(folder) / "quantized"
+            usual: dict[str, Any] = EXACT | {
+                "calibration": args.calibration,
+                "calibration_tokens": args.calibration_tokens,
+            }
+            if options.get("engine") != "gguf":
+                usual["prefill_graph"] = False
+            export_bundle(args.checkpoint, out, **(usual | options), force=True)
+            print(row(name, out, args.text, exact), flush=True)
+
+
+def row(name: str, bundle: Path, text: Path, exact: Path) -> str:
+    """The table's row of a bundle."""
+    found = evaluate(bundle, text, against=exact, worst=0)
+    size = footprint_of(open_bundle(bundle).manifest)
+    record = size.tables_nbytes / size.model.records if size.tables else 0
+    figures = [f"{bits_of(size):.2f}", f"{size.step_nbytes:,}", f"{record:,.0f}"]
+    figures.append(f"{found.perplexity:.3f}")
+    if found.divergence is not None:
+        figures += [f"{found.divergence.mean:.5f}", f"{found.divergence.percentile_99:.4f}"]
+        figures.append(f"{found.divergence.agreement:.2%}")
+    return f"| {' | '.join([name, *figures])} |"
+
+
+def bits_of(size: Footprint) -> float:
+    """Bits that a weight of the backbone takes, scales and all."""
+    model = size.model
+    # onnxruntime has a tied head beside the embedding.
+    again = model.tied_head and size.engine == "onnxruntime"
+    tied = model.vocab_size * model.dim if again else 0
+    return 8 * size.backbone_nbytes / (model.backbone_parameters + tied)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The seeds whose format is this project's: `python tools/fuzz.py --write-seeds`, when it changed.
+
+All others in tests/data/fuzz were written by hand, or were found (finding-...), and are kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+from fuzzing.mutants import join
+from fuzzing.targets import SEEDS
+from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit
+from stem_edge.rows import RecordLayout
+from stem_edge.shards import ShardGrid, array_metadata
+from stem_edge.table_store import TableFormat, group_metadata
+from stem_edge.token_index import encode_index, index_metadata
+from stem_edge.zarr_json import encode_metadata
+
+Seed: TypeAlias = tuple[str, str, bytes]  # target, name of the file, its bytes
+
+
+def write_seeds() -> None:
+    """Make them from small exports and by the writers of each format."""
+    with tempfile.TemporaryDirectory() as folder:
+        seeds = [*exported(Path(folder)), *stores(), *edits()]
+    for target, name, data in seeds:
+        (SEEDS / target).mkdir(parents=True, exist_ok=True)
+        (SEEDS / target / name).write_bytes(data)
+        print(f"{target}/{name}: {len(data)} bytes")
+
+
+def exported(folder: Path) -> Iterator[Seed]:
+    """Files of a small checkpoint and of its exports for both engines."""
+    shape = Shape(
+        dim=32, n_layers=2, n_heads=1, n_kv_heads=1, d_ff=32, stem_layers=(1,), tied_head=True
+    )
+    checkpoint = write_checkpoint(folder / "checkpoint", shape)
+    stem_edge.export_bundle(checkpoint, folder / "onnx", backbone="int4", tables="int4")
+    stem_edge.export_bundle(
+        checkpoint, folder / "gguf", engine="gguf", backbone="q4_0", tables="fp32"
+    )
+    for name in ("onnx", "gguf"):
+        yield "manifest", f"{name}.json", (folder / name / "manifest.json").read_bytes()
+    few = Shape(vocab_size=8, dim=4, n_layers=1, n_heads=1, n_kv_heads=1, d_ff=4, stem_layers=(0,))
+    saved = write_checkpoint(folder / "saved", few, layout="consolidated")
+    for path in sorted(saved.glob("*.pth")):
+        yield "torch", path.name, path.read_bytes()
+
+
+def stores() -> Iterator[Seed]:
+    """A table store without and one with rare records and an index."""
+
+    layout = RecordLayout(records=5, layers=(0, 2), parts=((16,),), row_type="int8", group_size=16)
+    rare = RecordLayout(records=2, layers=(0, 2), parts=((16,),), row_type="int4", group_size=16)
+    plain = TableFormat(tokens=5, tables=layout)
+    mixed = TableFormat(tokens=4, tables=layout, rare_tables=rare, indexed=True)
+    for name, format in (("plain", plain), ("mixed", mixed)):
+        files = {"zarr.json": encode_metadata(group_metadata(format))}
+        for folder, of_array in format.arrays().items():
+            files |= _array(folder, of_array)
+        if format.indexed:
+            files["index/zarr.json"] = encode_metadata(index_metadata(format.tokens))
+            files["index/c/0"] = encode_index(np.array([4, 0, 3, 1], np.int32))
+        yield "store", f"{name}.store", join(files)
+        for path in [path for path in files if path.endswith(".json")]:
+            yield "zarr", f"{name}-{path.replace('/', '-')}", files[path]
+
+
+def _array(folder: str, layout: RecordLayout) -> dict[str, bytes]:
+
+    grid = ShardGrid(root=Path(folder), layout=layout, records_per_shard=2)
+    files = {f"{folder}/zarr.json": encode_metadata(array_metadata(layout, 2))}
+    records = np.full((layout.records, layout.record_nbytes), 1, np.uint8)
+    for shard in range(grid.shards):
+        piece = records[: grid.shard_records(shard)]
+        files[f"{folder}/c/{shard}/0"] = grid.seal(piece) + grid.index_bytes(shard)
+    return files
+
+
+def edits() -> Iterator[Seed]:
+    """An edit of each kind."""
+
+    made_for = "0f" * 32
+    spain = Replacement(source="Spain", target="Germany")
+    subset = Replacement(source="a", target="b", scheme="subset", subset=(0, 2), pad=3)
+    rows = NewRows(rows={7: (b"\1" * 8, b"\2" * 8), 9: (b"", b"\3")})
+    changes = {
+        "replacement": Edit(made_for=made_for, layers=(1, 2), change=spain),
+        "subset": Edit(made_for=made_for, layers=(1,), change=subset, scope="everywhere"),
+        "rows": Edit(made_for=made_for, layers=(1, 2), change=rows, scope="everywhere"),
+    }
+    for name, edit in changes.items():
+        yield "edit", f"{name}.edit", encode_edit(edit)
