@@ -47,7 +47,6 @@ _DEVICES = (
     "tests/faults/test_limits_backbones.py",
 )
 _SAFETENSORS = (
-    "tests/test_safetensors_files.py",
     "tests/faults/test_limits_checkpoints.py",
     "tests/faults/test_c_safetensors.py",
     "tests/faults/test_c_checkpoints.py",
