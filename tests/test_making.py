@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from conftest import DEMO
 from test_overlay import codec_of
 
 import stem_edge
@@ -18,7 +17,7 @@ from stem_edge import make_edit, make_row_edit
 from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
 from stem_edge.edit_file import Replacement, check_edit, tables_id
 from stem_edge.edit_schemes import Scheme
-from stem_edge.errors import EditError, InputError
+from stem_edge.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -195,16 +194,3 @@ def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:
             make_row_edit(bundle, {5: good}, layers=layers)
     mixed: dict[Any, Any] = {5: good, "a": good.tolist()}
     check_edit(make_row_edit(bundle, mixed), bundle)
-
-
-def test_an_edit_of_one_bundle_is_none_of_another(bundle: Bundle) -> None:
-    with pytest.raises(EditError, match="made for other tables"):
-        check_edit(make_edit(DEMO, "Spain", "Germany"), bundle)
-
-
-def test_spain_becomes_germany_in_the_demo() -> None:
-    with stem_edge.load(DEMO) as model:
-        prompt = "The capital of Spain is"
-        with model.edited(make_edit(model.bundle, "Spain", "Germany")):
-            assert "Berlin" in model.generate_text(prompt, max_new_tokens=6, temperature=0)
-        assert "Madrid" in model.generate_text(prompt, max_new_tokens=6, temperature=0)
