@@ -144,60 +144,6 @@ def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, see
     assert cache.misses and cache.hits
 
 
-def test_new_cache_holds_nothing() -> None:
-    cache = RowCache(ArraySlots(INT4, 4))
-    assert cache.missing(ids(0, V - 1, 3, 3)).tolist() == [0, 3, V - 1]
-
-
-def test_empty_slots_are_filled_before_any_is_evicted() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
-    for token in (V - 1, 4, 9):
-        fetch(cache, records, ids(token))
-    assert resident(cache) == {V - 1, 4, 9}
-
-
-@pytest.mark.parametrize(
-    ("uses", "evicted"),
-    [
-        ([1, 1, 2, 2, 3, 2, 1], 3),  # least used, although last used before the others
-        ([1, 2, 3], 1),  # equal counts: longest ago used
-        ([1, 2, 3, 1, 2, 3, 3, 2, 1], 3),
-        ([3, 3, 3, 2, 2, 1], 1),
-    ],
-)
-def test_the_least_and_then_longest_ago_used_is_evicted(uses: list[int], evicted: int) -> None:
-    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
-    for token in [*uses, 50]:
-        fetch(cache, records, ids(token))
-    assert resident(cache) == {1, 2, 3, 50} - {evicted}
-
-
-def test_an_evicted_token_keeps_its_count() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 2)), make_records(INT4)
-    for token in [1, 1, 2, 2, 2, 3, 1]:  # 3 evicts 1, which comes back to its three uses
-        fetch(cache, records, ids(token))
-    fetch(cache, records, ids(4))  # 2 has three uses as well, longer ago
-    assert resident(cache) == {1, 4}
-
-
-def test_ageing_lets_new_favourites_in() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 2)), make_records(INT4)
-    fetch(cache, records, ids(*[1] * (AGEING_USES_PER_SLOT * 2 - 1)))  # 15 uses
-    fetch(cache, records, ids(2))  # the 16th use halves all counts: 7 and 0
-    for _ in range(8):
-        fetch(cache, records, ids(3))  # in place of 2; now 8 uses
-    fetch(cache, records, ids(4))
-    assert resident(cache) == {3, 4}
-
-
-def test_kept_ids_stay_however_rarely_used() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
-    fetch(cache, records, ids(1, 2))
-    fetch(cache, records, ids(3, 3, 3, 3))
-    cache.install(ids(5), records[[5]], keep=ids(1, 2, 5))
-    assert resident(cache) == {1, 2, 5}
-
-
 @every_layout
 @pytest.mark.parametrize("slots", [1, 33])
 def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int) -> None:

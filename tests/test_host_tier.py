@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import DEMO
+from stores import MemoryStore
 
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import RowReadError
@@ -23,11 +23,10 @@ from stem_edge.runtime.edited_store import READ_AT_ONCE
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import RowStore, open_store
+from stem_edge.runtime.store import open_store
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.runtime.warm import expected_records, fill
 from stem_edge.token_counts import write_counts
-from stem_edge.token_index import I32
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
@@ -39,42 +38,22 @@ def ids(*numbers: int) -> I64:
     return np.array(numbers, np.int64)
 
 
-class FakeStore(RowStore):
-    """RECORDS; reads are noted, and those of a number in `bad` fail."""
+class FakeStore(MemoryStore):
+    """RECORDS; reads of a number in `bad` fail."""
 
     def __init__(self) -> None:
-        self.reads: list[list[int]] = []
+        super().__init__(LAYOUT, lambda numbers: RECORDS[numbers])
         self.bad: set[int] = set()
         self.error: BaseException = RowReadError("shard 0: record 7: Input/output error")
         self.seconds, self.readers, self.most_readers = 0.0, 0, 0
-        self.closed = False
-        self.bytes_read = 0
 
-    @property
-    def layout(self) -> Any:
-        return LAYOUT
-
-    @property
-    def tokens(self) -> int:
-        return V
-
-    @property
-    def index(self) -> I32 | None:
-        return None
-
-    def read(self, numbers: I64) -> U8:
+    def before(self, numbers: I64) -> None:
         self.readers += 1
         self.most_readers = max(self.readers, self.most_readers)
         time.sleep(self.seconds)
         self.readers -= 1
-        self.reads.append(numbers.tolist())
         if self.bad & set(numbers.tolist()):
             raise self.error
-        self.bytes_read += len(numbers) * LAYOUT.record_nbytes
-        return RECORDS[numbers]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def make(slots: int) -> tuple[HostTier, FakeStore]:
@@ -112,15 +91,6 @@ def test_reads_are_those_of_the_store_and_each_record_is_kept_or_read(
         wanted += len(numbers)
     assert tier.hits + tier.misses == wanted
     assert tier.misses * LAYOUT.record_nbytes == tier.bytes_read == store.bytes_read
-
-
-def test_what_is_kept_is_not_read_again_and_the_rest_is_read_at_once() -> None:
-    tier, store = make(10)
-    check(tier, ids(1, 2, 3))
-    check(tier, ids(2, 3))
-    check(tier, ids(1, 4, 3, 5))
-    assert store.reads == [[1, 2, 3], [4, 5]]
-    assert (tier.hits, tier.misses) == (4, 5)
 
 
 @pytest.mark.parametrize("numbers", [[], [5, 5], [9, 3, 9, 4, 3], [1, 2, 1]])
@@ -242,9 +212,6 @@ def test_it_closes_its_store() -> None:
     tier, store = make(3)
     tier.close()
     assert store.closed
-
-
-Rows = Callable[..., tuple[Prefetcher, FakeStore]]
 
 
 def rows_over(slots: int, host_slots: int, overlap: bool = False) -> tuple[Prefetcher, FakeStore]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from stores import arrays_of
+from stores import MemoryStore, arrays_of
 
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import U8
@@ -16,7 +16,6 @@ from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.slots import ArraySlots, Staged
-from stem_edge.runtime.store import RowStore
 from stem_edge.token_index import I32
 
 V, SLOTS = 50, 4
@@ -28,41 +27,27 @@ def ids(*tokens: int) -> I64:
     return np.array(tokens, np.int64)
 
 
-class FakeStore(RowStore):
-    """Record r holds the number r; reads wait for `open_gate`."""
+def numbered(numbers: I64) -> U8:
+    """Record r holds the number r."""
+    values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
+    return LAYOUT.pack([values, values])
+
+
+class FakeStore(MemoryStore):
+    """Its reads wait at a gate, and so many of them fail."""
 
     def __init__(self, index: I32 | None = None) -> None:
-        self.tokens_to_records = index
-        self.reads: list[list[int]] = []
-        self.bytes_read = 0
-        self.failures = 0  # reads still to fail
+        super().__init__(LAYOUT, numbered)
+        self._memory_index = index
+        self.failures = 0
         self.gate = threading.Event()
-        self.closed = False
         self.gate.set()
 
-    @property
-    def layout(self) -> RecordLayout:
-        return LAYOUT
-
-    @property
-    def tokens(self) -> int:
-        return V if self.tokens_to_records is None else len(self.tokens_to_records)
-
-    @property
-    def index(self) -> I32 | None:
-        return self.tokens_to_records
-
-    def read(self, numbers: I64) -> U8:
-        self.reads.append(numbers.tolist())
+    def before(self, numbers: I64) -> None:
         assert self.gate.wait(10)
         if self.failures:
             self.failures -= 1
             raise RowReadError(f"read of {numbers.tolist()} failed")
-        values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
-        return LAYOUT.pack([values, values])
-
-    def close(self) -> None:
-        self.closed = True
 
 
 Make = Callable[..., Prefetcher]

@@ -1,7 +1,6 @@
 import struct
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -55,16 +54,6 @@ def test_scales_of_a_row_follow_all_of_its_codes() -> None:
     assert record.tobytes()[32:] == struct.pack("<2f", 1 / 16, 1 / 8)
 
 
-@pytest.mark.parametrize(
-    ("row_type", "codes", "row", "record"),
-    [("fp32", 64, 64, 128), ("fp16", 32, 32, 64), ("int8", 16, 20, 40), ("int4", 8, 12, 24)],
-)
-def test_sizes(row_type: RowType, codes: int, row: int, record: int) -> None:
-    layout = layout_of(row_type)
-    sizes = (layout.codes_nbytes, layout.row_nbytes, layout.record_nbytes)
-    assert sizes == (codes, row, record)
-
-
 @pytest.mark.parametrize(("row_type", "bound"), [("fp32", 0), ("fp16", 2**-11)])
 def test_float_rows_come_back(row_type: RowType, bound: float) -> None:
     layout = layout_of(row_type)
@@ -109,26 +98,12 @@ def test_no_tokens_give_no_rows(row_type: RowType) -> None:
 
 
 @pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_pack_refuses_a_missing_layer(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    with pytest.raises(ValueError):
-        layout.pack(random_rows(layout)[:1])
-
-
-@pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_pack_refuses_layers_of_different_length(row_type: RowType) -> None:
+def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None:
     layout = layout_of(row_type)
     first, second = random_rows(layout)
-    with pytest.raises(ValueError):
-        layout.pack([first, second[:1]])
-
-
-@pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_pack_refuses_rows_of_another_width(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    wide = [np.zeros((2, 32), np.float32)] * 2
-    with pytest.raises(ValueError):
-        layout.pack(wide)
+    for rows in ([first], [first, second[:1]], [np.zeros((2, 32), np.float32)] * 2):
+        with pytest.raises(ValueError):
+            layout.pack(rows)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +142,6 @@ def test_the_largest_record_is_accepted() -> None:
     assert layout.record_nbytes == MAX_RECORD_NBYTES
 
 
-def test_layout_survives_json() -> None:
-    layout = layout_of("int4")
-    assert msgspec.json.decode(msgspec.json.encode(layout), type=RecordLayout) == layout
-
-
 @pytest.mark.parametrize(
     ("row_type", "d_ff", "wanted", "group"),
     [("int4", 96, 64, 32), ("int8", 64, 64, 64), ("fp16", 96, 64, 0), ("fp32", 7, 64, 0)],
@@ -180,11 +150,6 @@ def test_make_layout_takes_the_largest_group_that_fits(
     row_type: RowType, d_ff: int, wanted: int, group: int
 ) -> None:
     assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
-
-
-def test_make_layout_refuses_a_width_that_no_group_divides() -> None:
-    with pytest.raises(ValueError, match="divides 100"):
-        make_layout(5, [1], ((100,),), "int4", 32)
 
 
 @pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -20,7 +16,6 @@ from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat, open_table_store
-from stem_edge.zarr_json import MAX_JSON_NBYTES
 
 PLAIN = TableFormat(tokens=3, tables=LAYOUT)
 # Of four records, of which two are rare, and six tokens.
@@ -209,8 +204,15 @@ EVERY = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     "data",
     [
-        *[b"", b"{", b"[]", b"null", b"{}{}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xff"}'],
-        *[b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"],
+        *[
+            b"",
+            b"{",
+            b"[]",
+            b"{}{}",
+            b'{"a": NaN}',
+            b"\xef\xbb\xbf{}",
+            b'{"a": ' + b"9" * 5000 + b"}",
+        ]
     ],
     ids=lambda data: repr(data[:12]),
 )
@@ -223,18 +225,6 @@ def test_not_json(mixed: Path, name: str, data: bytes) -> None:
 
 
 @EVERY
-def test_json_that_is_too_large(mixed: Path, name: str) -> None:
-    path = mixed / name
-    data = path.read_bytes()
-    path.write_bytes(data + b" " * (MAX_JSON_NBYTES - len(data)))
-    assert open_table_store(mixed).format == MIXED
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(BundleError) as caught:
-        open_table_store(mixed)
-    assert f"{path}: not a zarr.json (larger than {MAX_JSON_NBYTES} bytes)" in str(caught.value)
-
-
-@EVERY
 def test_missing_json(mixed: Path, name: str) -> None:
     path = mixed / name
     path.unlink()
@@ -244,29 +234,6 @@ def test_missing_json(mixed: Path, name: str) -> None:
         f"{path}: cannot read this description of tables (No such file"
     )
     assert "the bundle is incomplete" in str(caught.value)
-
-
-@pytest.fixture
-def two_seconds() -> Iterator[None]:
-    def late(signum: int, frame: FrameType | None) -> None:
-        pytest.fail("still waiting after 2 seconds")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(2)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@EVERY
-@pytest.mark.usefixtures("two_seconds")
-def test_a_pipe_in_place_of_json_is_refused_without_waiting(mixed: Path, name: str) -> None:
-    path = mixed / name
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(BundleError) as caught:
-        open_table_store(mixed)
-    assert str(path) in str(caught.value)
 
 
 def test_an_index_that_is_not_there(root: Path) -> None:

@@ -29,7 +29,6 @@ FORMAT = TableFormat(tokens=5, tables=LAYOUT)
 RECORDS = np.arange(100, dtype=np.uint8).reshape(5, 20)
 STRIDE, INDEX_NBYTES = 24, 2 * 16 + 4
 NOWHERE = 2**64 - 1
-Call = Callable[[], object]
 
 
 @pytest.fixture
@@ -106,14 +105,6 @@ def test_z3_a_flipped_bit_in_a_record(root: Path, reads: ReadMode) -> None:
             for numbers in ([3], [0, 3, 4], [3, 3]):
                 refused(partial(store.read, np.array(numbers)), RowReadError, path, "record 3")
             assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
-
-
-def test_z3_zarr_sees_it_too(root: Path) -> None:
-    data = bytearray(shard(root, 0).read_bytes())
-    data[0] ^= 1
-    shard(root, 0).write_bytes(data)
-    with pytest.raises(ValueError, match="checksum"):
-        zarr_reads(root)
 
 
 @READERS
