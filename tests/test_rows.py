@@ -35,10 +35,7 @@ def random_rows(layout: RecordLayout, count: int = 5) -> list[F32]:
             + bytes(range(0, 256, 16))
             + struct.pack("<f", 1 / 8),
         ),
-        (
-            "int4",
-            bytes.fromhex("1032547698badcfe 0000803f 1032547698badcfe 00000040"),
-        ),
+        ("int4", bytes.fromhex("1032547698badcfe 0000803f 1032547698badcfe 00000040")),
     ],
 )
 def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:

@@ -207,11 +207,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 @every_way
 def test_close_closes_all_files_and_may_be_called_again(
-    reads: ReadMode,
-    system: str,
-    opened: Opened,
-    written: U8,
-    tmp_path: Path,
+    reads: ReadMode, system: str, opened: Opened, written: U8, tmp_path: Path
 ) -> None:
     store = open_store(tmp_path, FORMAT, reads)
     store.read(ids(*range(V)))

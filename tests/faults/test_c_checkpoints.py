@@ -275,9 +275,7 @@ def test_c15_a_dense_file_onto_its_own_source_is_refused(stem: Path) -> None:
     (stem / "model.gguf").write_bytes(b"GGUF" + bytes(64))
     for out in (stem, stem / "model.safetensors", stem / "config.json"):
         refused(
-            partial(stem_edge.export_dense_gguf, stem, out, force=True),
-            ExportError,
-            kept=[stem],
+            partial(stem_edge.export_dense_gguf, stem, out, force=True), ExportError, kept=[stem]
         )
 
 

@@ -120,11 +120,7 @@ def test_who_may_read_a_new_file_is_up_to_the_user(tmp_path: Path) -> None:
 
 @posix
 def test_children_inherit_no_descriptor(file: Path) -> None:
-    for descriptor in (
-        disk.open_file(file),
-        disk.append(file),
-        disk.create(file.with_name("new")),
-    ):
+    for descriptor in (disk.open_file(file), disk.append(file), disk.create(file.with_name("new"))):
         assert not os.get_inheritable(descriptor)
         disk.close(descriptor)
 

@@ -164,12 +164,7 @@ def test_the_number_of_instructions(more: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("depth", [64, 65])
 def test_the_depth_of_values(depth: int) -> None:
-    for start, wrap in (
-        (b")", b"\x85"),
-        (b"]", b"\x85"),
-        (b"}", b"\x85"),
-        (b"cm\nx\n)R", b"\x85"),
-    ):
+    for start, wrap in ((b")", b"\x85"), (b"]", b"\x85"), (b"}", b"\x85"), (b"cm\nx\n)R", b"\x85")):
         data = start + wrap * depth + b"."
         if depth > torch_pickle.MAX_DEPTH:
             with pytest.raises(ValueError, match="nested without end"):

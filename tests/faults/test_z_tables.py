@@ -157,10 +157,7 @@ def test_z5_an_index_that_is_not_dense_with_a_valid_checksum(
     ],
 )
 def test_z6_an_index_that_calls_records_empty(
-    root: Path,
-    number: int,
-    pairs: list[tuple[int, int]],
-    reader: Callable[[Path], None],
+    root: Path, number: int, pairs: list[tuple[int, int]], reader: Callable[[Path], None]
 ) -> None:
     """zarr itself reads zeros of them."""
     path = shard(root, number)
