@@ -185,28 +185,12 @@ def test_missing_fields(bundle: Path, where: str) -> None:
     [
         ("format_version", 0, "format_version is 0"),
         ("model", [], "Expected `object`, got `array` - at `$.model`"),
-        ("model stem_layers", "1", "Expected `array`, got `str` - at `$.model.stem_layers`"),
-        ("model stem_layers", [1.0], "Expected `int`, got `float`"),
-        ("model norm_eps", "x", "Expected `float`, got `str` - at `$.model.norm_eps`"),
         ("model tied_head", 1, "Expected `bool`, got `int` - at `$.model.tied_head`"),
         ("model head_dim", 3, "head_dim 3 is odd"),
         ("backbone weights", "int3", "Invalid enum value 'int3' - at `$.backbone.weights`"),
-        ("backbone weights", 4, "at `$.backbone.weights`"),
         ("tables row_type", "bf16", "Invalid enum value 'bf16' - at `$.tables.row_type`"),
         ("tables group_size", 24, "group_size 24 must be a power of two"),
-        ("files", [], "Expected `object`, got `array` - at `$.files`"),
         (f"files {BACKBONE} sha256", 5, "Expected `str`, got `int`"),
-        (f"files {BACKBONE} nbytes", -1, "Expected `int` >= 0"),
-        (
-            "reports onnxruntime errors",
-            [],
-            "Expected `object`, got `array` - at `$.reports[...].errors`",
-        ),
-        (
-            "reports onnxruntime probe_tokens",
-            ["1"],
-            "Expected `int`, got `str` - at `$.reports[...].probe_tokens",
-        ),
     ],
 )
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
@@ -282,27 +266,6 @@ def files_of_dense() -> dict[str, FileEntry]:
     return {name: FileEntry(1, SHA) for name in names}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", [0, -1, 1], ids=["empty", "cut", "longer"])
-def test_a_file_of_another_size(bundle: Path, name: str, size: int) -> None:
-    path = bundle / name
-    data = path.read_bytes()
-    changed = {0: b"", -1: data[:-1], 1: data + b"\0"}[size]
-    path.write_bytes(changed)
-    message = refusal(bundle)
-    assert f"{path}: {len(changed)} bytes found, {len(data)} expected" in message
-    assert "copy or export the bundle again" in message
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file(bundle: Path, name: str) -> None:
-    size = (bundle / name).stat().st_size
-    (bundle / name).unlink()
-    message = refusal(bundle)
-    assert f"{bundle / name}: missing" in message
-    assert f"expected {size} bytes" in message
-
-
 def test_a_missing_folder(bundle: Path) -> None:
     shutil.rmtree(bundle / TABLES)
     assert f"{bundle / TABLES}" in refusal(bundle)
@@ -335,17 +298,6 @@ def test_verify_counts_every_byte(bundle: Path) -> None:
     pieces: list[int] = []
     verify(bundle, pieces.append)
     assert sum(pieces) == sum((bundle / name).stat().st_size for name in NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_verify_finds_a_flipped_bit(bundle: Path, name: str) -> None:
-    data = bytearray((bundle / name).read_bytes())
-    data[-1] ^= 1
-    (bundle / name).write_bytes(data)
-    results = verify(bundle)
-    digest = hashlib.sha256(data).hexdigest()
-    assert results.pop(name).startswith(f"sha256 is {digest}, expected ")
-    assert set(results.values()) == {"ok"}
 
 
 def test_verify_finds_a_cut_and_a_missing_file(bundle: Path) -> None:

@@ -1,14 +1,14 @@
 """The row cache against a slow oracle made of dictionaries."""
 
-import sys
 from collections import Counter
+from functools import partial
 from itertools import chain, product
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from interrupts import interrupted
 from stores import arrays_of
 
 from stem_edge.quantize import U8
@@ -169,38 +169,6 @@ def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
     assert [array.ctypes.data for array in inputs_of(cache)] == before
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt before the n-th line of RowCache.install."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-        self.raised = False
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not RowCache.install.__code__:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left < 0 and not self.raised:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self
-
-
-def interrupted_install(cache: RowCache, records: U8, tokens: I64, line: int) -> bool:
-    """Whether installing was interrupted; False when it has fewer lines."""
-    cache.use(tokens)
-    missing, interrupt, before = cache.missing(tokens), Interrupt(line), sys.gettrace()
-    sys.settrace(interrupt)
-    try:
-        cache.install(missing, records[missing], tokens)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return interrupt.raised
-
-
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     """Whatever the moment, no slot claims rows that it has not, then and ever after."""
@@ -208,7 +176,9 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     while True:
         cache = RowCache(ArraySlots(layout, 4))
         fetch(cache, records, ids(1, 2, 3, 4))
-        interrupted = interrupted_install(cache, records, ids(3, 10, 11), line)
+        cache.use(ids(3, 10, 11))
+        install = partial(cache.install, ids(10, 11), records[[10, 11]], ids(3, 10, 11))
+        ended = interrupted(install, line, lambda code: code is RowCache.install.__code__)
         check_contents(cache, records)
         rng = np.random.default_rng(later)
         for _ in range(30):
@@ -216,7 +186,7 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
             fetch(cache, records, tokens)
             assert set(tokens.tolist()) <= resident(cache)
             check_contents(cache, records)
-        if not interrupted:
+        if not ended:
             break
         line += 1
     assert line > 8  # as many moments were tried

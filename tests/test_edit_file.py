@@ -152,44 +152,23 @@ def test_a_newer_file_asks_for_a_newer_program(version: int, tmp_path: Path) -> 
         read(tmp_path, data)
 
 
-@pytest.mark.parametrize("version", [0, -1, None, "1", 1.5, [1], True])
-def test_other_versions_are_none(version: Any, tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="not an edit of format 1"):
-        read(tmp_path, sealed(content_of(EDIT), version))
-
-
 WRONG: dict[str, Content] = {
     "an unknown field": {"run": "rm"},
     "an unknown change": {"change": {"type": "python", "source": "a", "target": "b"}},
     "an unknown field of the change": {
         "change": {"type": "replacement", "source": "a", "target": "b", "hook": "x"}
     },
-    "no source": {"change": {"type": "replacement", "source": "", "target": "b"}},
-    "a huge source": {"change": {"type": "replacement", "source": "a" * 4097, "target": "b"}},
     "a scheme that is none": {
         "change": {"type": "replacement", "source": "a", "target": "b", "scheme": "best"}
     },
-    "a negative padding token": {
-        "change": {"type": "replacement", "source": "a", "target": "b", "pad": -1}
-    },
-    "a scope that is none": {"scope": "here"},
     "no layers": {"layers": []},
     "layers twice": {"layers": [1, 1]},
     "layers in another order": {"layers": [2, 1]},
-    "a huge layer": {"layers": [2**31]},
-    "a layer of many digits": {"layers": [10**40]},
-    "a layer that is no integer": {"layers": [0.5]},
-    "a short hash": {"made_for": "abc"},
-    "a hash of other letters": {"made_for": "G" * 64},
     "rows at positions": {"change": {"type": "rows", "rows": {"1": ["AA==", "AA=="]}}},
     "no rows": {"change": {"type": "rows", "rows": {}}, "scope": "everywhere"},
     "too few rows": {"change": {"type": "rows", "rows": {"1": ["AA=="]}}, "scope": "everywhere"},
     "another number of rows for one token": {
         "change": {"type": "rows", "rows": {"1": ["AA==", "AA=="], "2": ["AA=="]}},
-        "scope": "everywhere",
-    },
-    "rows of a token that is none": {
-        "change": {"type": "rows", "rows": {"-1": ["AA==", "AA=="]}},
         "scope": "everywhere",
     },
     "rows that are no base64": {

@@ -1,16 +1,16 @@
 """Records in memory of the host: whatever it keeps, a read returns what the store has."""
 
-import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import DEMO
+from interrupts import interrupted
 from stores import MemoryStore
 
 from stem_edge.bundle import TABLES, open_bundle
@@ -137,46 +137,26 @@ def test_a_read_that_fails_leaves_nothing_wrong(error: BaseException, slots: int
     check(tier, ids(100, 101))
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt before the n-th line of what a read calls of the tier and its cache.
+def within(code: CodeType) -> bool:
+    """What a read calls of the tier and its cache.
 
-    Not in `read` itself: tracing stops where a true interrupt cannot, before a lock is let go.
+    Not `read` itself: tracing stops where a true interrupt cannot, before a lock is let go.
     """
-
-    def __init__(self, line: int) -> None:
-        self.left, self.raised = line, False
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if Path(frame.f_code.co_filename).name not in ("host_tier.py", "cache.py"):
-            return None
-        if frame.f_code is HostTier.read.__code__:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left < 0 and not self.raised:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self
+    name = Path(code.co_filename).name
+    return name in ("host_tier.py", "cache.py") and code is not HostTier.read.__code__
 
 
 def test_an_interrupt_at_any_line_of_a_read_does_no_harm() -> None:
-    line, raised = 0, True
-    while raised:
+    line, ended = 0, True
+    while ended:
         tier, _ = make(5)
         check(tier, ids(1, 2, 3, 4, 5))
-        interrupt, before = Interrupt(line), sys.gettrace()
-        sys.settrace(interrupt)
-        try:
-            tier.read(ids(2, 9, 10))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+        ended = interrupted(partial(tier.read, ids(2, 9, 10)), line, within)
         kept(tier)
         for numbers in (ids(9, 10), ids(1, 2, 3), ids(9), ids(20, 21, 22, 23, 24)):
             check(tier, numbers)
             kept(tier)
-        raised, line = interrupt.raised, line + 1
+        line += 1
     assert line > 30
 
 

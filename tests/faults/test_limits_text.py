@@ -99,15 +99,6 @@ def test_ids_are_numbers_from_zero(path: Path) -> None:
         refused(lambda: check_tokenizer(path), BundleError, "not a tokenizer.json")
 
 
-def test_names_in_messages_are_cut(path: Path) -> None:
-    long, other = "x" * 100, "y" * 100
-    for vocab in ({"a": 0, long: SIZE}, {long: 1, other: 1}):
-        write(path, WORDS | {"vocab": vocab})
-        message = refused(lambda: check_tokenizer(path, SIZE), BundleError, "x" * 80)
-        assert "x" * 81 not in message
-        assert "y" * 81 not in message
-
-
 def test_what_is_left_out_of_a_file_has_the_librarys_defaults(path: Path) -> None:
     told = json.loads(check_tokenizer(write(path, added_tokens=[added(2, "c")])).json)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
