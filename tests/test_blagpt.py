@@ -208,19 +208,13 @@ OFF = [
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("attention", "kda", "'regular'"),
-        ("attention", ..., "'regular'"),
-        ("norm_layer", "layernorm", "'rmsnorm'"),
-        ("activation", "polynorm", "'swiglu'"),
-        ("pos_encoding", "none", "'rotary'"),
-        ("rope_variant", "simplified", "'standard'"),
-        ("n_predict", 2, "1"),
-        *((name, True, "False") for name in OFF),
-        ("new_window", 512, "off"),
-        ("new_kind", "a\nb" * 99, "off"),
-        ("new_tensor", torch.ones(2, 2), "off"),
+        ("attention", "kda", "'regular'"), ("attention", ..., "'regular'"),
+        ("norm_layer", "layernorm", "'rmsnorm'"), ("activation", "polynorm", "'swiglu'"),
+        ("pos_encoding", "none", "'rotary'"), ("rope_variant", "simplified", "'standard'"),
+        ("n_predict", 2, "1"), *((name, True, "False") for name in OFF), ("new_window", 512, "off"),
+        ("new_kind", "a\nb" * 99, "off"), ("new_tensor", torch.ones(2, 2), "off"),
     ],
-)
+)  # fmt: skip
 def test_an_unsupported_option_is_refused_by_name(
     good: Path, name: str, value: object, expected: str
 ) -> None:

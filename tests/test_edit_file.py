@@ -198,23 +198,14 @@ def test_nothing_may_be_missing(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\0" * 100,
-        b"null",
-        b"[]",
-        b"{}",
-        b'"edit"',
-        b"\xff\xfe{}",
-        b"[" * 100_000,
-        b'{"edit":' * 100_000,
-        b'{"format_version": 1, "sha256": "x", "edit": ' + b"[" * 100_000,
+        b"", b"\0" * 100, b"null", b"[]", b"{}", b'"edit"', b"\xff\xfe{}", b"[" * 100_000,
+        b'{"edit":' * 100_000, b'{"format_version": 1, "sha256": "x", "edit": ' + b"[" * 100_000,
         b'{"format_version": 1, "sha256": "x", "edit": {}, "more": 1}',
         b'{"format_version": ' + b"9" * 100_000 + b"}",
-        b'{"format_version": 1, "sha256": "\xff", "edit": {}}',
-        b"PK\x03\x04",
+        b'{"format_version": 1, "sha256": "\xff", "edit": {}}', b"PK\x03\x04",
     ],
     ids=range(14),
-)
+)  # fmt: skip
 def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(EditError, match=r"an\.edit: not an edit of format 1"):
         read(tmp_path, data)

@@ -86,16 +86,12 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
 @pytest.mark.parametrize(
     "options",
     [
-        {"slots": 4},
-        {"slots": 4, "overlap": False},
-        {"slots": 5, "reads": "mmap"},
-        {"slots": 7, "warm_start": False},
-        {"resident": True},
-        {"resident": True, "overlap": False, "reads": "mmap"},
-        {"context_length": 48},
+        {"slots": 4}, {"slots": 4, "overlap": False}, {"slots": 5, "reads": "mmap"},
+        {"slots": 7, "warm_start": False}, {"resident": True},
+        {"resident": True, "overlap": False, "reads": "mmap"}, {"context_length": 48},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_however_rows_come(options: dict[str, Any], stem: Tried, engine: EngineName) -> None:
     cases = [(case, scope, None) for case in CASES[::3] for scope in ("positions", "everywhere")]
     with load(stem.path, engine=engine, **options) as model:
@@ -246,27 +242,21 @@ def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
 @pytest.mark.parametrize(
     ("stem_ids", "message"),
     [
-        ([], "0 stem_ids for 3 tokens"),
-        ([1, 2], "2 stem_ids for 3 tokens"),
-        (np.zeros(4, int), "4 stem_ids for 3 tokens"),
-        ([1, -1, 2], r"stem_ids\[1\]: token id -1"),
+        ([], "0 stem_ids for 3 tokens"), ([1, 2], "2 stem_ids for 3 tokens"),
+        (np.zeros(4, int), "4 stem_ids for 3 tokens"), ([1, -1, 2], r"stem_ids\[1\]: token id -1"),
         ([1, 2, 260], r"stem_ids\[2\]: token id 260 .* 0..259"),
         ([1, [5, 10**30], 2], r"stem_ids\[1\]: token id 1000000000"),
-        ([1, [], 2], "none at position 1"),
-        ([1, 2.0, 3], r"stem_ids\[1\]: .*integers"),
-        ([1, None, 3], r"stem_ids\[1\]: .*integers"),
-        ([True, 2, 3], r"stem_ids\[0\]: .*integers"),
+        ([1, [], 2], "none at position 1"), ([1, 2.0, 3], r"stem_ids\[1\]: .*integers"),
+        ([1, None, 3], r"stem_ids\[1\]: .*integers"), ([True, 2, 3], r"stem_ids\[0\]: .*integers"),
         (np.array([True, False, True]), r"stem_ids\[0\]: .*integers"),
-        (np.ones(3), r"stem_ids\[0\]: .*integers"),
-        ([1, [[2]], 3], r"stem_ids\[1\]: .*integers"),
-        (["a", "b", "c"], r"stem_ids\[0\]: .*integers"),
-        ("abc", r"stem_ids\[0\]: .*integers"),
+        (np.ones(3), r"stem_ids\[0\]: .*integers"), ([1, [[2]], 3], r"stem_ids\[1\]: .*integers"),
+        (["a", "b", "c"], r"stem_ids\[0\]: .*integers"), ("abc", r"stem_ids\[0\]: .*integers"),
         (5, "must be a sequence"),
         pytest.param(iter([1, 2, 3]), "must be a sequence", id="iterator"),
         ({1, 2, 3}, "must be a sequence"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_stem_ids_that_are_none_are_refused_at_the_call(
     stem_ids: Any, message: str, tiny_model: Model
 ) -> None:

@@ -220,19 +220,13 @@ def test_the_report_says_what_was_merged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("peft_type", "IA3", "'LORA'"),
-        ("peft_type", ..., "'LORA'"),
-        ("bias", "all", "'none'"),
-        ("init_lora_weights", "pissa", "True or False"),
-        ("use_dora", True, "False"),
-        ("lora_bias", True, "False"),
-        ("ensure_weight_tying", True, "False"),
-        ("trainable_token_indices", [3], "off"),
-        ("layer_replication", [[0, 2]], "off"),
-        ("target_parameters", ["experts"], "off"),
-        ("use_what_comes_next", True, "False"),
+        ("peft_type", "IA3", "'LORA'"), ("peft_type", ..., "'LORA'"), ("bias", "all", "'none'"),
+        ("init_lora_weights", "pissa", "True or False"), ("use_dora", True, "False"),
+        ("lora_bias", True, "False"), ("ensure_weight_tying", True, "False"),
+        ("trainable_token_indices", [3], "off"), ("layer_replication", [[0, 2]], "off"),
+        ("target_parameters", ["experts"], "off"), ("use_what_comes_next", True, "False"),
     ],
-)
+)  # fmt: skip
 def test_an_unsupported_option_is_refused_by_name(
     tmp_path: Path, name: str, value: object, expected: str
 ) -> None:

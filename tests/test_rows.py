@@ -107,12 +107,9 @@ def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None
     ("row_type", "changes", "said"),
     [
         ("fp32", {"records": 0}, "at least one record"),
-        ("fp32", {"records": -5}, "at least one record"),
-        ("fp32", {"layers": ()}, "one layer"),
-        ("fp32", {"layers": (3, 1)}, "layers"),
-        ("fp32", {"layers": (1, 1)}, "layers"),
-        ("fp32", {"layers": (-1, 1)}, "layers"),
-        ("fp32", {"parts": ((0,),)}, "one column"),
+        ("fp32", {"records": -5}, "at least one record"), ("fp32", {"layers": ()}, "one layer"),
+        ("fp32", {"layers": (3, 1)}, "layers"), ("fp32", {"layers": (1, 1)}, "layers"),
+        ("fp32", {"layers": (-1, 1)}, "layers"), ("fp32", {"parts": ((0,),)}, "one column"),
         *[("fp32", {"parts": parts}, "one column") for parts in ((), ((),), ((16,), (4, -4)))],
         ("int8", {"parts": ((16,), (16, 8))}, "divides 16 and 8"),
         ("fp16", {"scale_type": "fp16"}, "fp16 rows have no groups; found 0 with fp16 scales"),
@@ -120,13 +117,12 @@ def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None
         ("fp16", {"group_size": -1}, "fp16 rows have no groups; found -1"),
         ("int8", {"group_size": 0}, "group_size 0 must be a power of two"),
         ("int8", {"group_size": -16}, "group_size -16 must be a power of two"),
-        ("int8", {"group_size": 8}, "at least 16"),
-        ("int4", {"group_size": 32}, "divides 16"),
+        ("int8", {"group_size": 8}, "at least 16"), ("int4", {"group_size": 32}, "divides 16"),
         ("int4", {"group_size": 48, "parts": ((96,),)}, "group_size 48 must be a power of two"),
         ("int4", {"parts": ((40,),)}, "divides 40"),
         ("fp32", {"parts": ((MAX_RECORD_NBYTES // 4 // 2 + 1,),)}, f"above {MAX_RECORD_NBYTES}"),
     ],
-)
+)  # fmt: skip
 def test_layouts_that_cannot_exist(
     row_type: RowType, changes: dict[str, object], said: str
 ) -> None:

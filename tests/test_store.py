@@ -26,14 +26,8 @@ LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8",
 FORMAT = TableFormat(tokens=V, tables=LAYOUT)
 PER_SHARD = 4  # so three shards, the last one with three records
 ORDERS = [
-    [],
-    [0],
-    [10],
-    [3, 4],
-    [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0],
-    [5, 5, 0, 5, 0],
-    [*range(V)] * 3,
-]
+    [], [0], [10], [3, 4], [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [5, 5, 0, 5, 0], [*range(V)] * 3,
+]  # fmt: skip
 # Calls of os that a system may lack; the store then reads with a thread pool, or seeks.
 LACKING: dict[str, tuple[str, ...]] = {
     "linux": (),
@@ -290,16 +284,11 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
 @pytest.mark.parametrize(
     "other",
     [
-        {"records": V + 1},
-        {"layers": (1, 2)},
-        {"parts": ((64,),)},
-        {"row_type": "int4"},
-        {"parts": ((16,), (16,))},
-        {"scale_type": "fp16"},
-        {"row_type": "fp16", "group_size": 0},
+        {"records": V + 1}, {"layers": (1, 2)}, {"parts": ((64,),)}, {"row_type": "int4"},
+        {"parts": ((16,), (16,))}, {"scale_type": "fp16"}, {"row_type": "fp16", "group_size": 0},
         {"group_size": 32},
     ],
-)
+)  # fmt: skip
 def test_store_of_another_layout_is_refused(
     other: dict[str, Any], written: U8, tmp_path: Path
 ) -> None:

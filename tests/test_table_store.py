@@ -118,17 +118,13 @@ def test_sizes_on_flash(root: Path, mixed: Path) -> None:
         *[
             ({"rare_tables": msgspec.structs.replace(RARE, **change)}, "do not widen")
             for change in (
-                {"row_type": "int8"},
-                {"records": 4},
-                {"records": 5},
-                {"layers": (2,)},
-                {"parts": ((32,),)},
-                {"scale_type": "fp16"},
+                {"row_type": "int8"}, {"records": 4}, {"records": 5}, {"layers": (2,)},
+                {"parts": ((32,),)}, {"scale_type": "fp16"},
             )
         ],
         ({"tables": msgspec.structs.replace(TABLES, row_type="int4")}, "do not widen"),
     ],
-)
+)  # fmt: skip
 def test_formats_that_cannot_exist(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         msgspec.structs.replace(MIXED, **changes)
@@ -166,22 +162,14 @@ WRONG_LAYOUTS: dict[str, list[object]] = {
     f"{LAYOUT_AT} unknown": [1],
     f"{TABLES_AT} records": [..., "3", 3.0, True, 4, 2],
     f"{TABLES_AT} parts": [
-        [[32]],
-        [[0]],
-        [[-16]],
-        [[10**30]],
-        [["16"]],
-        [16],
-        [],
-        [[]],
-        [[16], [16]],
+        [[32]], [[0]], [[-16]], [[10**30]], [["16"]], [16], [], [[]], [[16], [16]],
     ],
     f"{TABLES_AT} layers": [[], [1, 2], [1.0], 1],
     f"{TABLES_AT} row_type": ["int4", "int3", 8],
     f"{TABLES_AT} group_size": [0, 8, 32, -16],
     f"{TABLES_AT} scale_type": [..., "fp16", "bf16"],
     f"{TABLES_AT} unknown": [1],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", WRONG_LAYOUTS)
@@ -205,17 +193,12 @@ EVERY = pytest.mark.parametrize(
     "data",
     [
         *[
-            b"",
-            b"{",
-            b"[]",
-            b"{}{}",
-            b'{"a": NaN}',
-            b"\xef\xbb\xbf{}",
+            b"", b"{", b"[]", b"{}{}", b'{"a": NaN}', b"\xef\xbb\xbf{}",
             b'{"a": ' + b"9" * 5000 + b"}",
         ]
     ],
     ids=lambda data: repr(data[:12]),
-)
+)  # fmt: skip
 def test_not_json(mixed: Path, name: str, data: bytes) -> None:
     path = mixed / name
     path.write_bytes(data)

@@ -45,14 +45,8 @@ def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = 
 
 
 TEXTS = [
-    "plain",
-    "é€😀",
-    "e\u0301 👍🏽 👨\u200d👩\u200d👧 🇩🇪",
-    "\ufffd",
-    "a\ufffdb\ufffd\ufffd",
-    "\0\x80",
-    "",
-]
+    "plain", "é€😀", "e\u0301 👍🏽 👨\u200d👩\u200d👧 🇩🇪", "\ufffd", "a\ufffdb\ufffd\ufffd", "\0\x80", "",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -153,24 +153,16 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"shape": [2**63, 2]}, "impossible shape"),
-        ({"shape": [2**40, 2**40]}, "more than"),
-        ({"shape": [2**32, 2**32, 2**32]}, "more than"),
-        ({"shape": [-2, -3]}, "impossible shape"),
-        ({"shape": [2, 4]}, "24 bytes, needs 32"),
-        ({"shape": [1] * 99}, "impossible shape"),
-        ({"shape": [10**40]}, "tensor a"),
-        ({"shape": [2.5]}, "tensor a"),
-        ({"dtype": "F64"}, "24 bytes, needs 48"),
-        ({"dtype": "FLOAT"}, "unknown type FLOAT"),
-        ({"dtype": ["F32"]}, "tensor a"),
-        ({"data_offsets": [24, 0]}, "tensor a"),
-        ({"data_offsets": [0, 2**64]}, "tensor a"),
-        ({"data_offsets": [0, -24]}, "tensor a"),
-        ({"data_offsets": [0, 24, 48]}, "tensor a"),
-        ({"shape": [2**40, 0]}, "24 bytes, needs 0"),
+        ({"shape": [2**63, 2]}, "impossible shape"), ({"shape": [2**40, 2**40]}, "more than"),
+        ({"shape": [2**32, 2**32, 2**32]}, "more than"), ({"shape": [-2, -3]}, "impossible shape"),
+        ({"shape": [2, 4]}, "24 bytes, needs 32"), ({"shape": [1] * 99}, "impossible shape"),
+        ({"shape": [10**40]}, "tensor a"), ({"shape": [2.5]}, "tensor a"),
+        ({"dtype": "F64"}, "24 bytes, needs 48"), ({"dtype": "FLOAT"}, "unknown type FLOAT"),
+        ({"dtype": ["F32"]}, "tensor a"), ({"data_offsets": [24, 0]}, "tensor a"),
+        ({"data_offsets": [0, 2**64]}, "tensor a"), ({"data_offsets": [0, -24]}, "tensor a"),
+        ({"data_offsets": [0, 24, 48]}, "tensor a"), ({"shape": [2**40, 0]}, "24 bytes, needs 0"),
     ],
-)
+)  # fmt: skip
 def test_c8_shapes_and_types(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     opened(tmp_path, encoded(changed("a", **fields)), said, "a")
 

@@ -137,16 +137,10 @@ def test_kinds_that_not_every_user_can_make(
 
 
 REMEDIES = {
-    errno.EMFILE: "ulimit -n",
-    errno.ENFILE: "ulimit -n",
-    errno.EACCES: "permissions",
-    errno.EPERM: "permissions",
-    errno.ENOMEM: "ulimit -v",
-    errno.EIO: "storage device",
-    errno.ENODEV: "storage device",
-    errno.ESTALE: "storage device",
-    errno.ENOENT: "incomplete",
-}
+    errno.EMFILE: "ulimit -n", errno.ENFILE: "ulimit -n", errno.EACCES: "permissions",
+    errno.EPERM: "permissions", errno.ENOMEM: "ulimit -v", errno.EIO: "storage device",
+    errno.ENODEV: "storage device", errno.ESTALE: "storage device", errno.ENOENT: "incomplete",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", REMEDIES)

@@ -56,17 +56,11 @@ def test_the_number_of_files(count: int, valid: bool) -> None:
 @pytest.mark.parametrize(
     ("names", "valid"),
     [
-        (["a", "A"], False),
-        (["a/x", "A/y"], False),
-        (["a/b/x", "a/B/y"], False),
-        (["ß", "ss"], False),
-        (["a/x", "a/y", "b/x"], True),
-        (["a", "a/x"], False),
-        (["a/b/c", "a"], False),
-        (["a/b/c", "a/b"], False),
-        (["a/b/c", "a/c", "c"], True),
+        (["a", "A"], False), (["a/x", "A/y"], False), (["a/b/x", "a/B/y"], False),
+        (["ß", "ss"], False), (["a/x", "a/y", "b/x"], True), (["a", "a/x"], False),
+        (["a/b/c", "a"], False), (["a/b/c", "a/b"], False), (["a/b/c", "a/c", "c"], True),
     ],
-)
+)  # fmt: skip
 def test_names_beside_each_other(names: list[str], valid: bool) -> None:
     if valid:
         check_names(names)
@@ -141,13 +135,9 @@ def test_a_long_name_is_cut(length: int) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("x" * 300, "x" * 300),
-        ("x" * 301, "x" * 300 + "..."),
-        ("a\nb", r"a\nb"),
-        ("\x1b[2J", r"\x1b[2J"),
-        ("é", "é"),
-        (ValueError("no"), "no"),
+        ("x" * 300, "x" * 300), ("x" * 301, "x" * 300 + "..."), ("a\nb", r"a\nb"),
+        ("\x1b[2J", r"\x1b[2J"), ("é", "é"), (ValueError("no"), "no"),
     ],
-)
+)  # fmt: skip
 def test_one_line(text: object, line: str) -> None:
     assert one_line(text) == line

@@ -38,50 +38,22 @@ def value(data: bytes, most: int | None = None) -> Any:
 
 
 VALUES: list[tuple[bytes, Any]] = [
-    (b"N.", None),
-    (b"\x88.", True),
-    (b"\x89.", False),
-    (b"\x80\x02N.", None),
-    (b"\x80\x04\x95" + struct.pack("<Q", 2) + b"N.", None),
-    (b"J\xff\xff\xff\xff.", -1),
-    (b"K\xff.", 255),
-    (b"M\xff\xff.", 65535),
-    (b"\x8a\x01\x80.", -128),
-    (b"G?\xf8" + bytes(6) + b".", 1.5),
-    (b"X\2\0\0\0\xc3\xa9.", "é"),
-    (b"\x8c\1x.", "x"),
-    (b"\x8d\1\0\0\0\0\0\0\0x.", "x"),
-    (b"B\1\0\0\0\xff.", b"\xff"),
-    (b"C\1\xff.", b"\xff"),
-    (b"\x8e\1\0\0\0\0\0\0\0\xff.", b"\xff"),
-    (b"}.", {}),
-    (b"].", []),
-    (b").", ()),
-    (b"K\1\x85.", (1,)),
-    (b"K\1K\2\x86.", (1, 2)),
-    (b"K\1K\2K\3\x87.", (1, 2, 3)),
-    (b"(K\1K\2t.", (1, 2)),
-    (b"](K\1K\2e.", [1, 2]),
-    (b"]K\1a.", [1]),
-    (b"}K\1K\2s.", {1: 2}),
-    (b"}(K\1K\2\x8c\1xNu.", {1: 2, "x": None}),
-    (b"}(u.", {}),
-    (b"}NNs.", {None: None}),
-    (b"}G?\xf8" + bytes(6) + b"Ns.", {1.5: None}),
-    (b"}K\1K\2\x86Ns.", {(1, 2): None}),
-    (b"}\x88Ns.", {True: None}),
-    (b"K\7q\5h\5\x86.", (7, 7)),
-    (b"K\7q\0h\0\x86.", (7, 7)),
-    (b"K\7r\0\1\0\0j\0\1\0\0\x86.", (7, 7)),
-    (b"(K\7\x94K\x08\x94h\0h\1t.", (7, 8, 7, 8)),
-    (b"cm\nx\n.", Name("m.x")),
-    (b"cm\nx y\n.", Name("m.x y")),
-    (b"\x8c\1m\x8c\1x\x93.", Name("m.x")),
-    (b"cm\npair\nK\1K\2\x86R.", [1, 2]),
-    (b"cm\npair\nK\1K\2\x86\x81.", [1, 2]),
-    (b"K\1K\2\x86Q.", ("stored", (1, 2))),
-    (b"]Nb.", []),
-]
+    (b"N.", None), (b"\x88.", True), (b"\x89.", False), (b"\x80\x02N.", None),
+    (b"\x80\x04\x95" + struct.pack("<Q", 2) + b"N.", None), (b"J\xff\xff\xff\xff.", -1),
+    (b"K\xff.", 255), (b"M\xff\xff.", 65535), (b"\x8a\x01\x80.", -128),
+    (b"G?\xf8" + bytes(6) + b".", 1.5), (b"X\2\0\0\0\xc3\xa9.", "é"), (b"\x8c\1x.", "x"),
+    (b"\x8d\1\0\0\0\0\0\0\0x.", "x"), (b"B\1\0\0\0\xff.", b"\xff"), (b"C\1\xff.", b"\xff"),
+    (b"\x8e\1\0\0\0\0\0\0\0\xff.", b"\xff"), (b"}.", {}), (b"].", []), (b").", ()),
+    (b"K\1\x85.", (1,)), (b"K\1K\2\x86.", (1, 2)), (b"K\1K\2K\3\x87.", (1, 2, 3)),
+    (b"(K\1K\2t.", (1, 2)), (b"](K\1K\2e.", [1, 2]), (b"]K\1a.", [1]), (b"}K\1K\2s.", {1: 2}),
+    (b"}(K\1K\2\x8c\1xNu.", {1: 2, "x": None}), (b"}(u.", {}), (b"}NNs.", {None: None}),
+    (b"}G?\xf8" + bytes(6) + b"Ns.", {1.5: None}), (b"}K\1K\2\x86Ns.", {(1, 2): None}),
+    (b"}\x88Ns.", {True: None}), (b"K\7q\5h\5\x86.", (7, 7)), (b"K\7q\0h\0\x86.", (7, 7)),
+    (b"K\7r\0\1\0\0j\0\1\0\0\x86.", (7, 7)), (b"(K\7\x94K\x08\x94h\0h\1t.", (7, 8, 7, 8)),
+    (b"cm\nx\n.", Name("m.x")), (b"cm\nx y\n.", Name("m.x y")),
+    (b"\x8c\1m\x8c\1x\x93.", Name("m.x")), (b"cm\npair\nK\1K\2\x86R.", [1, 2]),
+    (b"cm\npair\nK\1K\2\x86\x81.", [1, 2]), (b"K\1K\2\x86Q.", ("stored", (1, 2))), (b"]Nb.", []),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(len(VALUES)))
@@ -101,40 +73,19 @@ def test_calls_and_what_is_set_afterwards() -> None:
         setattr(Name("a"), "text", "b")  # noqa: B010
 
 
+NOTHING = [
+    b"t.", b"a.", b"h\0.", b"q\0.", b"Q.", b"b.", b"}Na.", b")Na.", b"](NNu.", b"}]Ns.", b"}C\1xNs.",
+    b"}]\x85Ns.", b"})\x85Ns.", b"NN\x86R.", b"N)R.", b"\x8c\3m.x)R.", b"cm\nx\n]R.",
+    b"cm\npair\nK\1\x85R.", b"NK\1\x93.",
+]  # fmt: skip
 REFUSED: list[tuple[bytes, str]] = [
-    (b"", "pickle exhausted"),
-    (b"N", "pickle exhausted"),
-    (b".", "not enough values"),
-    (b"NN.", "too many values"),
-    (b"\x85.", "instruction 1 has nothing"),
-    (b"N\x86.", "instruction 2 has nothing"),
-    (b"NN\x87.", "instruction 3 has nothing"),
-    (b"t.", "nothing to work on"),
-    (b"a.", "nothing to work on"),
-    (b"h\0.", "nothing to work on"),
-    (b"q\0.", "nothing to work on"),
-    (b"Q.", "nothing to work on"),
-    (b"b.", "nothing to work on"),
-    (b"}Na.", "nothing to work on"),
-    (b")Na.", "nothing to work on"),
-    (b"](NNu.", "nothing to work on"),
-    (b"}(Nu.", "argument"),
-    (b"}]Ns.", "nothing to work on"),
-    (b"}C\1xNs.", "nothing to work on"),
-    (b"}]\x85Ns.", "nothing to work on"),
-    (b"})\x85Ns.", "nothing to work on"),
-    (b"NN\x86R.", "nothing to work on"),
-    (b"N)R.", "nothing to work on"),
-    (b"\x8c\3m.x)R.", "nothing to work on"),
-    (b"cm\nx\n]R.", "nothing to work on"),
-    (b"cm\npair\nK\1\x85R.", "nothing to work on"),
-    (b"cos\nx\n.", "it names os.x, which no checkpoint"),
-    (b"co\ns\n.", "it names o.s, which"),
-    (b"\x8c\2os\x8c\1x\x93.", "it names os.x"),
-    (b"NK\1\x93.", "nothing to work on"),
-    (b"2.", "instruction DUP"),
-    (b"NN0.", "instruction POP"),
-    (b"I1\n.", "instruction INT"),
+    *((data, "nothing to work on") for data in NOTHING),
+    *[(b"", "pickle exhausted"), (b"N", "pickle exhausted"), (b"}(Nu.", "argument")],
+    *[(b".", "not enough values"), (b"NN.", "too many values"), (b"I1\n.", "instruction INT")],
+    *[(b"\x85.", "instruction 1 has nothing"), (b"N\x86.", "instruction 2 has nothing")],
+    *[(b"NN\x87.", "instruction 3 has nothing"), (b"2.", "instruction DUP")],
+    *[(b"cos\nx\n.", "it names os.x, which no checkpoint"), (b"co\ns\n.", "it names o.s, which")],
+    *[(b"\x8c\2os\x8c\1x\x93.", "it names os.x"), (b"NN0.", "instruction POP")],
 ]
 
 
@@ -306,16 +257,10 @@ def test_kinds_of_values(file: Path) -> None:
 
 
 WRONG: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [
-    (-1, (2, 3), (3, 1)),
-    (1, (2, 3), (3, 1)),
-    (0, (2, 3), (4, 1)),
-    (0, (2, 3), (3,)),
-    (0, (7, 1), (0, 0)),
-    (0, (2, 3), (-3, 1)),
-    (6, (1,), (1,)),
-    (0, (2**62, 3), (0, 1)),
+    (-1, (2, 3), (3, 1)), (1, (2, 3), (3, 1)), (0, (2, 3), (4, 1)), (0, (2, 3), (3,)),
+    (0, (7, 1), (0, 0)), (0, (2, 3), (-3, 1)), (6, (1,), (1,)), (0, (2**62, 3), (0, 1)),
     (0, (2**48, 2**48), (0, 0)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("offset", "size", "stride"), WRONG)

@@ -156,14 +156,10 @@ def test_a_shard_that_is_cut_while_it_is_checked(
 @pytest.mark.parametrize(
     ("value", "valid"),
     [
-        (LARGEST, True),
-        (-LARGEST, True),
-        (0.0, True),
-        (np.inf, False),
-        (-np.inf, False),
+        (LARGEST, True), (-LARGEST, True), (0.0, True), (np.inf, False), (-np.inf, False),
         (np.nan, False),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("record", "index", "column"), [(0, 0, 0), (2, 1, 3), (1, 0, 2)])
 def test_the_largest_value(
     tmp_path: Path, value: float, valid: bool, record: int, index: int, column: int

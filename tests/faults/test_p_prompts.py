@@ -209,21 +209,15 @@ def test_p9_values_are_shown_in_short() -> None:
 @pytest.mark.parametrize(
     ("ids", "place"),
     [
-        ([1, 2, 1756], "1756 at position 2"),
-        ([1, -1], "-1 at position 1"),
-        ([2**31], "2147483648 at position 0"),
-        ([1, 2**64], "at position 1"),
-        ([HUGE], "an integer of 1329 bits at position 0"),
-        ([1, True], "position 1 is True"),
-        ([1, 2.0], "position 1 is 2.0"),
-        ([1, NAN], "position 1 is nan"),
-        ([1, "2"], "position 1 is '2'"),
-        ([1, None], "position 1 is None"),
-        ([1, [2]], "position 1 is [2]"),
-        ([[1], [2, 3]], "position 0 is [1]"),
+        ([1, 2, 1756], "1756 at position 2"), ([1, -1], "-1 at position 1"),
+        ([2**31], "2147483648 at position 0"), ([1, 2**64], "at position 1"),
+        ([HUGE], "an integer of 1329 bits at position 0"), ([1, True], "position 1 is True"),
+        ([1, 2.0], "position 1 is 2.0"), ([1, NAN], "position 1 is nan"),
+        ([1, "2"], "position 1 is '2'"), ([1, None], "position 1 is None"),
+        ([1, [2]], "position 1 is [2]"), ([[1], [2, 3]], "position 0 is [1]"),
         (["a"], "position 0 is 'a'"),
     ],
-)
+)  # fmt: skip
 def test_p10_token_ids(ids: Any, place: str) -> None:
     refused(lambda: checked_ids(ids, 1756), InputError, place)
 

@@ -67,22 +67,15 @@ def test_t10_a_forgotten_template_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.__class__.__base__.__subclasses__() }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ (strftime_now | attr('__globals__')).sys }}",
-        "{{ namespace.__init__ }}",
-        "{{ '{0.__class__.__mro__}'.format('') }}",
-        "{{ '%s'.__class__ }}",
-        "{{ messages.append(1) }}",
-        "{% set _ = messages[0].update({'role': 'system'}) %}",
-        "{{ messages | map(attribute='__class__') | list }}",
-        "{{ lipsum() }}",
-        "{{ self._TemplateReference__context.environment }}",
-        "{{ open('/etc/passwd') }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}", "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}", "{{ raise_exception.__globals__ }}",
+        "{{ (strftime_now | attr('__globals__')).sys }}", "{{ namespace.__init__ }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}", "{{ '%s'.__class__ }}",
+        "{{ messages.append(1) }}", "{% set _ = messages[0].update({'role': 'system'}) %}",
+        "{{ messages | map(attribute='__class__') | list }}", "{{ lipsum() }}",
+        "{{ self._TemplateReference__context.environment }}", "{{ open('/etc/passwd') }}",
     ],
-)
+)  # fmt: skip
 def test_t10_nothing_is_reached_from_within(tmp_path: Path, template: str) -> None:
     path = write(tmp_path, template)
     try:
@@ -181,15 +174,10 @@ def test_t13_deep_nesting_is_refused(tmp_path: Path, template: str) -> None:
 @pytest.mark.parametrize(
     "tag",
     [
-        "include 'x'",
-        "import 'x' as x",
-        "from 'x' import y",
-        "extends 'x'",
-        "if",
-        "frobnicate",
+        "include 'x'", "import 'x' as x", "from 'x' import y", "extends 'x'", "if", "frobnicate",
         "endif",
     ],
-)
+)  # fmt: skip
 def test_t14_other_files_and_bad_syntax_are_refused_with_the_line(tmp_path: Path, tag: str) -> None:
     fails(tmp_path, f"one\ntwo\n{{% {tag} %}}", "line 3")
 
