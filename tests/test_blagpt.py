@@ -235,19 +235,16 @@ def test_an_unknown_option_that_is_off_changes_nothing(good: Path, value: object
         ({"vocab_size": 25}, ["embedding is [24, 16], expected [25, 16]"]),
         ({"n_kv_head": 1}, ["wv is [12, 16], expected [4, 16]"]),
         ({"n_kv_head": 3}, ["n_heads 4 is not a multiple of n_kv_heads 3"]),
-        ({"n_head": 0}, ["n_head"]),
-        ({"n_head": 64}, ["head_dim is 0"]),
-        ({"n_layer": 10**9}, ["n_layer"]),
-        ({"n_layer": ...}, ["n_layer"]),
-        ({"n_embd": "16"}, ["n_embd"]),
-        ({"rope_theta": float("nan")}, ["rope_theta"]),
+        ({"n_head": 0}, ["n_head"]), ({"n_head": 64}, ["head_dim is 0"]),
+        ({"n_layer": 10**9}, ["n_layer"]), ({"n_layer": ...}, ["n_layer"]),
+        ({"n_embd": "16"}, ["n_embd"]), ({"rope_theta": float("nan")}, ["rope_theta"]),
         ({"bias": False}, ["bias is not part"]),
         ({"rmsnorm_before_qk": False}, ["q_norm", "not part"]),
         ({"use_pre_post_norm": True}, ["attention_post_norm is missing"]),
         ({"stem_ratio": "full"}, ["tables in layers [1, 2, 3], the weights have them in [1, 3]"]),
         ({"use_stem": False}, ["tables in layers [], the weights have them in [1, 3]"]),
     ],
-)
+)  # fmt: skip
 def test_options_that_contradict_the_tensors(
     good: Path, options: dict[str, Any], parts: list[str]
 ) -> None:

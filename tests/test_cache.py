@@ -24,14 +24,12 @@ def layout_of(row_type: RowType, layers: tuple[int, ...], *parts: tuple[int, ...
 
 
 LAYOUTS = {
-    "int4": layout_of("int4", (1, 2, 5), (32,)),
-    "int8": layout_of("int8", (0, 3), (48,)),
-    "fp16": layout_of("fp16", (0, 2), (5,)),
-    "fp32": layout_of("fp32", (4,), (3,)),
+    "int4": layout_of("int4", (1, 2, 5), (32,)), "int8": layout_of("int8", (0, 3), (48,)),
+    "fp16": layout_of("fp16", (0, 2), (5,)), "fp32": layout_of("fp32", (4,), (3,)),
     "int4 matrices": layout_of("int4", (1, 2), (4, 16), (2, 32)),
     "fp32 matrices": layout_of("fp32", (1, 2), (4, 3), (3, 2)),
     "fp16 scales": make_layout(V, (1, 2), ((2, 32), (16,)), "int8", 16, "fp16"),
-}
+}  # fmt: skip
 INT4 = LAYOUTS["int4"]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 

@@ -30,8 +30,7 @@ def ask(template: str, **changes: Any) -> dict[str, Any]:
     [
         ("{{ messages[0].role }}{{ messages | length }}", "user1"),
         ("{{ add_generation_prompt is true }}", "True"),
-        ("{{ tools is none and documents is none }}", "True"),
-        ("{{ bos_token }}", "<s>"),
+        ("{{ tools is none and documents is none }}", "True"), ("{{ bos_token }}", "<s>"),
         ("  {% if true %}\na\n  {% endif %}\nb", "a\nb"),
         ("{% for n in range(9) %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}", "01"),
         ("a{% generation %}{{ 'b' }}{% endgeneration %}c", "abc"),
@@ -43,10 +42,9 @@ def ask(template: str, **changes: Any) -> dict[str, Any]:
         ("{% for m in messages %}{{ m.tool_calls or m.name | default('N') }}{% endfor %}", "N"),
         ("{% for n in nobody %}{% endfor %}", ""),
         ("{{ strftime_now('%Y') }}", str(datetime.datetime.now().astimezone().year)),
-        ("{{ strftime_now('x' * 65) | length }}", "64"),
-        ("{{ 'a' * 1048576 }}", "a" * 2**20),
+        ("{{ strftime_now('x' * 65) | length }}", "64"), ("{{ 'a' * 1048576 }}", "a" * 2**20),
     ],
-)
+)  # fmt: skip
 def test_what_a_template_can_use(template: str, text: str) -> None:
     assert ask(template, tokens={"bos_token": "<s>"}) == {"text": text}
 

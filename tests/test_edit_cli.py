@@ -218,14 +218,6 @@ def test_comparing_writes_only_where_it_is_told_to(bundle: Path, capsys: Capture
     assert not Path("b.edit").exists()
 
 
-def test_a_comparison_is_drawn(bundle: Path, capsys: Capture) -> None:
-    pytest.importorskip("matplotlib")
-    text = run(capsys, "edit", bundle, "--compare", PROMPT, *SPAIN, "--plot", "a.png")
-    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
-    assert max(map(columns, text.splitlines()[1:])) <= 80
-    assert "KL(target prompt || edited)" in text
-
-
 def test_names_are_safe_for_files(bundle: Path, capsys: Capture) -> None:
     pairs = {
         ("../a", "b/c"): "___a-b_c.edit",

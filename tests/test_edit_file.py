@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stem_edge import edit_file
+from stem_edge import disk, edit_file
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.edit_file import (
     Edit,
@@ -231,6 +231,15 @@ def test_a_file_at_the_limit_is_written_and_read(
     else:
         EDIT.save(tmp_path / "an.edit")
         assert read_edit(tmp_path / "an.edit") == EDIT
+
+
+def test_a_file_that_grows_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edit_file, "MAX_NBYTES", len(encode_edit(EDIT)))
+    monkeypatch.setattr(disk, "read_file", lambda path, limit: bytes(limit + 1))
+    with pytest.raises(EditError, match="larger than"):
+        read(tmp_path, encode_edit(EDIT))
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -32,13 +32,11 @@ CASES: list[tuple[str, str, str, dict[str, Any], list[str]]] = [
     ("copy", "dolphin", "dog", {}, ["d", "d", "o", "o", "g", "g", "g"]),
     ("copy", "horse", "fly", {}, ["f", "l", "y", "y", "y"]),
     ("subset", "cat", "horse", {"subset": [0, 2, 4]}, ["h", "r", "e"]),
-    ("subset", "cat", "horse", {}, ["r", "s", "e"]),
-    ("average", "cat", "horse", {}, ["horse"] * 3),
-    ("average", "dolphin", "zoo", {}, ["zoo"] * 7),
-    ("auto", "cat", "ape", {}, ["a", "p", "e"]),
+    ("subset", "cat", "horse", {}, ["r", "s", "e"]), ("average", "cat", "horse", {}, ["horse"] * 3),
+    ("average", "dolphin", "zoo", {}, ["zoo"] * 7), ("auto", "cat", "ape", {}, ["a", "p", "e"]),
     ("auto", "cat", "mouse", {}, ["u", "s", "e"]),
     ("auto", "horse", "ox", {}, ["o", "o", "x", "x", "x"]),
-]
+]  # fmt: skip
 
 
 NAMES = ["stem", "low rank, plus", "stem-gate", "hash-moe", "all at once"]

@@ -167,12 +167,10 @@ def test_an_index_cannot_point_outside_of_the_folder(training: Path) -> None:
         ({"n_layers": 4}, ["feed_forward.w3", "[1, 2, 3]"]),
         ({"stem_layers": [1]}, ["stem_layers is [1]", "[1, 2]"]),
         ({"n_kv_heads": 3}, ["n_heads 4 is not a multiple of n_kv_heads 3"]),
-        ({"n_heads": None}, ["neither n_heads nor head_dim"]),
-        ({"n_layers": 10**9}, ["n_layers"]),
-        ({"dim": -1}, ["dim is -1"]),
-        ({"dim": "32"}, ["params.json", "dim"]),
+        ({"n_heads": None}, ["neither n_heads nor head_dim"]), ({"n_layers": 10**9}, ["n_layers"]),
+        ({"dim": -1}, ["dim is -1"]), ({"dim": "32"}, ["params.json", "dim"]),
     ],
-)
+)  # fmt: skip
 def test_params_that_contradict_the_tensors(
     consolidated: Path, model: dict[str, Any], parts: list[str]
 ) -> None:

@@ -239,11 +239,8 @@ def test_an_unsupported_option_is_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"r": 0}, "$.r"),
-        ({"r": ...}, "`r`"),
-        ({"lora_alpha": "6"}, "lora_alpha"),
-        ({"lora_alpha": 1e30}, "lora_alpha"),
-        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
+        ({"r": 0}, "$.r"), ({"r": ...}, "`r`"), ({"lora_alpha": "6"}, "lora_alpha"),
+        ({"lora_alpha": 1e30}, "lora_alpha"), ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
         ({"alpha_pattern": {"(": 1}}, "adapter_config.json"),
         ({"alpha_pattern": {"a{99999999999}": 1}}, "adapter_config.json"),
         ({"alpha_pattern": {"(a|a)+b": 1}}, "too general"),
@@ -251,7 +248,7 @@ def test_an_unsupported_option_is_refused_by_name(
         ({"alpha_pattern": {"(.|.)" * 20: 1}}, "more than two repeats"),
         ({"alpha_pattern": {"q" * 300: 1}}, "too general"),
     ],
-)
+)  # fmt: skip
 def test_options_out_of_range(tmp_path: Path, options: dict[str, Any], part: str) -> None:
     refused(save(tmp_path, pair(Q, 8, 8), **options), "adapter_config.json", part)
 

@@ -37,8 +37,7 @@ def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": " "}, "the source is ' '"),
-        ({"target": ""}, "the target is ''"),
+        ({"source": " "}, "the source is ' '"), ({"target": ""}, "the target is ''"),
         ({"source": None}, "the source is None"),
         ({"target": "x" * 4097}, "the target has 4097 characters; expected up to 4096"),
         ({"source": "\udcff"}, "not valid Unicode"),
@@ -55,14 +54,12 @@ def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
         ({"layers": [0]}, "layers are 0; STEM layers are 1,2"),
         ({"layers": ["1"]}, "layers is .* expected integers"),
         ({"layers": [1.0]}, "expected integers"),
-        ({"pad": 300}, r"token id 300 is not in 0\.\.299"),
-        ({"pad": -1}, "token id -1"),
-        ({"pad": 1.5}, "expected integers"),
-        ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
+        ({"pad": 300}, r"token id 300 is not in 0\.\.299"), ({"pad": -1}, "token id -1"),
+        ({"pad": 1.5}, "expected integers"), ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
         ({"scope": "everywhere", "source": "ada", "target": "cow"}, "twice"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_cannot_be_an_edit_is_refused(
     options: dict[str, Any], message: str, bundle: Bundle
 ) -> None:

@@ -180,12 +180,10 @@ def test_parts_follow_each_other_and_scales_follow_all_parts(row_type: RowType) 
 @pytest.mark.parametrize(
     ("row_type", "codes"),
     [
-        ("fp32", [(3, 16), (2, 32)]),
-        ("fp16", [(3, 16), (2, 32)]),
-        ("int8", [(3, 16), (2, 32)]),
+        ("fp32", [(3, 16), (2, 32)]), ("fp16", [(3, 16), (2, 32)]), ("int8", [(3, 16), (2, 32)]),
         ("int4", [(3, 8), (2, 16)]),
     ],
-)
+)  # fmt: skip
 def test_shapes_of_parts_in_a_slot(row_type: RowType, codes: list[tuple[int, ...]]) -> None:
     layout = layout_of(row_type, parts=MATRICES)
     assert [layout.codes_shape(part) for part in range(2)] == codes

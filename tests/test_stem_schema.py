@@ -33,16 +33,13 @@ SIZES: dict[str, Any] = {
 LLAMA3 = Llama3Rope(8.0, 1.0, 4.0, 16)
 YARN = YarnRope(4.0, 32, 1.2, beta_fast=4.0, beta_slow=0.2, truncate=False)
 VARIANTS: list[dict[str, Any]] = [
-    {"stem_layers": (1,)},
-    {"stem_layers": (0, 1, 2)},
-    {"stem_layers": (0, 2), "row_rank": 16},
+    {"stem_layers": (1,)}, {"stem_layers": (0, 1, 2)}, {"stem_layers": (0, 2), "row_rank": 16},
     {"stem_layers": (2,), "stem_ffn": "stem-plus"},
     {"stem_layers": (1, 2), "stem_ffn": "stem-plus", "row_rank": 16},
     {"stem_layers": (0, 1), "stem_ffn": "stem-gate"},
     {"stem_layers": (1,), "stem_ffn": "stem-gate", "row_rank": 16},
     {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 5},
-    {"stem_layers": (0, 2), "stem_ffn": "hash-moe", "n_experts": 61},
-    {"stem_layers": ()},
+    {"stem_layers": (0, 2), "stem_ffn": "hash-moe", "n_experts": 61}, {"stem_layers": ()},
     {"stem_layers": (1,), "head_dim": 24, "n_kv_heads": 1, "rope_interleaved": False},
     {"stem_layers": (1,), "n_kv_heads": 4, "tied_head": True, "rope_theta": 500.0},
     {"stem_layers": (1,), "rope_scaling": LinearRope(4.0)},
@@ -53,7 +50,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"stem_layers": (1,), "qk_norm_eps": 1e-8, "post_norms": True},
     {"stem_layers": (1,), "biases": BIASED, "logit_softcap": 3.0},
     {"stem_layers": (0,), "stem_ffn": "stem-gate", "biases": ("gate", "wo")},
-]
+]  # fmt: skip
 RENAMES = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 LAYER_RENAMES = {f"w{x}": f"self_attn.{x}_proj" for x in "qkvo"}
 LAYER_RENAMES |= {f"{x}_norm": f"self_attn.{x}_norm" for x in "qk"}

@@ -30,11 +30,9 @@ ORDERS = [
 ]  # fmt: skip
 # Calls of os that a system may lack; the store then reads with a thread pool, or seeks.
 LACKING: dict[str, tuple[str, ...]] = {
-    "linux": (),
-    "no advice": ("posix_fadvise",),
-    "no positional read": ("preadv",),
+    "linux": (), "no advice": ("posix_fadvise",), "no positional read": ("preadv",),
     "windows": ("posix_fadvise", "preadv"),
-}
+}  # fmt: skip
 WAYS: list[tuple[ReadMode, str]] = [
     *[("pread", system) for system in LACKING],
     *[("mmap", system) for system in ("linux", "no advice")],
@@ -234,25 +232,6 @@ def test_failed_open_leaves_nothing_open(
         open_store(tmp_path, FORMAT, reads)
     assert opened.counts == (3, 2 if reads == "mmap" else 0)
     assert opened.all_closed()
-
-
-@pytest.mark.parametrize("mapping", [False, True])
-def test_shard_that_the_system_cannot_open_is_named(
-    mapping: bool, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_file, shard = disk.open_file, shard_of(tmp_path, 0)[0]
-
-    def refuse(path: object, *_: object, **__: object) -> int:
-        if isinstance(path, Path) and path != shard:
-            return open_file(path)
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    if mapping:
-        monkeypatch.setattr(mmap, "mmap", refuse)
-    else:
-        monkeypatch.setattr(disk, "open_file", refuse)
-    with pytest.raises(BundleError, match=r"c/0/0: .*Too many open files"):
-        open_store(tmp_path, FORMAT, "mmap")
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])

@@ -120,12 +120,10 @@ def test_c11_tables_of_zeros_are_noted_and_exported(stem: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [
-        (torch.int8, "I8"),
-        (torch.float8_e5m2, "F8_E5M2"),
-        (torch.bool, "BOOL"),
+        (torch.int8, "I8"), (torch.float8_e5m2, "F8_E5M2"), (torch.bool, "BOOL"),
         (torch.int64, "I64"),
     ],
-)
+)  # fmt: skip
 def test_c11_types_that_are_not_supported_are_named(
     stem: Path, lingua: Path, dtype: torch.dtype, name: str
 ) -> None:

@@ -100,20 +100,17 @@ def test_c5_a_sparse_file_with_a_huge_header_is_refused_at_once(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        (b'{"a\xff": 1}', "position 3"),
-        (b'{"a": ', "char"),
-        (b"[1, 2]", "object"),
+        (b'{"a\xff": 1}', "position 3"), (b'{"a": ', "char"), (b"[1, 2]", "object"),
         (b"\xef\xbb\xbf{}", "byte order mark"),
         (json.dumps(HEADER).encode()[:-1] + b', "a": {}}', "more than once"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper than 32"),
         (b'{"__metadata__": ' + b'{"a":' * 100_000, "nested deeper than 32"),
-        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "more than once"),
-        (b'{"a": 3}', "tensor a"),
+        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "more than once"), (b'{"a": 3}', "tensor a"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "run": 1}}', "tensor a"),
         (b'{"a": {"shape": [1], "data_offsets": [0, 4]}}', "dtype"),
     ],
     ids=range(11),
-)
+)  # fmt: skip
 def test_c6_headers_that_are_no_plain_json(tmp_path: Path, header: bytes, said: str) -> None:
     opened(tmp_path, encoded(header), said)
 

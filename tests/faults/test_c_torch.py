@@ -101,15 +101,13 @@ def test_c1_a_folder_of_pickles_says_what_to_do(tmp_path: Path, name: str) -> No
 
 GADGETS = {
     "system": b"cposix\nsystem\n(X\x02\0\0\0idtR.",
-    "eval": b"c__builtin__\neval\n(X\x01\0\0\x001tR.",
-    "load": b"ctorch\nload\n(X\x01\0\0\0xtR.",
+    "eval": b"c__builtin__\neval\n(X\x01\0\0\x001tR.", "load": b"ctorch\nload\n(X\x01\0\0\0xtR.",
     "a module inside of a name": b"cos system\npopen\n)R.",
-    "by the stack": b"\x8c\x02os\x8c\x06system\x93)R.",
-    "an instance": b"(ios\nsystem\n.",
+    "by the stack": b"\x8c\x02os\x8c\x06system\x93)R.", "an instance": b"(ios\nsystem\n.",
     "by number": b"\x82\x01.",
     "a getter of attributes": b"cbuiltins\ngetattr\n(ctorch\nstorage\nX\x04\0\0\0_osatR.",
     "a dict of state": HEAD + b"ccollections\nOrderedDict\n)R}X\x09\0\0\0__class__cos\nsystem\nsb.",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("data", GADGETS.values(), ids=GADGETS)

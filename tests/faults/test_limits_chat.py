@@ -133,13 +133,11 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
     [
         (b'{"error": "odd\\n\\u001b", "line": 7}\n', "line 7: the chat template fails: odd \\x1b;"),
         (b'{"error": "odd", "line": null}\n', "chat_template: the chat template fails: odd;"),
-        (b"{}\n", "fails: None;"),
-        (b"[]\n", "its process ended"),
-        (b"", "its process ended"),
+        (b"{}\n", "fails: None;"), (b"[]\n", "its process ended"), (b"", "its process ended"),
         (BrokenPipeError(), "its process ended"),
         (TimeoutError(), "it takes longer than 2.0 seconds"),
     ],
-)
+)  # fmt: skip
 def test_answers_that_are_none(
     answer: bytes | BaseException, named: str, config: Path, worker: Worker
 ) -> None:

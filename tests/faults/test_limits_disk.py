@@ -40,13 +40,11 @@ def open_files() -> int:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda path: path.mkdir(),
-        lambda path: os.mkfifo(path),
+        lambda path: path.mkdir(), lambda path: os.mkfifo(path),
         lambda path: path.symlink_to(path.with_name("file")),
-        lambda path: path.symlink_to("nowhere"),
-        lambda path: path.symlink_to("/dev/null"),
+        lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to("/dev/null"),
     ],
-)
+)  # fmt: skip
 def test_only_a_regular_file_is_opened(file: Path, make: Callable[[Path], None]) -> None:
     make(other := file.with_name("other"))
     before = open_files()

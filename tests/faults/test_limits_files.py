@@ -123,12 +123,10 @@ def test_what_is_there_is_said(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (stat.S_IFSOCK, "a socket"),
-        (stat.S_IFCHR, "a device"),
-        (stat.S_IFBLK, "a device"),
+        (stat.S_IFSOCK, "a socket"), (stat.S_IFCHR, "a device"), (stat.S_IFBLK, "a device"),
         (0, "something else"),
     ],
-)
+)  # fmt: skip
 def test_kinds_that_not_every_user_can_make(
     kind: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

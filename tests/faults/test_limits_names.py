@@ -101,15 +101,12 @@ def test_where_nesting_is_too_deep() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "empty"),
-        (b" \n\t ", "empty"),
-        (b"\xef\xbb\xbf{}", "byte order mark"),
-        (b'{"a": "\xff"}', "utf-8"),
-        (b'{"a": 1, "a": 1}', "'a' is there more than once"),
+        (b"", "empty"), (b" \n\t ", "empty"), (b"\xef\xbb\xbf{}", "byte order mark"),
+        (b'{"a": "\xff"}', "utf-8"), (b'{"a": 1, "a": 1}', "'a' is there more than once"),
         (b'[{"b": {"c": 1, "d": 1, "c": 2}}]', "'c' is there more than once"),
         (b'{"a": 1', "delimiter"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_strict_json(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check_json(data)

@@ -157,16 +157,13 @@ def test_m3_a_field_that_is_there_twice(manifest: bytes, where: str) -> None:
 
 HUGE = "9" * 5000
 NUMBERS = {
-    "format_version": "$.format_version",
-    "model vocab_size": "$.model.vocab_size",
-    "model d_ff": "$.model.d_ff",
-    "model stem_layers 0": "$.model.stem_layers[0]",
-    "backbone block_size": "$.backbone.block_size",
-    "tables records": "$.tables.records",
+    "format_version": "$.format_version", "model vocab_size": "$.model.vocab_size",
+    "model d_ff": "$.model.d_ff", "model stem_layers 0": "$.model.stem_layers[0]",
+    "backbone block_size": "$.backbone.block_size", "tables records": "$.tables.records",
     f"files {TOKENIZER} nbytes": "$.files[...].nbytes",
     "reports onnxruntime tables_nbytes": "$.reports[...].tables_nbytes",
     "reports onnxruntime probe_tokens 0": "$.reports[...].probe_tokens[0]",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("where", NUMBERS)
@@ -193,14 +190,11 @@ def test_m4_numbers_that_are_none(manifest: bytes, text: str, field: str) -> Non
     [
         *[{"model vocab_size": 2**24}, {"model dim": 2**20}, {"model d_ff": 2**20}],
         *[{"model n_heads": 2**16}, {"model head_dim": 2**20}, {"model n_layers": 2**12}],
-        {"tables parts": [[2**62]]},
-        {"tables parts": [[2**31, 2**31]]},
-        {"tables parts": [[16]] * 1000},
-        {"tables parts": [[1] * 1000]},
-        {"tables layers": [2**62]},
+        {"tables parts": [[2**62]]}, {"tables parts": [[2**31, 2**31]]},
+        {"tables parts": [[16]] * 1000}, {"tables parts": [[1] * 1000]}, {"tables layers": [2**62]},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_m4_sizes_that_would_need_more_than_there_is(
     tiny_bundle: Path, tmp_path: Path, manifest: bytes, changes: dict[str, object]
 ) -> None:

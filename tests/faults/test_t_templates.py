@@ -161,12 +161,10 @@ def test_t12_up_to_the_bound_there_is_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ " + "(" * 20_000 + ")" * 20_000 + " }}",
-        "{% if x %}" * 3000 + "{% endif %}" * 3000,
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ " + "-" * 20_000 + "1 }}",
+        "{{ " + "(" * 20_000 + ")" * 20_000 + " }}", "{% if x %}" * 3000 + "{% endif %}" * 3000,
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ " + "-" * 20_000 + "1 }}",
     ],
-)
+)  # fmt: skip
 def test_t13_deep_nesting_is_refused(tmp_path: Path, template: str) -> None:
     fails(tmp_path, template, seconds=4.0)
 
