@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.store import RowStore
 from stem_edge.shards import ShardGrid, array_metadata
 from stem_edge.table_store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
-from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
+from stem_edge.token_index import I32, INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.zarr_json import encode_metadata
+
+
+class MemoryStore(RowStore):
+    """Records that lie in no file: `content` makes them; reads are noted, `before` may fail them."""
+
+    def __init__(self, layout: RecordLayout, content: Callable[[I64], U8]) -> None:
+        self._memory_layout, self._content = layout, content
+        self._memory_index: I32 | None = None
+        self.reads: list[list[int]] = []
+        self.bytes_read = 0
+        self.closed = False
+
+    @property
+    def layout(self) -> RecordLayout:
+        return self._memory_layout
+
+    @property
+    def tokens(self) -> int:
+        index = self._memory_index
+        return self.layout.records if index is None else len(index)
+
+    @property
+    def index(self) -> I32 | None:
+        return self._memory_index
+
+    def before(self, numbers: I64) -> None:
+        """Whatever a test does to a read."""
+
+    def read(self, numbers: I64) -> U8:
+        self.reads.append(numbers.tolist())
+        self.before(numbers)
+        self.bytes_read += len(numbers) * self.layout.record_nbytes
+        return self._content(numbers)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def arrays_of(cache: RowCache) -> ArraySlots:

@@ -1,14 +1,14 @@
 """The row cache against a slow oracle made of dictionaries."""
 
-import sys
 from collections import Counter
+from functools import partial
 from itertools import chain, product
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from interrupts import interrupted
 from stores import arrays_of
 
 from stem_edge.quantize import U8
@@ -24,14 +24,12 @@ def layout_of(row_type: RowType, layers: tuple[int, ...], *parts: tuple[int, ...
 
 
 LAYOUTS = {
-    "int4": layout_of("int4", (1, 2, 5), (32,)),
-    "int8": layout_of("int8", (0, 3), (48,)),
-    "fp16": layout_of("fp16", (0, 2), (5,)),
-    "fp32": layout_of("fp32", (4,), (3,)),
+    "int4": layout_of("int4", (1, 2, 5), (32,)), "int8": layout_of("int8", (0, 3), (48,)),
+    "fp16": layout_of("fp16", (0, 2), (5,)), "fp32": layout_of("fp32", (4,), (3,)),
     "int4 matrices": layout_of("int4", (1, 2), (4, 16), (2, 32)),
     "fp32 matrices": layout_of("fp32", (1, 2), (4, 3), (3, 2)),
     "fp16 scales": make_layout(V, (1, 2), ((2, 32), (16,)), "int8", 16, "fp16"),
-}
+}  # fmt: skip
 INT4 = LAYOUTS["int4"]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
@@ -144,60 +142,6 @@ def test_random_streams_against_the_oracle(layout: RecordLayout, slots: int, see
     assert cache.misses and cache.hits
 
 
-def test_new_cache_holds_nothing() -> None:
-    cache = RowCache(ArraySlots(INT4, 4))
-    assert cache.missing(ids(0, V - 1, 3, 3)).tolist() == [0, 3, V - 1]
-
-
-def test_empty_slots_are_filled_before_any_is_evicted() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
-    for token in (V - 1, 4, 9):
-        fetch(cache, records, ids(token))
-    assert resident(cache) == {V - 1, 4, 9}
-
-
-@pytest.mark.parametrize(
-    ("uses", "evicted"),
-    [
-        ([1, 1, 2, 2, 3, 2, 1], 3),  # least used, although last used before the others
-        ([1, 2, 3], 1),  # equal counts: longest ago used
-        ([1, 2, 3, 1, 2, 3, 3, 2, 1], 3),
-        ([3, 3, 3, 2, 2, 1], 1),
-    ],
-)
-def test_the_least_and_then_longest_ago_used_is_evicted(uses: list[int], evicted: int) -> None:
-    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
-    for token in [*uses, 50]:
-        fetch(cache, records, ids(token))
-    assert resident(cache) == {1, 2, 3, 50} - {evicted}
-
-
-def test_an_evicted_token_keeps_its_count() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 2)), make_records(INT4)
-    for token in [1, 1, 2, 2, 2, 3, 1]:  # 3 evicts 1, which comes back to its three uses
-        fetch(cache, records, ids(token))
-    fetch(cache, records, ids(4))  # 2 has three uses as well, longer ago
-    assert resident(cache) == {1, 4}
-
-
-def test_ageing_lets_new_favourites_in() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 2)), make_records(INT4)
-    fetch(cache, records, ids(*[1] * (AGEING_USES_PER_SLOT * 2 - 1)))  # 15 uses
-    fetch(cache, records, ids(2))  # the 16th use halves all counts: 7 and 0
-    for _ in range(8):
-        fetch(cache, records, ids(3))  # in place of 2; now 8 uses
-    fetch(cache, records, ids(4))
-    assert resident(cache) == {3, 4}
-
-
-def test_kept_ids_stay_however_rarely_used() -> None:
-    cache, records = RowCache(ArraySlots(INT4, 3)), make_records(INT4)
-    fetch(cache, records, ids(1, 2))
-    fetch(cache, records, ids(3, 3, 3, 3))
-    cache.install(ids(5), records[[5]], keep=ids(1, 2, 5))
-    assert resident(cache) == {1, 2, 5}
-
-
 @every_layout
 @pytest.mark.parametrize("slots", [1, 33])
 def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int) -> None:
@@ -223,38 +167,6 @@ def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
     assert [array.ctypes.data for array in inputs_of(cache)] == before
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt before the n-th line of RowCache.install."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-        self.raised = False
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not RowCache.install.__code__:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left < 0 and not self.raised:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self
-
-
-def interrupted_install(cache: RowCache, records: U8, tokens: I64, line: int) -> bool:
-    """Whether installing was interrupted; False when it has fewer lines."""
-    cache.use(tokens)
-    missing, interrupt, before = cache.missing(tokens), Interrupt(line), sys.gettrace()
-    sys.settrace(interrupt)
-    try:
-        cache.install(missing, records[missing], tokens)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return interrupt.raised
-
-
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     """Whatever the moment, no slot claims rows that it has not, then and ever after."""
@@ -262,7 +174,9 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
     while True:
         cache = RowCache(ArraySlots(layout, 4))
         fetch(cache, records, ids(1, 2, 3, 4))
-        interrupted = interrupted_install(cache, records, ids(3, 10, 11), line)
+        cache.use(ids(3, 10, 11))
+        install = partial(cache.install, ids(10, 11), records[[10, 11]], ids(3, 10, 11))
+        ended = interrupted(install, line, lambda code: code is RowCache.install.__code__)
         check_contents(cache, records)
         rng = np.random.default_rng(later)
         for _ in range(30):
@@ -270,7 +184,7 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
             fetch(cache, records, tokens)
             assert set(tokens.tolist()) <= resident(cache)
             check_contents(cache, records)
-        if not interrupted:
+        if not ended:
             break
         line += 1
     assert line > 8  # as many moments were tried

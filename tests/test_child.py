@@ -149,8 +149,7 @@ def test_an_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "lines"),
-    [(-1, [b"ab\n", b"cdef", b""]), (3, [b"ab\n", b"cde", b"f", b""])],
+    ("most", "lines"), [(-1, [b"ab\n", b"cdef", b""]), (3, [b"ab\n", b"cde", b"f", b""])]
 )
 def test_lines_are_passed(most: int, lines: list[bytes]) -> None:
     taken: list[bytes] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -207,32 +206,6 @@ def test_where_an_edit_cannot_be_written(bundle: Path, capsys: Capture) -> None:
     assert stem_edge.read_edit("old.edit").scope == "positions"
 
 
-@pytest.mark.parametrize(
-    ("failure", "status"), [(OSError(errno.ENOSPC, "No space"), 1), (KeyboardInterrupt(), 130)]
-)
-@pytest.mark.parametrize("replaced", [False, True])
-def test_nothing_is_left_of_an_edit_that_could_not_be_written(
-    bundle: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-    failure: BaseException,
-    status: int,
-    replaced: bool,
-) -> None:
-    if replaced:
-        Path("a.edit").write_text("old")
-    before = files(Path())
-
-    def fsync(_: int) -> None:
-        raise failure
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    command = ["edit", str(bundle), *SPAIN, "-o", "a.edit", "--force"]
-    assert main(command) == status
-    assert files(Path()) == before
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.slow
 def test_comparing_writes_only_where_it_is_told_to(bundle: Path, capsys: Capture) -> None:
     command = ["edit", bundle, "--compare", PROMPT, *SPAIN]
@@ -243,14 +216,6 @@ def test_comparing_writes_only_where_it_is_told_to(bundle: Path, capsys: Capture
     other = ["edit", bundle, "--compare", "The capital of France is", *SPAIN, "-o", "b.edit"]
     assert "not in the prompt" in refused(capsys, *other)
     assert not Path("b.edit").exists()
-
-
-def test_a_comparison_is_drawn(bundle: Path, capsys: Capture) -> None:
-    pytest.importorskip("matplotlib")
-    text = run(capsys, "edit", bundle, "--compare", PROMPT, *SPAIN, "--plot", "a.png")
-    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
-    assert max(map(columns, text.splitlines()[1:])) <= 80
-    assert "KL(target prompt || edited)" in text
 
 
 def test_names_are_safe_for_files(bundle: Path, capsys: Capture) -> None:
@@ -359,13 +324,6 @@ def test_generate_refuses_edits_before_it_loads(
         ("gone", "gone: no such edit file"),
     ):
         assert message in refused(capsys, "generate", bundle, "-p", PROMPT, "--edit", name)
-
-
-def test_a_source_that_is_not_in_the_prompt(bundle: Path, capsys: Capture) -> None:
-    run(capsys, "edit", bundle, *SPAIN, "-o", "a.edit")
-    message = refused(capsys, "generate", bundle, "--edit", "a", "-p", "The capital of Spian is")
-    assert "'Spain' is not in the prompt" in message
-    assert "near it: 'Spian'" in message
 
 
 def test_a_dense_model_has_no_edits(bundle: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import stem_edge
 from stem_edge import disk, edit_file
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.edit_file import (
@@ -154,44 +152,23 @@ def test_a_newer_file_asks_for_a_newer_program(version: int, tmp_path: Path) -> 
         read(tmp_path, data)
 
 
-@pytest.mark.parametrize("version", [0, -1, None, "1", 1.5, [1], True])
-def test_other_versions_are_none(version: Any, tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="not an edit of format 1"):
-        read(tmp_path, sealed(content_of(EDIT), version))
-
-
 WRONG: dict[str, Content] = {
     "an unknown field": {"run": "rm"},
     "an unknown change": {"change": {"type": "python", "source": "a", "target": "b"}},
     "an unknown field of the change": {
         "change": {"type": "replacement", "source": "a", "target": "b", "hook": "x"}
     },
-    "no source": {"change": {"type": "replacement", "source": "", "target": "b"}},
-    "a huge source": {"change": {"type": "replacement", "source": "a" * 4097, "target": "b"}},
     "a scheme that is none": {
         "change": {"type": "replacement", "source": "a", "target": "b", "scheme": "best"}
     },
-    "a negative padding token": {
-        "change": {"type": "replacement", "source": "a", "target": "b", "pad": -1}
-    },
-    "a scope that is none": {"scope": "here"},
     "no layers": {"layers": []},
     "layers twice": {"layers": [1, 1]},
     "layers in another order": {"layers": [2, 1]},
-    "a huge layer": {"layers": [2**31]},
-    "a layer of many digits": {"layers": [10**40]},
-    "a layer that is no integer": {"layers": [0.5]},
-    "a short hash": {"made_for": "abc"},
-    "a hash of other letters": {"made_for": "G" * 64},
     "rows at positions": {"change": {"type": "rows", "rows": {"1": ["AA==", "AA=="]}}},
     "no rows": {"change": {"type": "rows", "rows": {}}, "scope": "everywhere"},
     "too few rows": {"change": {"type": "rows", "rows": {"1": ["AA=="]}}, "scope": "everywhere"},
     "another number of rows for one token": {
         "change": {"type": "rows", "rows": {"1": ["AA==", "AA=="], "2": ["AA=="]}},
-        "scope": "everywhere",
-    },
-    "rows of a token that is none": {
-        "change": {"type": "rows", "rows": {"-1": ["AA==", "AA=="]}},
         "scope": "everywhere",
     },
     "rows that are no base64": {
@@ -221,34 +198,17 @@ def test_nothing_may_be_missing(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\0" * 100,
-        b"null",
-        b"[]",
-        b"{}",
-        b'"edit"',
-        b"\xff\xfe{}",
-        b"[" * 100_000,
-        b'{"edit":' * 100_000,
-        b'{"format_version": 1, "sha256": "x", "edit": ' + b"[" * 100_000,
+        b"", b"\0" * 100, b"null", b"[]", b"{}", b'"edit"', b"\xff\xfe{}", b"[" * 100_000,
+        b'{"edit":' * 100_000, b'{"format_version": 1, "sha256": "x", "edit": ' + b"[" * 100_000,
         b'{"format_version": 1, "sha256": "x", "edit": {}, "more": 1}',
         b'{"format_version": ' + b"9" * 100_000 + b"}",
-        b'{"format_version": 1, "sha256": "\xff", "edit": {}}',
-        b"PK\x03\x04",
+        b'{"format_version": 1, "sha256": "\xff", "edit": {}}', b"PK\x03\x04",
     ],
     ids=range(14),
-)
+)  # fmt: skip
 def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(EditError, match=r"an\.edit: not an edit of format 1"):
         read(tmp_path, data)
-
-
-def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    text = json.dumps(content_of(EDIT))
-    twice = sealed(text)[:-1] + b', "edit": ' + json.dumps(content_of(PLAIN)).encode() + b"}"
-    for data, name in ((sealed(text[:-1] + ', "scope": "everywhere"}'), "scope"), (twice, "edit")):
-        with pytest.raises(EditError, match=f"'{name}' is there more than once"):
-            read(tmp_path, data)
 
 
 def test_a_file_may_be_formatted_but_not_its_edit(tmp_path: Path) -> None:
@@ -256,24 +216,6 @@ def test_a_file_may_be_formatted_but_not_its_edit(tmp_path: Path) -> None:
     assert read(tmp_path, spaced + b"\n\n") == EDIT
     with pytest.raises(EditError, match="its sha256 is"):
         read(tmp_path, encode_edit(EDIT).replace(b'"pad": 7', b'"pad":7'))
-
-
-@pytest.mark.parametrize("name", ["", ".", "none.edit", "folder", "a\0b", "x" * 300])
-def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(EditError):
-        read_edit(tmp_path / name)
-
-
-def test_a_file_above_the_limit_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(edit_file, "MAX_NBYTES", 100)
-    with pytest.raises(EditError, match="larger than 100 bytes"):
-        read(tmp_path, encode_edit(EDIT))
-    with pytest.raises(InputError, match="above 100"):
-        EDIT.save(tmp_path / "new.edit")
-    assert names(tmp_path) == ["an.edit"]
 
 
 @pytest.mark.parametrize("less", [0, 1])
@@ -321,62 +263,34 @@ def test_files_without_an_edit_or_a_version_say_so(tmp_path: Path) -> None:
         read(tmp_path, b'{"edit": {}, "sha256": ""}')
 
 
-def test_edits_are_values_with_named_fields() -> None:
-    for made in (REPLACEMENT, ROWS.change, EDIT):
-        kind: Any = type(made)
-        with pytest.raises(TypeError):
-            kind("a", "b")
-        with pytest.raises(AttributeError):
-            setattr(made, made.__struct_fields__[0], None)
-
-
 def test_layers_that_are_not_ascending_are_shown() -> None:
     with pytest.raises(ValueError, match="layers 9,8,7,6,5,4,3,2 are not ascending"):
         msgspec.structs.replace(EDIT, layers=tuple(range(9, -1, -1)))
 
 
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    if not hasattr(os, "mkfifo"):
-        pytest.skip("no named pipes here")
-    os.mkfifo(tmp_path / "pipe.edit")  # reading it would wait for ever
-    with pytest.raises(EditError, match="no such edit file"):
-        read_edit(tmp_path / "pipe.edit")
-
-
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failed_save_leaves_the_old_file_and_nothing_else(
-    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failing", ["os.fsync", "pathlib.Path.replace"])
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (OSError(28, "No space left on device"), InputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_save_that_ends_early_leaves_the_old_file_and_nothing_else(
+    failing: str, failure: BaseException, raised: type[BaseException], tmp_path: Path
 ) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
     path = tmp_path / "one.edit"
     EDIT.save(path)
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    if failing == "replace":
-        monkeypatch.setattr(Path, "replace", fail)
-    else:
-        monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(InputError, match=r"one\.edit: cannot write.*No space left"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(raised) as caught:
+        patch.setattr(failing, fail)
         PLAIN.save(path)
-    monkeypatch.undo()
-    assert read_edit(path) == EDIT
-    assert names(tmp_path) == ["one.edit"]
-
-
-def test_an_interrupted_save_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    EDIT.save(tmp_path / "one.edit")
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        PLAIN.save(tmp_path / "one.edit")
-    assert read_edit(tmp_path / "one.edit") == EDIT
-    assert names(tmp_path) == ["one.edit"]
+    if raised is InputError:
+        assert "one.edit: cannot write" in str(caught.value)
+        assert "No space left" in str(caught.value)
+    assert (read_edit(path), names(tmp_path)) == (EDIT, ["one.edit"])
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
@@ -460,17 +374,3 @@ def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
     ]:
         with pytest.raises(EditError, match=message):
             check_edit(wrong, bundle)
-
-
-def test_a_damaged_file_of_the_right_bundle_is_refused_at_the_door(
-    bundle: Bundle, tmp_path: Path
-) -> None:
-    edit = stem_edge.make_edit(bundle, "ab", "cd")
-    path = tmp_path / "one.edit"
-    path.write_bytes(encode_edit(edit).replace(b'"ab"', b'"aB"'))
-    with (
-        stem_edge.load(bundle.path) as model,
-        pytest.raises(EditError, match=r"one\.edit: .*its sha256 is"),
-        model.edited(path),
-    ):
-        pytest.fail("was let in")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -253,25 +252,6 @@ def test_a_prompt_that_fills_the_context(stem: Tried, engine: EngineName) -> Non
                 model.generate("a cat and a cats")
 
 
-def sums(folder: Path) -> Mapping[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def test_no_byte_of_the_bundle_changes(stem: Tried, engine: EngineName, tmp_path: Path) -> None:
-    before = sums(stem.path)
-    with load(stem.path, engine=engine, slots=4, reads="mmap") as model:
-        edits = [
-            stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average", scope="everywhere"),
-            stem_edge.make_row_edit(model.bundle, {5: np.ones((2, 80))}),
-        ]
-        for number, edit in enumerate(edits):
-            edit.save(tmp_path / f"{number}.edit")
-        with model.edited(*(tmp_path / f"{number}.edit" for number in range(2))):
-            model.generate_text(PROMPT, max_new_tokens=5)
-    assert sums(stem.path) == before
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_damaged_target_is_an_error_and_the_rest_goes_on(
     overlap: bool, stem: Tried, tmp_path: Path
@@ -298,18 +278,6 @@ def test_a_damaged_target_is_an_error_and_the_rest_goes_on(
             assert off(model.logits(ids), stem.oracle.logits(ids, rows)) < TOLERANCE
         assert np.array_equal(model.logits(ids), before)
         assert made_now(model) == 0
-
-
-def test_counts_that_are_kept_are_of_tokens(stem: Tried, tmp_path: Path) -> None:
-    for _ in range(2):
-        with load(stem.path, cache_dir=tmp_path, slots=8) as model:
-            edit = stem_edge.make_edit(
-                model.bundle, "cat", "mouse", scheme="average", scope="everywhere"
-            )
-            with model.edited(edit):
-                model.generate_text(PROMPT, max_new_tokens=5)
-            assert isinstance(model.engine.rows, Prefetcher)
-            assert len(model.engine.rows.cache.counts) == 260
 
 
 def test_scores_are_refused_within_edits(tiny_model: Model) -> None:

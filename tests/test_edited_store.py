@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import itertools
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import CodeType
 
 import numpy as np
 import pytest
+from interrupts import interrupted
 from stores import write_store
 
 from stem_edge.errors import RowReadError
@@ -156,44 +156,18 @@ def test_a_number_is_given_again_only_after_it_was_forgotten(store: EditedStore)
     assert read(store, [V, V + 1]) == [expected(mixed(5, 6)), expected(mixed(3, 4))]
 
 
-class Stop(BaseException):
-    """As Ctrl-C, at a chosen line."""
-
-
-def interrupted(call: Callable[[], object], at: int) -> bool:
-    """Whether a call was ended at its `at`-th line of the files that keep numbers."""
-    left = at
-
-    def trace(frame: Any, event: str, _: object) -> Any:
-        nonlocal left
-        name = frame.f_code.co_filename
-        if not name.endswith(("edited_store.py", "prefetch.py", "cache.py")):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise Stop
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except Stop:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+def keeps_numbers(code: CodeType) -> bool:
+    return code.co_filename.endswith(("edited_store.py", "prefetch.py", "cache.py"))
 
 
 def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: EditedStore) -> None:
-    for at in itertools.count(1):
+    for at in itertools.count():
         slots = ArraySlots(LAYOUT, SLOTS)
         rows = Prefetcher(store.base, RowCache(slots), overlap=False)
         first = rows.make([mixed(1, 2), mixed(2, 3)])
         rows.fetch(first)
         rows.release(first.tolist())
-        ended = interrupted(partial(rows.make, [mixed(3, 4), mean_of(5, 6)]), at)
+        ended = interrupted(partial(rows.make, [mixed(3, 4), mean_of(5, 6)]), at, keeps_numbers)
         for recipes in ([mixed(7, 8), mixed(1, 2)], [mean_of(5, 6), mixed(3, 4), mixed(9, 1)]):
             made = rows.make(recipes)
             assert len(set(made.tolist())) == len(recipes)

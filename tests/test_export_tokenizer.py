@@ -285,18 +285,14 @@ NULL_MAP = json.dumps(  # makes the library panic
     ("kind", "content", "found"),
     [
         ("tiktoken", b"", "256 single bytes have no rank"),
-        ("tiktoken", b"IQ== 0\nIg==", "ValueError"),
-        ("tiktoken", b"!! 0\n", "base64"),
+        ("tiktoken", b"IQ== 0\nIg==", "ValueError"), ("tiktoken", b"!! 0\n", "base64"),
         ("tiktoken", b"IQ== 1\n", "the ranks of 1 lines are not 0 to 0"),
-        ("sp", b"", "expected a sentencepiece"),
-        ("sp", b"not a model", "expected a sentencepiece"),
-        ("json", b"", "expected a tokenizer"),
-        ("json", b"\xff\xfe", "UnicodeDecodeError"),
-        ("json", b"{}", "expected a tokenizer"),
-        ("json", BAD_MODEL.encode(), "0 tokens"),
+        ("sp", b"", "expected a sentencepiece"), ("sp", b"not a model", "expected a sentencepiece"),
+        ("json", b"", "expected a tokenizer"), ("json", b"\xff\xfe", "UnicodeDecodeError"),
+        ("json", b"{}", "expected a tokenizer"), ("json", BAD_MODEL.encode(), "0 tokens"),
         ("json", NULL_MAP.encode(), "expected a tokenizer"),
     ],
-)
+)  # fmt: skip
 def test_damaged_file(kind: str, content: bytes, found: str, tmp_path: Path) -> None:
     path = tmp_path / "damaged"
     path.write_bytes(content)

@@ -1,17 +1,17 @@
 """Records in memory of the host: whatever it keeps, a read returns what the store has."""
 
-import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import DEMO
+from interrupts import interrupted
+from stores import MemoryStore
 
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import RowReadError
@@ -23,11 +23,10 @@ from stem_edge.runtime.edited_store import READ_AT_ONCE
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import RowStore, open_store
+from stem_edge.runtime.store import open_store
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.runtime.warm import expected_records, fill
 from stem_edge.token_counts import write_counts
-from stem_edge.token_index import I32
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
@@ -39,42 +38,22 @@ def ids(*numbers: int) -> I64:
     return np.array(numbers, np.int64)
 
 
-class FakeStore(RowStore):
-    """RECORDS; reads are noted, and those of a number in `bad` fail."""
+class FakeStore(MemoryStore):
+    """RECORDS; reads of a number in `bad` fail."""
 
     def __init__(self) -> None:
-        self.reads: list[list[int]] = []
+        super().__init__(LAYOUT, lambda numbers: RECORDS[numbers])
         self.bad: set[int] = set()
         self.error: BaseException = RowReadError("shard 0: record 7: Input/output error")
         self.seconds, self.readers, self.most_readers = 0.0, 0, 0
-        self.closed = False
-        self.bytes_read = 0
 
-    @property
-    def layout(self) -> Any:
-        return LAYOUT
-
-    @property
-    def tokens(self) -> int:
-        return V
-
-    @property
-    def index(self) -> I32 | None:
-        return None
-
-    def read(self, numbers: I64) -> U8:
+    def before(self, numbers: I64) -> None:
         self.readers += 1
         self.most_readers = max(self.readers, self.most_readers)
         time.sleep(self.seconds)
         self.readers -= 1
-        self.reads.append(numbers.tolist())
         if self.bad & set(numbers.tolist()):
             raise self.error
-        self.bytes_read += len(numbers) * LAYOUT.record_nbytes
-        return RECORDS[numbers]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def make(slots: int) -> tuple[HostTier, FakeStore]:
@@ -112,15 +91,6 @@ def test_reads_are_those_of_the_store_and_each_record_is_kept_or_read(
         wanted += len(numbers)
     assert tier.hits + tier.misses == wanted
     assert tier.misses * LAYOUT.record_nbytes == tier.bytes_read == store.bytes_read
-
-
-def test_what_is_kept_is_not_read_again_and_the_rest_is_read_at_once() -> None:
-    tier, store = make(10)
-    check(tier, ids(1, 2, 3))
-    check(tier, ids(2, 3))
-    check(tier, ids(1, 4, 3, 5))
-    assert store.reads == [[1, 2, 3], [4, 5]]
-    assert (tier.hits, tier.misses) == (4, 5)
 
 
 @pytest.mark.parametrize("numbers", [[], [5, 5], [9, 3, 9, 4, 3], [1, 2, 1]])
@@ -167,46 +137,26 @@ def test_a_read_that_fails_leaves_nothing_wrong(error: BaseException, slots: int
     check(tier, ids(100, 101))
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt before the n-th line of what a read calls of the tier and its cache.
+def within(code: CodeType) -> bool:
+    """What a read calls of the tier and its cache.
 
-    Not in `read` itself: tracing stops where a true interrupt cannot, before a lock is let go.
+    Not `read` itself: tracing stops where a true interrupt cannot, before a lock is let go.
     """
-
-    def __init__(self, line: int) -> None:
-        self.left, self.raised = line, False
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if Path(frame.f_code.co_filename).name not in ("host_tier.py", "cache.py"):
-            return None
-        if frame.f_code is HostTier.read.__code__:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left < 0 and not self.raised:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self
+    name = Path(code.co_filename).name
+    return name in ("host_tier.py", "cache.py") and code is not HostTier.read.__code__
 
 
 def test_an_interrupt_at_any_line_of_a_read_does_no_harm() -> None:
-    line, raised = 0, True
-    while raised:
+    line, ended = 0, True
+    while ended:
         tier, _ = make(5)
         check(tier, ids(1, 2, 3, 4, 5))
-        interrupt, before = Interrupt(line), sys.gettrace()
-        sys.settrace(interrupt)
-        try:
-            tier.read(ids(2, 9, 10))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+        ended = interrupted(partial(tier.read, ids(2, 9, 10)), line, within)
         kept(tier)
         for numbers in (ids(9, 10), ids(1, 2, 3), ids(9), ids(20, 21, 22, 23, 24)):
             check(tier, numbers)
             kept(tier)
-        raised, line = interrupt.raised, line + 1
+        line += 1
     assert line > 30
 
 
@@ -242,9 +192,6 @@ def test_it_closes_its_store() -> None:
     tier, store = make(3)
     tier.close()
     assert store.closed
-
-
-Rows = Callable[..., tuple[Prefetcher, FakeStore]]
 
 
 def rows_over(slots: int, host_slots: int, overlap: bool = False) -> tuple[Prefetcher, FakeStore]:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from conftest import DEMO
 from test_overlay import codec_of
 
 import stem_edge
@@ -18,7 +17,7 @@ from stem_edge import make_edit, make_row_edit
 from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
 from stem_edge.edit_file import Replacement, check_edit, tables_id
 from stem_edge.edit_schemes import Scheme
-from stem_edge.errors import EditError, InputError
+from stem_edge.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +37,7 @@ def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": " "}, "the source is ' '"),
-        ({"target": ""}, "the target is ''"),
+        ({"source": " "}, "the source is ' '"), ({"target": ""}, "the target is ''"),
         ({"source": None}, "the source is None"),
         ({"target": "x" * 4097}, "the target has 4097 characters; expected up to 4096"),
         ({"source": "\udcff"}, "not valid Unicode"),
@@ -56,14 +54,12 @@ def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
         ({"layers": [0]}, "layers are 0; STEM layers are 1,2"),
         ({"layers": ["1"]}, "layers is .* expected integers"),
         ({"layers": [1.0]}, "expected integers"),
-        ({"pad": 300}, r"token id 300 is not in 0\.\.299"),
-        ({"pad": -1}, "token id -1"),
-        ({"pad": 1.5}, "expected integers"),
-        ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
+        ({"pad": 300}, r"token id 300 is not in 0\.\.299"), ({"pad": -1}, "token id -1"),
+        ({"pad": 1.5}, "expected integers"), ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
         ({"scope": "everywhere", "source": "ada", "target": "cow"}, "twice"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_cannot_be_an_edit_is_refused(
     options: dict[str, Any], message: str, bundle: Bundle
 ) -> None:
@@ -195,16 +191,3 @@ def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:
             make_row_edit(bundle, {5: good}, layers=layers)
     mixed: dict[Any, Any] = {5: good, "a": good.tolist()}
     check_edit(make_row_edit(bundle, mixed), bundle)
-
-
-def test_an_edit_of_one_bundle_is_none_of_another(bundle: Bundle) -> None:
-    with pytest.raises(EditError, match="made for other tables"):
-        check_edit(make_edit(DEMO, "Spain", "Germany"), bundle)
-
-
-def test_spain_becomes_germany_in_the_demo() -> None:
-    with stem_edge.load(DEMO) as model:
-        prompt = "The capital of Spain is"
-        with model.edited(make_edit(model.bundle, "Spain", "Germany")):
-            assert "Berlin" in model.generate_text(prompt, max_new_tokens=6, temperature=0)
-        assert "Madrid" in model.generate_text(prompt, max_new_tokens=6, temperature=0)

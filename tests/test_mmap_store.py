@@ -67,20 +67,15 @@ def test_a_damaged_record_is_an_error(root: Path) -> None:
 @pytest.mark.parametrize(
     ("byte_range", "expected"),
     [
-        (None, slice(None)),
-        (RangeByteRequest(0, 1), slice(0, 1)),
-        (RangeByteRequest(24, 48), slice(24, 48)),
-        (RangeByteRequest(24, 10**9), slice(24, None)),
-        (RangeByteRequest(5, 5), slice(0, 0)),
-        (OffsetByteRequest(0), slice(None)),
-        (OffsetByteRequest(80), slice(80, None)),
-        (OffsetByteRequest(10**9), slice(0, 0)),
-        (SuffixByteRequest(36), slice(-36, None)),
-        (SuffixByteRequest(0), slice(0, 0)),
+        (None, slice(None)), (RangeByteRequest(0, 1), slice(0, 1)),
+        (RangeByteRequest(24, 48), slice(24, 48)), (RangeByteRequest(24, 10**9), slice(24, None)),
+        (RangeByteRequest(5, 5), slice(0, 0)), (OffsetByteRequest(0), slice(None)),
+        (OffsetByteRequest(80), slice(80, None)), (OffsetByteRequest(10**9), slice(0, 0)),
+        (SuffixByteRequest(36), slice(-36, None)), (SuffixByteRequest(0), slice(0, 0)),
         (SuffixByteRequest(10**9), slice(None)),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_byte_ranges(
     root: Path, store: MmapStore, byte_range: ByteRequest | None, expected: slice
 ) -> None:

@@ -21,7 +21,6 @@ LAYERS = (1, 2)
 # Words behind a space, at the beginning, and pieces of them.
 WORDS = ["ĠSpain", "Spain", "ĠGermany", "Ger", "many", "ĠChad", "Ch", "ad", "Ġof", "The", "Ġ", "Ċ"]
 WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
-MERGES = [pair.split() for pair in ["Ch ad", "Ger many"]]
 END = "<|end|>"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from stores import arrays_of
+from stores import MemoryStore, arrays_of
 
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import U8
@@ -16,7 +16,6 @@ from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import I64, RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.slots import ArraySlots, Staged
-from stem_edge.runtime.store import RowStore
 from stem_edge.token_index import I32
 
 V, SLOTS = 50, 4
@@ -28,41 +27,27 @@ def ids(*tokens: int) -> I64:
     return np.array(tokens, np.int64)
 
 
-class FakeStore(RowStore):
-    """Record r holds the number r; reads wait for `open_gate`."""
+def numbered(numbers: I64) -> U8:
+    """Record r holds the number r."""
+    values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
+    return LAYOUT.pack([values, values])
+
+
+class FakeStore(MemoryStore):
+    """Its reads wait at a gate, and so many of them fail."""
 
     def __init__(self, index: I32 | None = None) -> None:
-        self.tokens_to_records = index
-        self.reads: list[list[int]] = []
-        self.bytes_read = 0
-        self.failures = 0  # reads still to fail
+        super().__init__(LAYOUT, numbered)
+        self._memory_index = index
+        self.failures = 0
         self.gate = threading.Event()
-        self.closed = False
         self.gate.set()
 
-    @property
-    def layout(self) -> RecordLayout:
-        return LAYOUT
-
-    @property
-    def tokens(self) -> int:
-        return V if self.tokens_to_records is None else len(self.tokens_to_records)
-
-    @property
-    def index(self) -> I32 | None:
-        return self.tokens_to_records
-
-    def read(self, numbers: I64) -> U8:
-        self.reads.append(numbers.tolist())
+    def before(self, numbers: I64) -> None:
         assert self.gate.wait(10)
         if self.failures:
             self.failures -= 1
             raise RowReadError(f"read of {numbers.tolist()} failed")
-        values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
-        return LAYOUT.pack([values, values])
-
-    def close(self) -> None:
-        self.closed = True
 
 
 Make = Callable[..., Prefetcher]
@@ -143,30 +128,6 @@ def test_overlap_and_plain_count_the_same_hits_and_read_the_same_records(
     assert counted[0] == counted[1]
 
 
-def test_a_submitted_record_is_read_once(make: Make) -> None:
-    rows = make()
-    rows.submit(ids(7, 5, 7))
-    rows.fetch(ids(7, 5))
-    rows.fetch(ids(5, 7))
-    assert store_of(rows).reads == [[5, 7]]
-
-
-def test_fetch_reads_only_what_nobody_submitted(make: Make) -> None:
-    rows = make()
-    rows.submit(ids(1, 2))
-    assert contents(rows, rows.fetch(ids(3, 1, 2))) == [3, 1, 2]
-    assert store_of(rows).reads == [[1, 2], [3]]
-
-
-def test_resident_rows_are_not_submitted(make: Make) -> None:
-    rows = make()
-    rows.fetch(ids(1, 2))
-    rows.submit(ids(1, 2))
-    rows.submit(ids(1, 3))
-    rows.fetch(ids(1, 3))
-    assert store_of(rows).reads == [[1, 2], [3]]
-
-
 def test_at_most_one_read_is_under_way(make: Make) -> None:
     rows = make()
     store_of(rows).gate.clear()
@@ -197,14 +158,6 @@ def test_without_overlap_nothing_is_read_ahead(make: Make) -> None:
     assert (store_of(rows).reads, threads()) == ([], before)
 
 
-def test_failed_background_read_is_tried_again(make: Make) -> None:
-    rows = make()
-    store_of(rows).failures = 1
-    rows.submit(ids(1, 2))
-    assert contents(rows, rows.fetch(ids(1, 2))) == [1, 2]
-    assert store_of(rows).reads == [[1, 2], [1, 2]]
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
     rows = make(overlap)
@@ -223,14 +176,6 @@ def test_failure_of_an_abandoned_read_is_nobodys_business(make: Make) -> None:
     store_of(rows).failures = 1
     rows.submit(ids(9))
     assert contents(rows, rows.fetch(ids(1))) == [1]
-
-
-def test_an_abandoned_submit_pushes_nothing_out(make: Make) -> None:
-    rows = make()
-    rows.fetch(ids(1, 2))
-    rows.submit(ids(10, 11, 12, 13))
-    assert contents(rows, rows.fetch(ids(1, 3))) == [1, 3]
-    assert resident(rows) == [1, 2, 3]
 
 
 def test_of_a_submit_only_what_is_wanted_is_kept(make: Make) -> None:
@@ -252,14 +197,6 @@ def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> N
     assert store_of(rows).gate.is_set()
     assert threads() == before
     rows.close()
-
-
-def test_resident_rows_cost_no_stall(make: Make) -> None:
-    rows = make()
-    rows.fetch(ids(1, 2))
-    stalled = rows.stall_seconds
-    rows.fetch(ids(2, 1))
-    assert rows.stall_seconds == stalled
 
 
 @pytest.mark.parametrize("submitted", [False, True])
@@ -398,19 +335,6 @@ def test_an_abandoned_read_that_fails_does_not_disturb_making(make: Make) -> Non
     rows.release([int(first)])
     rows.make([])
     assert values(rows, rows.fetch(rows.make([((3,), (4,))]))) == [7]
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_recipe_whose_reads_fail_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
-    rows = make(overlap)
-    (made,) = rows.make([((1, 3), (2,))])
-    rows.fetch(ids(5, 6))
-    store_of(rows).failures = 2 if overlap else 1
-    rows.submit(ids(made))
-    with pytest.raises(RowReadError, match=r"read of \[1, 2, 3\] failed"):
-        rows.fetch(ids(made, 5))
-    assert resident(rows) == [5, 6]
-    assert values(rows, rows.fetch(ids(made, 5))) == [4, 10]
 
 
 def test_counts_of_made_records_are_not_kept(make: Make) -> None:

@@ -1,7 +1,6 @@
 import struct
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -36,10 +35,7 @@ def random_rows(layout: RecordLayout, count: int = 5) -> list[F32]:
             + bytes(range(0, 256, 16))
             + struct.pack("<f", 1 / 8),
         ),
-        (
-            "int4",
-            bytes.fromhex("1032547698badcfe 0000803f 1032547698badcfe 00000040"),
-        ),
+        ("int4", bytes.fromhex("1032547698badcfe 0000803f 1032547698badcfe 00000040")),
     ],
 )
 def test_exact_bytes_of_a_record(row_type: RowType, expected: bytes) -> None:
@@ -53,16 +49,6 @@ def test_scales_of_a_row_follow_all_of_its_codes() -> None:
     layout = layout_of("int8", parts=((32,),), layers=(1,))
     record = layout.pack([np.array([STAIRS + DOUBLE], np.float32)])
     assert record.tobytes()[32:] == struct.pack("<2f", 1 / 16, 1 / 8)
-
-
-@pytest.mark.parametrize(
-    ("row_type", "codes", "row", "record"),
-    [("fp32", 64, 64, 128), ("fp16", 32, 32, 64), ("int8", 16, 20, 40), ("int4", 8, 12, 24)],
-)
-def test_sizes(row_type: RowType, codes: int, row: int, record: int) -> None:
-    layout = layout_of(row_type)
-    sizes = (layout.codes_nbytes, layout.row_nbytes, layout.record_nbytes)
-    assert sizes == (codes, row, record)
 
 
 @pytest.mark.parametrize(("row_type", "bound"), [("fp32", 0), ("fp16", 2**-11)])
@@ -109,38 +95,21 @@ def test_no_tokens_give_no_rows(row_type: RowType) -> None:
 
 
 @pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_pack_refuses_a_missing_layer(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    with pytest.raises(ValueError):
-        layout.pack(random_rows(layout)[:1])
-
-
-@pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_pack_refuses_layers_of_different_length(row_type: RowType) -> None:
+def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None:
     layout = layout_of(row_type)
     first, second = random_rows(layout)
-    with pytest.raises(ValueError):
-        layout.pack([first, second[:1]])
-
-
-@pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_pack_refuses_rows_of_another_width(row_type: RowType) -> None:
-    layout = layout_of(row_type)
-    wide = [np.zeros((2, 32), np.float32)] * 2
-    with pytest.raises(ValueError):
-        layout.pack(wide)
+    for rows in ([first], [first, second[:1]], [np.zeros((2, 32), np.float32)] * 2):
+        with pytest.raises(ValueError):
+            layout.pack(rows)
 
 
 @pytest.mark.parametrize(
     ("row_type", "changes", "said"),
     [
         ("fp32", {"records": 0}, "at least one record"),
-        ("fp32", {"records": -5}, "at least one record"),
-        ("fp32", {"layers": ()}, "one layer"),
-        ("fp32", {"layers": (3, 1)}, "layers"),
-        ("fp32", {"layers": (1, 1)}, "layers"),
-        ("fp32", {"layers": (-1, 1)}, "layers"),
-        ("fp32", {"parts": ((0,),)}, "one column"),
+        ("fp32", {"records": -5}, "at least one record"), ("fp32", {"layers": ()}, "one layer"),
+        ("fp32", {"layers": (3, 1)}, "layers"), ("fp32", {"layers": (1, 1)}, "layers"),
+        ("fp32", {"layers": (-1, 1)}, "layers"), ("fp32", {"parts": ((0,),)}, "one column"),
         *[("fp32", {"parts": parts}, "one column") for parts in ((), ((),), ((16,), (4, -4)))],
         ("int8", {"parts": ((16,), (16, 8))}, "divides 16 and 8"),
         ("fp16", {"scale_type": "fp16"}, "fp16 rows have no groups; found 0 with fp16 scales"),
@@ -148,13 +117,12 @@ def test_pack_refuses_rows_of_another_width(row_type: RowType) -> None:
         ("fp16", {"group_size": -1}, "fp16 rows have no groups; found -1"),
         ("int8", {"group_size": 0}, "group_size 0 must be a power of two"),
         ("int8", {"group_size": -16}, "group_size -16 must be a power of two"),
-        ("int8", {"group_size": 8}, "at least 16"),
-        ("int4", {"group_size": 32}, "divides 16"),
+        ("int8", {"group_size": 8}, "at least 16"), ("int4", {"group_size": 32}, "divides 16"),
         ("int4", {"group_size": 48, "parts": ((96,),)}, "group_size 48 must be a power of two"),
         ("int4", {"parts": ((40,),)}, "divides 40"),
         ("fp32", {"parts": ((MAX_RECORD_NBYTES // 4 // 2 + 1,),)}, f"above {MAX_RECORD_NBYTES}"),
     ],
-)
+)  # fmt: skip
 def test_layouts_that_cannot_exist(
     row_type: RowType, changes: dict[str, object], said: str
 ) -> None:
@@ -167,11 +135,6 @@ def test_the_largest_record_is_accepted() -> None:
     assert layout.record_nbytes == MAX_RECORD_NBYTES
 
 
-def test_layout_survives_json() -> None:
-    layout = layout_of("int4")
-    assert msgspec.json.decode(msgspec.json.encode(layout), type=RecordLayout) == layout
-
-
 @pytest.mark.parametrize(
     ("row_type", "d_ff", "wanted", "group"),
     [("int4", 96, 64, 32), ("int8", 64, 64, 64), ("fp16", 96, 64, 0), ("fp32", 7, 64, 0)],
@@ -180,11 +143,6 @@ def test_make_layout_takes_the_largest_group_that_fits(
     row_type: RowType, d_ff: int, wanted: int, group: int
 ) -> None:
     assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
-
-
-def test_make_layout_refuses_a_width_that_no_group_divides() -> None:
-    with pytest.raises(ValueError, match="divides 100"):
-        make_layout(5, [1], ((100,),), "int4", 32)
 
 
 @pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])
@@ -222,12 +180,10 @@ def test_parts_follow_each_other_and_scales_follow_all_parts(row_type: RowType) 
 @pytest.mark.parametrize(
     ("row_type", "codes"),
     [
-        ("fp32", [(3, 16), (2, 32)]),
-        ("fp16", [(3, 16), (2, 32)]),
-        ("int8", [(3, 16), (2, 32)]),
+        ("fp32", [(3, 16), (2, 32)]), ("fp16", [(3, 16), (2, 32)]), ("int8", [(3, 16), (2, 32)]),
         ("int4", [(3, 8), (2, 16)]),
     ],
-)
+)  # fmt: skip
 def test_shapes_of_parts_in_a_slot(row_type: RowType, codes: list[tuple[int, ...]]) -> None:
     layout = layout_of(row_type, parts=MATRICES)
     assert [layout.codes_shape(part) for part in range(2)] == codes

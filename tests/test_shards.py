@@ -1,6 +1,5 @@
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,90 +90,6 @@ def test_one_shard_may_hold_everything(tmp_path: Path) -> None:
     grid = write_array(tmp_path / "records", LAYOUT, RECORDS, records_per_shard=3)
     assert open_grid(grid.root, LAYOUT).shards == 1
     grid.check_shard(0)
-
-
-INDEX_AT = 2 * 24
-
-
-def replaced_index(*pairs: tuple[int, int]) -> Callable[[bytes], bytes]:
-    return lambda data: data[:INDEX_AT] + index(*pairs)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda data: b"", id="empty"),
-        pytest.param(lambda data: data[:30], id="cut in data"),
-        pytest.param(lambda data: data[:-5], id="cut in index"),
-        pytest.param(lambda data: data + b"\0", id="longer"),
-        pytest.param(lambda data: data[24:], id="a record less"),
-    ],
-)
-def test_a_shard_of_another_size(grid: ShardGrid, damage: Callable[[bytes], bytes]) -> None:
-    path = grid.shard_path(0)
-    whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    with pytest.raises(BundleError) as caught:
-        grid.check_shard(0)
-    found = len(damage(whole))
-    assert f"{path}: shard has {found} bytes, expected {len(whole)}" in str(caught.value)
-    assert "copy or export the bundle again" in str(caught.value)
-
-
-@pytest.mark.parametrize("at", range(INDEX_AT, INDEX_AT + 36))
-def test_any_flipped_bit_of_the_index(grid: ShardGrid, at: int) -> None:
-    path = grid.shard_path(0)
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << at % 8
-    path.write_bytes(data)
-    with pytest.raises(BundleError) as caught:
-        grid.check_shard(0)
-    assert str(caught.value).startswith(f"{path}: shard index is damaged")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(replaced_index((24, 24), (0, 24)), id="swapped"),
-        pytest.param(replaced_index((0, 24), (0, 24)), id="overlapping"),
-        pytest.param(replaced_index((0, 24), EMPTY_PAIR), id="last one empty"),
-        pytest.param(replaced_index(EMPTY_PAIR, EMPTY_PAIR), id="all empty"),
-        pytest.param(replaced_index((0, 24), (24, 20)), id="shorter"),
-        pytest.param(replaced_index((0, 24), (24, 2**63)), id="beyond the file"),
-        pytest.param(replaced_index((2**64 - 24, 24), (24, 24)), id="offset that wraps"),
-    ],
-)
-def test_an_index_with_a_right_checksum_but_wrong_entries(
-    grid: ShardGrid, damage: Callable[[bytes], bytes]
-) -> None:
-    path = grid.shard_path(0)
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(BundleError) as caught:
-        grid.check_shard(0)
-    assert str(caught.value).startswith(f"{path}: shard index is damaged or not dense")
-
-
-def test_places_beyond_the_last_record_must_be_empty(grid: ShardGrid) -> None:
-    path = grid.shard_path(1)
-    path.write_bytes(path.read_bytes()[:24] + index((0, 24), (0, 24)))
-    with pytest.raises(BundleError, match="not dense"):
-        grid.check_shard(1)
-
-
-def test_a_missing_shard(grid: ShardGrid) -> None:
-    path = grid.shard_path(1)
-    path.unlink()
-    with pytest.raises(BundleError) as caught:
-        grid.check_shard(1)
-    assert str(caught.value).startswith(f"{path}: cannot read this shard (No such file")
-
-
-def test_a_folder_in_place_of_a_shard(grid: ShardGrid) -> None:
-    path = grid.shard_path(1)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(BundleError, match="not a regular file"):
-        grid.check_shard(1)
 
 
 def edit(path: Path, where: str, value: object) -> None:

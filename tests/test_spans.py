@@ -96,14 +96,10 @@ def check(codec: TextCodec, ids: Sequence[int]) -> str:
 
 
 TEXTS = [
-    "The capital of Spain is Madrid.",
-    "",
-    " ",
-    "  two  spaces \n\n\tand a tab",
-    "e\u0301 é 日本人 naïve 👍🏽👨\u200d👩\u200d👧 🇩🇪",
-    "a\ufffdb \ufffd\ufffd Spain \ufffd",
+    "The capital of Spain is Madrid.", "", " ", "  two  spaces \n\n\tand a tab",
+    "e\u0301 é 日本人 naïve 👍🏽👨\u200d👩\u200d👧 🇩🇪", "a\ufffdb \ufffd\ufffd Spain \ufffd",
     "\0\x80\u2028",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -121,16 +117,14 @@ def test_the_text_of_a_texts_ids_is_that_text(
         ("The capital of Spain is", "Spain", [" Spain"]),
         ("Spain, Spain's king; (Spain)", "Spain", ["Spain", " Spain", "Spain"]),
         ("spain\nSpain\tSpain", "Spain", ["Spain", "Spain"]),
-        ("Nigeria and Niger", "Niger", [" Niger"]),
-        ("Romania, not Oman", "Oman", [" Oman"]),
+        ("Nigeria and Niger", "Niger", [" Niger"]), ("Romania, not Oman", "Oman", [" Oman"]),
         ("Niger/Nigeria", "Niger", ["Niger"]),
         ("Spain2 2Spain Spain_1 über-Spain", "Spain", [" Spain", "Spain"]),
         ("the United States of America.", "United States of America", None),
         ("Guinea-Bissau or Guinea", "Guinea-Bissau", None),
-        ("ESPAÑA Espan\u0303a Espan", "Espan", [" Espan"]),
-        ("Spain Spain", "Spain Spain", None),
+        ("ESPAÑA Espan\u0303a Espan", "Espan", [" Espan"]), ("Spain Spain", "Spain Spain", None),
     ],
-)
+)  # fmt: skip
 def test_a_text_is_found_where_it_is_a_word(
     prompt: str, wanted: str, found: list[str] | None, demo: TextCodec
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from contract import refused
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.safetensors_files import TensorFiles, open_tensors
+from stem_edge.export import safetensors_files
+from stem_edge.export.safetensors_files import INDEX, TensorFiles, open_tensors
+from stem_edge.export.stored import StoredTensor
 
 HEADER: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -87,11 +90,6 @@ def test_c5_header_lengths(tmp_path: Path, length: int) -> None:
     opened(tmp_path, encoded(length=length), str(length) if length != 7 else "not a safetensors")
 
 
-@pytest.mark.parametrize("data", [b"", b"\0", bytes(7), bytes(8)], ids=len)
-def test_c5_files_shorter_than_a_header(tmp_path: Path, data: bytes) -> None:
-    opened(tmp_path, data, "bytes")
-
-
 def test_c5_a_sparse_file_with_a_huge_header_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", 1 << 39) + b"{")
@@ -102,20 +100,17 @@ def test_c5_a_sparse_file_with_a_huge_header_is_refused_at_once(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        (b'{"a\xff": 1}', "position 3"),
-        (b'{"a": ', "char"),
-        (b"[1, 2]", "object"),
+        (b'{"a\xff": 1}', "position 3"), (b'{"a": ', "char"), (b"[1, 2]", "object"),
         (b"\xef\xbb\xbf{}", "byte order mark"),
         (json.dumps(HEADER).encode()[:-1] + b', "a": {}}', "more than once"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper than 32"),
         (b'{"__metadata__": ' + b'{"a":' * 100_000, "nested deeper than 32"),
-        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "more than once"),
-        (b'{"a": 3}', "tensor a"),
+        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "more than once"), (b'{"a": 3}', "tensor a"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "run": 1}}', "tensor a"),
         (b'{"a": {"shape": [1], "data_offsets": [0, 4]}}', "dtype"),
     ],
     ids=range(11),
-)
+)  # fmt: skip
 def test_c6_headers_that_are_no_plain_json(tmp_path: Path, header: bytes, said: str) -> None:
     opened(tmp_path, encoded(header), said)
 
@@ -129,12 +124,13 @@ def test_c6_a_header_of_millions_of_values_is_refused_before_it_fills_the_memory
 @pytest.mark.parametrize(
     ("header", "values", "said"),
     [
-        (changed("b", data_offsets=[20, 28]), VALUES, "tensor b lies over another one"),
+        (changed("b", data_offsets=[23, 31]), VALUES, "tensor b lies over another one, at byte"),
         (changed("b", data_offsets=[26, 34]), VALUES + b"xx", "behind 2 bytes of no tensor"),
+        (changed("a", data_offsets=[4, 28]), VALUES, "behind 4 bytes"),
+        (changed("b", data_offsets=[24, 31]), VALUES, "has 7 bytes, needs 8"),
+        (changed("b", data_offsets=[24, 16], shape=[0]), VALUES, "has -8 bytes, needs 0"),
         (HEADER, VALUES + b"tail", "4 bytes are stray"),
         (HEADER, VALUES[:-1], "tensor b ends at byte"),
-        (changed("a", data_offsets=[4, 28]), VALUES, "behind 4 bytes"),
-        (changed("b", data_offsets=[0, 8]), VALUES, "over another one"),
     ],
 )
 def test_c7_overlaps_holes_and_stray_bytes(
@@ -143,91 +139,90 @@ def test_c7_overlaps_holes_and_stray_bytes(
     opened(tmp_path, encoded(header, values), said)
 
 
+def test_where_tensors_lie(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(encoded(HEADER | {"__metadata__": {"format": "pt"}}))
+    found = open_tensors(tmp_path / "x")
+    assert [*found] == ["a", "b"]
+    assert (found["b"].name, found["b"].dtype, found["b"].nbytes) == ("b", "BF16", 8)
+    assert found["b"]._at == (tmp_path / "x").stat().st_size - 8
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"shape": [2**63, 2]}, "impossible shape"),
-        ({"shape": [2**40, 2**40]}, "more than"),
-        ({"shape": [2**32, 2**32, 2**32]}, "more than"),
-        ({"shape": [-2, -3]}, "impossible shape"),
-        ({"shape": [2, 4]}, "24 bytes, needs 32"),
-        ({"shape": [1] * 99}, "impossible shape"),
-        ({"shape": [10**40]}, "tensor a"),
-        ({"shape": [2.5]}, "tensor a"),
-        ({"dtype": "F64"}, "24 bytes, needs 48"),
-        ({"dtype": "FLOAT"}, "unknown type FLOAT"),
-        ({"dtype": ["F32"]}, "tensor a"),
-        ({"data_offsets": [24, 0]}, "tensor a"),
-        ({"data_offsets": [0, 2**64]}, "tensor a"),
-        ({"data_offsets": [0, -24]}, "tensor a"),
-        ({"data_offsets": [0, 24, 48]}, "tensor a"),
-        ({"shape": [2**40, 0]}, "24 bytes, needs 0"),
+        ({"shape": [2**63, 2]}, "impossible shape"), ({"shape": [2**40, 2**40]}, "more than"),
+        ({"shape": [2**32, 2**32, 2**32]}, "more than"), ({"shape": [-2, -3]}, "impossible shape"),
+        ({"shape": [2, 4]}, "24 bytes, needs 32"), ({"shape": [1] * 99}, "impossible shape"),
+        ({"shape": [10**40]}, "tensor a"), ({"shape": [2.5]}, "tensor a"),
+        ({"dtype": "F64"}, "24 bytes, needs 48"), ({"dtype": "FLOAT"}, "unknown type FLOAT"),
+        ({"dtype": ["F32"]}, "tensor a"), ({"data_offsets": [24, 0]}, "tensor a"),
+        ({"data_offsets": [0, 2**64]}, "tensor a"), ({"data_offsets": [0, -24]}, "tensor a"),
+        ({"data_offsets": [0, 24, 48]}, "tensor a"), ({"shape": [2**40, 0]}, "24 bytes, needs 0"),
     ],
-)
+)  # fmt: skip
 def test_c8_shapes_and_types(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     opened(tmp_path, encoded(changed("a", **fields)), said, "a")
 
 
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Four files of one tensor each, and their index."""
-    for number in range(4):
-        header = {f"t{number}": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-        (tmp_path / f"part{number}.safetensors").write_bytes(encoded(header, bytes(4)))
-    places = {f"t{number}": f"part{number}.safetensors" for number in range(4)}
-    write_index(tmp_path, {"weight_map": places})
-    return tmp_path
+def folder_of(folder: Path, places: dict[str, str], headers: dict[str, Any]) -> TensorFiles:
+    for name, header in headers.items():
+        (folder / name).write_bytes(encoded(header, bytes(4 * len(header))))
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    return TensorFiles(folder)
 
 
-def write_index(folder: Path, content: Any) -> None:
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / "model.safetensors.index.json").write_text(text)
+def one(*names: str) -> dict[str, Any]:
+    """A header of tensors of one value."""
+    at = enumerate(names)
+    return {n: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, n in at}
 
 
-def files_refused(folder: Path, *naming: str) -> None:
-    refused(lambda: TensorFiles(folder), CheckpointError, *naming, kept=[folder])
+ONE, TWO = "1.safetensors", "2.safetensors"
+FOLDERS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
+    "twice": ({"a": ONE, "b": TWO}, {ONE: one("a"), TWO: one("b", "a")}, ("a is in 1.saf", TWO)),
+    "all gone": ({"a": ONE, "b": TWO}, {}, (ONE, TWO, "missing, as are 1 others of the 2 files")),
+    "gone": ({"a": ONE, "b": ONE}, {ONE: one("a")}, (f"(b is not in {ONE})",)),
+    "elsewhere": (
+        {"a": ONE, "b": ONE, "c": TWO},
+        {ONE: one("a"), TWO: one("b", "c")},
+        (f"(b is not in {ONE})",),
+    ),
+    "no file": ({"a": ONE, "b": TWO}, {ONE: one("a")}, (TWO, "as are 0 others of the 2 files")),
+    "a path": ({"a": "x/" + ONE}, {}, ("tensor a lies in 'x/1.safetensors'",)),
+    "paths": ({"a": "../" + ONE, "b": "/" + ONE, "c": "x\\" + ONE}, {}, ("../1", "'/1", "c lies")),
+    "a NUL": ({"a": "x\0.safetensors"}, {}, ("tensor a lies in",)),
+    "another kind": ({"a": "a.bin"}, {}, ("tensor a lies in 'a.bin'",)),
+    "no name": ({"a": ".safetensors"}, {}, ("tensor a lies in '.safetensors'",)),
+    "a long name": ({"a": "x" * 201 + ".safetensors"}, {}, ("tensor a lies in",)),
+}
 
 
-def test_c9_all_missing_shards_are_named_at_once(shards: Path) -> None:
-    for number in (1, 3):
-        (shards / f"part{number}.safetensors").unlink()
-    files_refused(shards, "part1.safetensors", "part3.safetensors", "missing")
+@pytest.mark.parametrize("case", FOLDERS)
+def test_c9_indexes_that_do_not_fit_name_every_problem(tmp_path: Path, case: str) -> None:
+    places, headers, said = FOLDERS[case]
+    refused(lambda: folder_of(tmp_path, places, headers), CheckpointError, tmp_path, *said)
 
 
-def test_c9_all_places_outside_of_the_folder_are_named_at_once(shards: Path) -> None:
-    places = {"a": "../x.safetensors", "b": "/etc/x.safetensors", "c": "x\0.safetensors"}
-    write_index(shards, {"weight_map": places})
-    files_refused(shards, "../x", "/etc/x", "c lies in")
+def index_refused(folder: Path, text: str, said: str) -> None:
+    (folder / INDEX).write_text(text)
+    refused(lambda: TensorFiles(folder), CheckpointError, folder / INDEX, said, kept=[folder])
 
 
-def test_c9_the_same_tensor_twice(shards: Path) -> None:
+def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
     text = '{"weight_map": {"t0": "part0.safetensors", "t0": "part1.safetensors"}}'
-    write_index(shards, text)
-    files_refused(shards, "'t0' is there more than once")
-    (shards / "part1.safetensors").write_bytes((shards / "part0.safetensors").read_bytes())
-    write_index(shards, {"weight_map": {"t0": "part0.safetensors", "t1": "part1.safetensors"}})
-    files_refused(shards, "t0 is in part0.safetensors, too")
-
-
-def test_c9_tensors_that_are_not_where_the_index_says(shards: Path) -> None:
-    places = {"t0": "part1.safetensors", "t1": "part0.safetensors", "t7": "part2.safetensors"}
-    write_index(shards, {"weight_map": places})
-    files_refused(shards, "t0 is not in part1", "t1 is not in part0", "t7 is not in part2")
+    index_refused(tmp_path, text, "'t0' is there more than once")
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "[" * 100_000]
 )
-def test_c9_an_index_that_is_none(shards: Path, text: str) -> None:
-    write_index(shards, text)
-    files_refused(shards, "not an index of safetensors files")
+def test_c9_an_index_that_is_none(tmp_path: Path, text: str) -> None:
+    index_refused(tmp_path, text, "not an index of safetensors files")
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 40, -1])
-def test_c10_a_truncated_shard_is_named(shards: Path, keep: int) -> None:
-    path = shards / "part2.safetensors"
-    os.truncate(path, keep % path.stat().st_size)
-    files_refused(shards, str(path), "copy it again")
+def test_c10_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
+    opened(tmp_path, encoded()[:keep], "copy it again")
 
 
 def test_c10_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_a_signal(
@@ -244,3 +239,63 @@ def test_c10_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_a_signal(
     assert tensor.rows(0, 4096).sum() == 0
     os.truncate(path, 8192)
     refused(lambda: tensor.rows(2048, 4096), CheckpointError, path, "changed meanwhile")
+
+
+def read_file(folder: Path, data: bytes) -> dict[str, StoredTensor]:
+    (folder / "model.safetensors").write_bytes(data)
+    return open_tensors(folder / "model.safetensors")
+
+
+def test_the_length_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_file(tmp_path, encoded(b"{}", b"")) == {}
+    opened(tmp_path, encoded(b"1", b""), "a header of 1 bytes; expected 2")
+    size = len(json.dumps(HEADER))
+    monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size)
+    assert [*read_file(tmp_path, encoded())] == ["a", "b"]
+    monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size - 1)
+    opened(tmp_path, encoded(), f"a header of {size} bytes; expected 2 to {size - 1}")
+    opened(tmp_path, bytes(7), "it has 7 bytes")
+    opened(tmp_path, struct.pack("<Q", 3) + b"{}", "a header of 3 bytes in a file of 10")
+
+
+def test_headers_that_begin_like_something_else(tmp_path: Path) -> None:
+    """The length of a header can be any bytes, those of a pickle as well."""
+    for length in (0x0280, 0x8B1F):
+        header = json.dumps(HEADER).encode().ljust(length)
+        assert [*read_file(tmp_path, encoded(header))] == ["a", "b"]
+        opened(tmp_path, encoded(b" " + header[:-1]), "it is a")
+
+
+def test_tensors_of_a_folder_are_taken_once(tmp_path: Path) -> None:
+    long = "x" * 200 + ".safetensors"
+    found = folder_of(tmp_path, {"a": ONE, "b": long}, {ONE: one("a"), long: one("b")})
+    assert (found.names, "a" in found, "c" in found) == (["a", "b"], True, False)
+    assert found.take("a").name == "a"
+    assert found.names == ["b"]
+    refused(lambda: found.take("a"), CheckpointError, tmp_path, "no tensor a")
+    refused(lambda: found.take("b", {"I64": 8}), CheckpointError, "b is F32")
+    (tmp_path / "model.safetensors").write_bytes(encoded())
+    assert TensorFiles(tmp_path).names == ["a", "b"]  # before an index
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_as_many_problems_as_are_shown(tmp_path: Path, count: int) -> None:
+    read: Callable[[], object] = lambda: folder_of(
+        tmp_path, {str(n): "x" for n in range(count)}, {}
+    )
+    message = refused(read, CheckpointError, tmp_path, "tensor 0 lies in", "7 lies in")
+    assert ("8 lies in" in message, ", and 1 more" in message) == (False, count == 9)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    for n in range(9):
+        (tmp_path / f"f{n}").touch()
+    message = refused(lambda: TensorFiles(tmp_path), CheckpointError, tmp_path, "f0, f1", "f7;")
+    assert "f8" not in message
+
+
+def test_links_to_other_folders_are_followed(tmp_path: Path) -> None:
+    """As caches of models are laid out."""
+    (tmp_path / "blob").write_bytes(encoded())
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert TensorFiles(tmp_path).names == ["a", "b"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,75 +101,19 @@ def test_c1_a_folder_of_pickles_says_what_to_do(tmp_path: Path, name: str) -> No
 
 GADGETS = {
     "system": b"cposix\nsystem\n(X\x02\0\0\0idtR.",
-    "eval": b"c__builtin__\neval\n(X\x01\0\0\x001tR.",
-    "load": b"ctorch\nload\n(X\x01\0\0\0xtR.",
+    "eval": b"c__builtin__\neval\n(X\x01\0\0\x001tR.", "load": b"ctorch\nload\n(X\x01\0\0\0xtR.",
     "a module inside of a name": b"cos system\npopen\n)R.",
-    "by the stack": b"\x8c\x02os\x8c\x06system\x93)R.",
-    "an instance": b"(ios\nsystem\n.",
+    "by the stack": b"\x8c\x02os\x8c\x06system\x93)R.", "an instance": b"(ios\nsystem\n.",
     "by number": b"\x82\x01.",
     "a getter of attributes": b"cbuiltins\ngetattr\n(ctorch\nstorage\nX\x04\0\0\0_osatR.",
     "a dict of state": HEAD + b"ccollections\nOrderedDict\n)R}X\x09\0\0\0__class__cos\nsystem\nsb.",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("data", GADGETS.values(), ids=GADGETS)
 def test_c3_a_crafted_pickle_in_an_archive_is_never_run(good: Path, data: bytes) -> None:
     """There is no unpickler to get past: no name is looked up, whatever the pickle does with it."""
     not_loaded(with_pickle(good, data), "not readable as plain tensors")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b".", b"0.", b"(.", b"t.", b"R.", b"b.", b"s.", b"u.", b"e.", b"Q.", b"h\x07.", b"\x86.",
-        b"N)R.", b"]N.", b"}]]s.", b"\x80", b"X\xff\xff\xff\xff", b"\x8d" + b"\xff" * 8 + b".",
-        b"\x8b\xff\xff\xff\x7f.", b"\xff" * 9, HEAD + b"}" * 99 + b".", TENSOR + b")R.",
-        TENSOR + b"(NK\0K\0K\0tR.", b"I" + b"9" * 5000 + b"\n.",
-    ],
-)  # fmt: skip
-def test_c3_instructions_that_make_no_sense(good: Path, data: bytes) -> None:
-    not_loaded(with_pickle(good, data))
-
-
-def tensor_pickle(storage: bytes, rest: bytes) -> bytes:
-    """A dict of one tensor with such a storage and such arguments."""
-    return HEAD + b"}X\x01\0\0\0a" + TENSOR + b"(" + storage + rest + b"\x89NtRs."
-
-
-def storage(
-    kind: bytes = b"ctorch\nFloatStorage\n", key: bytes = b"0", count: bytes = b"K\x06"
-) -> bytes:
-    text = [b"X" + struct.pack("<I", len(word)) + word for word in (b"storage", key, b"cpu")]
-    return b"(" + text[0] + kind + text[1] + text[2] + count + b"tQ"
-
-
-PLAIN = b"K\0K\x02K\x03\x86K\x03K\x01\x86"
-BIG = b"\x8a\x08" + b"\xff" * 7 + b"\x7f"
-WRONG = {
-    "values that are not there": (storage(key=b"7"), PLAIN),
-    "values of another archive": (storage(key=b"../x"), PLAIN),
-    "more values than bytes": (storage(count=b"K\x07"), PLAIN),
-    "a huge count": (storage(count=BIG), PLAIN),
-    "a negative count": (storage(count=b"\x8a\x01\xff"), PLAIN),
-    "values of an unknown kind": (storage(kind=b"ctorch\nuint8\n"), PLAIN),
-    "a kind that is text": (storage(kind=b"X\1\0\0\0a"), PLAIN),
-    "rows behind the values": (storage(), b"K\x01K\x02K\x03\x86K\x03K\x01\x86"),
-    "a negative place": (storage(), b"\x8a\x01\xffK\x02K\x03\x86K\x03K\x01\x86"),
-    "a negative step": (storage(), b"K\0K\x02K\x03\x86\x8a\x01\xffK\x01\x86"),
-    "too many rows": (storage(), b"K\0K\x03K\x03\x86K\x03K\x01\x86"),
-    "the same row for ever": (storage(), b"K\0" + BIG + b"K\x03\x86K\0K\x01\x86"),
-    "a shape that overflows": (storage(), b"K\0" + BIG * 2 + b"\x86K\0K\0\x86"),
-    "another number of steps": (storage(), b"K\0K\x02K\x03\x86K\x01\x85"),
-    "a shape that is text": (storage(), b"K\0X\1\0\0\0aK\x01\x85"),
-}
-
-
-@pytest.mark.parametrize("parts", WRONG.values(), ids=WRONG)
-def test_c8_tensors_that_are_not_within_their_values(
-    good: Path, parts: tuple[bytes, bytes]
-) -> None:
-    load_tensors(with_pickle(good, tensor_pickle(storage(), PLAIN)))
-    not_loaded(with_pickle(good, tensor_pickle(*parts)))
 
 
 @pytest.mark.parametrize(
@@ -252,71 +194,11 @@ def test_c10_wrong_bytes_of_the_right_size_do_not_match_their_checksum(good: Pat
     refused(lambda: found["a"].rows(0, 1), CheckpointError, good, "checksum", "copy it again")
 
 
-def test_c10_files_without_checksums_are_read(tmp_path: Path) -> None:
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(TENSORS, tmp_path / "a.pth")
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert load_tensors(tmp_path / "a.pth")["a"].rows(0, 1).tolist() == [[0.0, 1.0, 2.0]]
-
-
-def deflated(path: Path) -> None:
-    written(path, members(path) | {"good/data/9": bytes(1 << 24)}, zipfile.ZIP_DEFLATED)
-
-
-def renamed(name: str) -> Callable[[Path], None]:
-    return lambda path: void(written(path, members(path) | {name: b"x"}))
-
-
-def void(_: object) -> None:
-    pass
-
-
-def linked(path: Path) -> None:
-    parts = members(path)
-    with zipfile.ZipFile(path, "w") as file:
-        for name, data in parts.items():
-            file.writestr(name, data)
-        info = zipfile.ZipInfo("good/link")
-        info.external_attr = 0o120777 << 16
-        file.writestr(info, "/etc/passwd")
-
-
-def claimed(field: int, value: int) -> Callable[[Path], None]:
-    """Another number in the last entry of the directory."""
-
-    def change(path: Path) -> None:
-        data = bytearray(written(path, members(path)).read_bytes())
-        at = data.rindex(b"PK\x01\x02")
-        struct.pack_into("<I", data, at + field, value)
-        path.write_bytes(data)
-
-    return change
-
-
-ARCHIVES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a bomb": (deflated, "compressed"),
-    "a path upwards": (renamed("good/../../x"), "outside"),
-    "an absolute path": (renamed("/etc/x"), "outside"),
-    "a path of Windows": (renamed("good\\x"), "has the name"),
-    "a long name": (renamed("good/" + "x" * 2000), "has the name"),
-    "a name that is no text": (renamed("good/\n"), "has the name"),
-    "another root": (renamed("evil/data.pkl"), "not one of torch.save"),
-    "a link": (linked, "a link"),
-    "a comment": (lambda p: void(p.write_bytes(p.read_bytes() + b"x")), "does not end"),
-    "bytes before": (lambda p: void(p.write_bytes(b"MZ" + p.read_bytes())), "not an archive"),
-    "a size above the file": (claimed(20, 1 << 30), "compressed"),
-    "a place behind the file": (claimed(42, 1 << 30), "behind all members"),
-    "a place of another member": (claimed(42, 0), "lie over each other"),
-}
-
-
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_c16_archives_that_torch_does_not_write(good: Path, name: str) -> None:
-    """No member is ever unpacked into a file, so links, devices and paths have nowhere to lead."""
-    change, said = ARCHIVES[name]
-    change(good)
+@pytest.mark.parametrize(
+    ("around", "said"), [((b"MZ", b""), "not an archive"), ((b"", b"x"), "end")]
+)
+def test_c16_bytes_around_an_archive(good: Path, around: tuple[bytes, bytes], said: str) -> None:
+    good.write_bytes(around[0] + good.read_bytes() + around[1])
     not_loaded(good, said)
 
 
@@ -327,13 +209,6 @@ def test_c16_members_of_the_same_name(good: Path) -> None:
         for name, data in [*parts.items(), ("good/data/0", bytes(24))]:
             file.writestr(name, data)
     not_loaded(good, "is there twice")
-
-
-def test_c16_a_directory_of_more_members_than_bytes(good: Path) -> None:
-    data = bytearray(written(good, members(good)).read_bytes())
-    struct.pack_into("<2H", data, len(data) - 14, 60_000, 60_000)
-    good.write_bytes(data)
-    not_loaded(good, "cut or was changed")
 
 
 def test_c3_an_index_of_a_distributed_checkpoint_is_data_too(tmp_path: Path) -> None:

@@ -7,17 +7,13 @@ import errno
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from contract import checked_message, refused
-from faulty_disk import CHANGES, Counter, Failing, flip_bits, interrupt, shorten, slow, watch
+from faulty_disk import CHANGES, Counter, Failing, flip_bits, slow, watch
 
 import stem_edge
-from stem_edge import disk
-from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError, RowReadError
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.store import open_store
 
 ROOT = Path(stem_edge.__file__).parents[1]
 PROMPT = list(range(3, 40, 3))
@@ -103,37 +99,6 @@ def test_d5_a_wrong_bit_that_is_read_once_is_read_again(
         flip_bits(monkeypatch, lambda at: True)
         with pytest.raises(RowReadError, match=r"record \d+ at byte \d+: its crc32c is"):
             generate(model)
-
-
-def test_d5_neighbours_of_a_bad_record_are_served(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    format = bundle.manifest.table_format
-    assert format is not None
-    numbers = [0, 1, 2, 5, 6]
-    with open_store(bundle.file("tables.zarr"), format) as store:
-        whole = store.read(np.array(numbers))
-        pread, stride = disk.pread, store.layout.record_nbytes + 4
-        with pytest.MonkeyPatch.context() as patch:
-
-            def broken(descriptor: int, buffer: memoryview, offset: int) -> int:
-                if offset <= 2 * stride < offset + len(buffer):
-                    raise OSError(errno.EIO, "Input/output error")
-                return pread(descriptor, buffer, offset)
-
-            patch.setattr(disk, "pread", broken)
-            with pytest.raises(RowReadError, match=rf"record 2 at byte {2 * stride}: Input/output"):
-                store.read(np.array(numbers))
-            assert np.array_equal(store.read(np.array([0, 1, 5, 6])), whole[[0, 1, 3, 4]])
-        assert np.array_equal(store.read(np.array(numbers)), whole)
-
-
-def test_d5_reads_that_are_short_or_interrupted_change_nothing(
-    tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with load(tiny_bundle) as model:
-        shorten(monkeypatch, 7)
-        interrupt(monkeypatch, ["pread"], every=2)
-        assert generate(model) == expected
 
 
 @pytest.mark.slow

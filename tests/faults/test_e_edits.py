@@ -20,10 +20,9 @@ from contract import refused
 import stem_edge
 from stem_edge import disk
 from stem_edge.bundle import Bundle, open_bundle
-from stem_edge.edit_file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit, tables_id
-from stem_edge.edit_folder import find_edit, open_edit
+from stem_edge.edit_file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
+from stem_edge.edit_folder import find_edit
 from stem_edge.errors import EditError
-from stem_edge.recipes import pack_row
 from stem_edge.token_counts import encode_counts, read_counts
 
 CONTENT: dict[str, Any] = {
@@ -91,17 +90,8 @@ def test_depth(tmp_path: Path, opening: bytes, closing: bytes) -> None:
     not_read(tmp_path, opening * 100_000)
 
 
-NUMBERS = [
-    "1e400",
-    "-1e400",
-    "NaN",
-    "Infinity",
-    "9223372036854775808",
-    "-1",
-    "0.5",
-    "1" * 5000,
-    "01",
-]
+NUMBERS = ["1e400", "-1e400", "NaN", "Infinity", "9223372036854775808", "-1", "0.5", "01"]
+NUMBERS += ["1" * 5000]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -126,24 +116,9 @@ def test_types(tmp_path: Path, field: str, value: Any) -> None:
     not_read(tmp_path, sealed(**{field: value}))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xff\xfe{\0}\0",
-        b"\xef\xbb\xbf{}",
-        sealed().replace(b"Spain", b"Sp\xffin"),
-        b"\x80\x04N.",
-    ],
-)
-def test_what_is_no_text(tmp_path: Path, data: bytes) -> None:
-    not_read(tmp_path, data)
-
-
 def test_a_message_stays_one_line_whatever_a_file_says(tmp_path: Path) -> None:
     for text in ("a\nb\x1b[31m", "x" * 100_000, "\u202e\u2028"):
         not_read(tmp_path, sealed(**{text: 1}))
-        not_read(tmp_path, sealed(change={"type": text}))
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
@@ -233,35 +208,6 @@ def test_a_path_is_that_of_a_file_and_no_pattern(here: Path, bundle: Bundle) -> 
             find_edit(bundle.path, name)
 
 
-def packed(bundle: Bundle, value: float) -> bytes:
-    layout = bundle.manifest.tables
-    assert layout is not None
-    return pack_row(layout, np.full(layout.row_width, value, np.float32))
-
-
-def test_rows_that_do_not_fit_the_bundle_are_refused_although_resealed(
-    bundle: Bundle, tmp_path: Path
-) -> None:
-    row, path = packed(bundle, 1), tmp_path / "an.edit"
-    nan = row[:-4] + np.float32(np.nan).tobytes()
-    for token, rows in (
-        (300, (row,)),
-        (2**31 - 1, (row,)),
-        (5, (row[1:],)),
-        (5, (nan,)),
-        (5, (b"",)),
-    ):
-        edit = Edit(
-            made_for=tables_id(bundle),
-            change=NewRows(rows={token: rows}),
-            layers=(1,),
-            scope="everywhere",
-        )
-        path.write_bytes(encode_edit(edit))
-        said = refused(lambda: open_edit(bundle, str(path)), EditError, f"token {token}"[:12])
-        assert str(path) in said
-
-
 def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path: Path) -> None:
     path = tmp_path / "an.edit"
     with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
@@ -280,10 +226,7 @@ def npy(text: str, data: bytes = bytes(16)) -> bytes:
 
 HEADERS = {
     "object": "{'descr': '|O', 'fortran_order': False, 'shape': (4,), }",
-    "columns first": "{'descr': '<u4', 'fortran_order': True, 'shape': (4,), }",
     "a huge shape": "{'descr': '<u4', 'fortran_order': False, 'shape': (1000000000000000,), }",
-    "another shape": "{'descr': '<u4', 'fortran_order': False, 'shape': (2, 2), }",
-    "big-endian": "{'descr': '>u4', 'fortran_order': False, 'shape': (4,), }",
     "deep": "(" * 60_000,
     "code": "{'descr': __import__('os').mkdir('hacked')}",
 }

@@ -81,9 +81,7 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
         "stem_edge.export_bundle(sys.argv[1], sys.argv[2], force=True)\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(checkpoint), str(out)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script, str(checkpoint), str(out)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "locked\n"

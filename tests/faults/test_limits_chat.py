@@ -18,19 +18,11 @@ from stem_edge.runtime.chat import Chat
 from stem_edge.runtime.text import TextCodec
 
 
-def test_limits_are_what_is_documented() -> None:
-    chat = chat_template
-    assert (chat.MAX_CONFIG_NBYTES, chat.MAX_TEMPLATE_NBYTES) == (2**22, 2**16)
-    assert (chat.MAX_MESSAGES, chat.MAX_MESSAGE_CHARS) == (4096, 2**19)
-    assert (chat.MAX_ANSWER_NBYTES, chat.SECONDS, chat.LOAD_FACTOR) == (2**24, 2.0, 4)
-    assert chat.START_SECONDS == 60
-
-
 def turn(content: str = "Hello", role: str = "user") -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_the_number_and_length_of_messages() -> None:
+def test_p12_the_number_and_length_of_messages() -> None:
     assert len(checked_messages([turn("")] * 4096)) == 4096
     refused(lambda: checked_messages([turn("")] * 4097), InputError, "4097 messages, expected 1 to")
     refused(lambda: checked_messages([]), InputError, "there are 0 messages")
@@ -41,12 +33,14 @@ def test_the_number_and_length_of_messages() -> None:
     )
 
 
-def test_messages_of_every_role_come_back() -> None:
+def test_p12_messages_of_every_role_come_back() -> None:
     given = [turn(role, role) for role in ("system", "developer", "user", "assistant", "tool")]
     assert checked_messages(tuple(given)) == given
     for other in ("Hello", b"Hello", None, turn(), 3):
         refused(partial(checked_messages, other), InputError, type(other).__name__)
-    others: list[object] = [None, "Hello", [], {"role": "user"}, turn() | {"name": "x"}]
+    # There is no way to bring a template or a variable of one with a message, either.
+    more: list[dict[str, object]] = [{"name": "x"}, {"chat_template": "x"}, {"tools": []}]
+    others: list[object] = [None, "Hello", [], {"role": "user"}, *(turn() | one for one in more)]
     for one in others:
         refused(partial(checked_messages, [turn(), one]), InputError, "messages[1] is not of")
     message = refused(
@@ -55,6 +49,7 @@ def test_messages_of_every_role_come_back() -> None:
     assert "x" * 80 not in message
     refused(lambda: checked_messages([turn(role="\x1b\n")]), InputError, "'\\x1b\\n'")
     refused(lambda: checked_messages([turn() | {"content": 3}]), InputError, "of type int")
+    refused(lambda: checked_messages([turn() | {"role": ["user"]}]), InputError, "messages[0]")
 
 
 @pytest.fixture
@@ -138,13 +133,11 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
     [
         (b'{"error": "odd\\n\\u001b", "line": 7}\n', "line 7: the chat template fails: odd \\x1b;"),
         (b'{"error": "odd", "line": null}\n', "chat_template: the chat template fails: odd;"),
-        (b"{}\n", "fails: None;"),
-        (b"[]\n", "its process ended"),
-        (b"", "its process ended"),
+        (b"{}\n", "fails: None;"), (b"[]\n", "its process ended"), (b"", "its process ended"),
         (BrokenPipeError(), "its process ended"),
         (TimeoutError(), "it takes longer than 2.0 seconds"),
     ],
-)
+)  # fmt: skip
 def test_answers_that_are_none(
     answer: bytes | BaseException, named: str, config: Path, worker: Worker
 ) -> None:

@@ -40,13 +40,11 @@ def open_files() -> int:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda path: path.mkdir(),
-        lambda path: os.mkfifo(path),
+        lambda path: path.mkdir(), lambda path: os.mkfifo(path),
         lambda path: path.symlink_to(path.with_name("file")),
-        lambda path: path.symlink_to("nowhere"),
-        lambda path: path.symlink_to("/dev/null"),
+        lambda path: path.symlink_to("nowhere"), lambda path: path.symlink_to("/dev/null"),
     ],
-)
+)  # fmt: skip
 def test_only_a_regular_file_is_opened(file: Path, make: Callable[[Path], None]) -> None:
     make(other := file.with_name("other"))
     before = open_files()
@@ -120,11 +118,7 @@ def test_who_may_read_a_new_file_is_up_to_the_user(tmp_path: Path) -> None:
 
 @posix
 def test_children_inherit_no_descriptor(file: Path) -> None:
-    for descriptor in (
-        disk.open_file(file),
-        disk.append(file),
-        disk.create(file.with_name("new")),
-    ):
+    for descriptor in (disk.open_file(file), disk.append(file), disk.create(file.with_name("new"))):
         assert not os.get_inheritable(descriptor)
         disk.close(descriptor)
 

@@ -123,12 +123,10 @@ def test_what_is_there_is_said(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (stat.S_IFSOCK, "a socket"),
-        (stat.S_IFCHR, "a device"),
-        (stat.S_IFBLK, "a device"),
+        (stat.S_IFSOCK, "a socket"), (stat.S_IFCHR, "a device"), (stat.S_IFBLK, "a device"),
         (0, "something else"),
     ],
-)
+)  # fmt: skip
 def test_kinds_that_not_every_user_can_make(
     kind: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,16 +135,10 @@ def test_kinds_that_not_every_user_can_make(
 
 
 REMEDIES = {
-    errno.EMFILE: "ulimit -n",
-    errno.ENFILE: "ulimit -n",
-    errno.EACCES: "permissions",
-    errno.EPERM: "permissions",
-    errno.ENOMEM: "ulimit -v",
-    errno.EIO: "storage device",
-    errno.ENODEV: "storage device",
-    errno.ESTALE: "storage device",
-    errno.ENOENT: "incomplete",
-}
+    errno.EMFILE: "ulimit -n", errno.ENFILE: "ulimit -n", errno.EACCES: "permissions",
+    errno.EPERM: "permissions", errno.ENOMEM: "ulimit -v", errno.EIO: "storage device",
+    errno.ENODEV: "storage device", errno.ESTALE: "storage device", errno.ENOENT: "incomplete",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", REMEDIES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from stores import write_store
 from test_limits_disk import open_files
 from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, root, shard
 
-from stem_edge import disk, shards, table_check, table_store
+from stem_edge import disk, shards, table_check
 from stem_edge.bundle import TABLES, Bundle
 from stem_edge.errors import BundleError, InputError
 from stem_edge.quantize import U8
@@ -59,12 +58,6 @@ def good_records(layout: RecordLayout) -> U8:
 
 def stored(folder: Path, layout: RecordLayout, records: U8, **more: Any) -> Bundle:
     return bundle_of(folder, write_store(folder / TABLES, layout, records, 2, **more))
-
-
-def test_limits_are_what_is_documented() -> None:
-    assert table_check.PIECE_NBYTES == 8_388_608
-    assert (shards.INDEX_PIECE_ENTRIES, int(shards.EMPTY)) == (65_536, 2**64 - 1)
-    assert table_store.INT4_TO_INT8 == 120
 
 
 def test_a_dense_model_has_no_tables_to_check(tmp_path: Path) -> None:
@@ -163,14 +156,10 @@ def test_a_shard_that_is_cut_while_it_is_checked(
 @pytest.mark.parametrize(
     ("value", "valid"),
     [
-        (LARGEST, True),
-        (-LARGEST, True),
-        (0.0, True),
-        (np.inf, False),
-        (-np.inf, False),
+        (LARGEST, True), (-LARGEST, True), (0.0, True), (np.inf, False), (-np.inf, False),
         (np.nan, False),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("record", "index", "column"), [(0, 0, 0), (2, 1, 3), (1, 0, 2)])
 def test_the_largest_value(
     tmp_path: Path, value: float, valid: bool, record: int, index: int, column: int
@@ -294,19 +283,6 @@ def test_what_was_read_wrongly_is_forgotten_before_it_is_read_again(
         monkeypatch.setattr(disk, "pread", disturbed)
         assert np.array_equal(store.read(np.array([3])), RECORDS[[3]])
     assert done == ["read", (STRIDE, STRIDE, 4), "read"]
-
-
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
-def test_a_closed_store_says_so(root: Path, reads: Any) -> None:
-    store = open_store(root, FORMAT, reads)
-    store.close()
-    calls: list[Callable[[], object]] = [
-        lambda: store.read(np.array([1])),
-        lambda: store.advise(np.array([1])),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match="closed"):
-            call()
 
 
 def test_one_read_needs_no_threads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,12 +43,6 @@ def takes_file(call: Callable[[int], object], most: int, named: str) -> None:
     refused(lambda: call(most + 1), BundleError, named)
 
 
-def test_limits_are_what_is_documented() -> None:
-    gate = tokenizer_gate
-    assert (gate.MAX_NBYTES, gate.MAX_ADDED, gate.MAX_TOKEN_CHARS) == (2**26, 2**15, 2**12)
-    assert (text.MAX_GROWN, text.LEAST_LONGEST, text.PROBED_IDS) == (2**28, 64, 1024)
-
-
 # A tokenizer's file
 
 
@@ -105,15 +99,6 @@ def test_ids_are_numbers_from_zero(path: Path) -> None:
         refused(lambda: check_tokenizer(path), BundleError, "not a tokenizer.json")
 
 
-def test_names_in_messages_are_cut(path: Path) -> None:
-    long, other = "x" * 100, "y" * 100
-    for vocab in ({"a": 0, long: SIZE}, {long: 1, other: 1}):
-        write(path, WORDS | {"vocab": vocab})
-        message = refused(lambda: check_tokenizer(path, SIZE), BundleError, "x" * 80)
-        assert "x" * 81 not in message
-        assert "y" * 81 not in message
-
-
 def test_what_is_left_out_of_a_file_has_the_librarys_defaults(path: Path) -> None:
     told = json.loads(check_tokenizer(write(path, added_tokens=[added(2, "c")])).json)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
@@ -154,33 +139,11 @@ def test_special_tokens_and_growth_are_told(path: Path) -> None:
     assert (found.special_tokens, found.growth) == (("<c>", "<e>"), 3)
 
 
-@pytest.mark.parametrize(
-    ("vocab", "named"),
-    [
-        ([["a", 0.0], ["a", 1.0]], "2 entries of 1 tokens"),
-        ([], "model.vocab is empty"),
-        ({}, "model.vocab is empty"),
-        (None, "not a tokenizer.json"),
-        ([["a"]], "not a tokenizer.json"),
-    ],
-)
-def test_vocabularies_that_are_none(path: Path, vocab: object, named: str) -> None:
-    write(path, {"type": "Unigram", "vocab": vocab})
-    refused(lambda: check_tokenizer(path), BundleError, named)
-
-
 def test_ids_of_a_list_are_places(path: Path) -> None:
     write(
         path, {"type": "Unigram", "vocab": [["a", 0.0], ["b", 0.0]]}, added_tokens=[added(1, "c")]
     )
     refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' have both the id 1")
-
-
-def test_reasons_are_of_one_line_and_not_long(path: Path) -> None:
-    write(path, normalizer={"type": "No\nSuch\x1b" + "x" * 600})
-    message = refused(lambda: check_tokenizer(path), BundleError, "normalizer.type is 'No\\nSuch")
-    assert len(message) < len(str(path)) + 600
-    assert tokenizer_gate.printable("a\tb\x1b\u00e9\u202e\\") == "a\\tb\\x1b\u00e9\\u202e\\"
 
 
 # Text

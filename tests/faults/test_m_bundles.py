@@ -159,15 +159,6 @@ def test_m6_a_bundle_that_is_reached_through_a_link(bundle: Path, tmp_path: Path
 
 
 @needs_links
-def test_m6_hard_links_are_files_like_others(bundle: Path, tmp_path: Path) -> None:
-    """Installers link files of packages; what is in them is checked by checksums instead."""
-    for name in (MANIFEST, TOKENIZER, SHARD):
-        os.link(bundle / name, tmp_path / name.replace("/", "-"))
-    open_bundle(bundle)
-    assert set(verify(bundle).values()) == {"ok"}
-
-
-@needs_links
 def test_m7_the_cache_of_a_hub_where_every_file_is_a_link(bundle: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / "main"
     for path in [p for p in bundle.rglob("*") if p.is_file()]:

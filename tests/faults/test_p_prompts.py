@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import checked_message, command_refused, refused
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import stem_edge
 from stem_edge.cli import main
@@ -24,7 +22,6 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import SamplingParams, make_sampler, shown, token_logprobs
 from stem_edge.runtime.stem_ids import checked_ids
-from stem_edge.runtime.text import TextCodec
 
 NOT_APPLICABLE: dict[str, str] = {
     "P6": "a call generates one text; there is neither n nor best_of",
@@ -34,7 +31,6 @@ NOT_APPLICABLE: dict[str, str] = {
 INF, NAN = float("inf"), float("nan")
 HUGE = 10**400
 PROMPT = "The capital of France is"
-CODEC = TextCodec(DEMO / "tokenizer.json")
 
 
 @pytest.fixture(scope="module")
@@ -122,35 +118,19 @@ def test_p3_numbers_of_tokens(value: object) -> None:
     option("max_new_tokens", value, "1 to 2147483647")
 
 
-def test_p3_options_are_refused_at_once(model: Model) -> None:
-    refused(lambda: model.generate(PROMPT, max_new_tokens=True), InputError, "max_new_tokens")
-
-
 @pytest.mark.parametrize("text", ["1.5", "ten", "", "1e3", "0x10", "9" * 5000, "\x1b[31m"])
 def test_p3_numbers_of_the_command_are_checked_by_its_usage(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("-n", "--top-k", "--seed", "--logprobs"):
         with pytest.raises(SystemExit) as caught:
-            main(
-                [
-                    "generate",
-                    str(DEMO),
-                    "-p",
-                    "a",
-                    f"{name}={text}" if name != "-n" else f"-n{text} ",
-                ]
-            )
+            given = f"{name}={text}" if name != "-n" else f"-n{text} "
+            main(["generate", str(DEMO), "-p", "a", given])
         assert caught.value.code == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert "a whole number" in last
         assert len(last) < 300
         assert last.isprintable()
-
-
-def test_p3_the_command_refuses_by_range(capsys: pytest.CaptureFixture[str]) -> None:
-    for value in ("0", "-1", str(2**63)):
-        command_refused(capsys, ["generate", DEMO, "-p", "a", f"--max-new-tokens={value}"], value)
 
 
 @pytest.mark.parametrize("value", [-1, -1e-9, NAN, INF, -INF, 1e308, 1_000_001, "1", True, 1j])
@@ -228,29 +208,17 @@ def test_p9_values_are_shown_in_short() -> None:
 @pytest.mark.parametrize(
     ("ids", "place"),
     [
-        ([1, 2, 1756], "1756 at position 2"),
-        ([1, -1], "-1 at position 1"),
-        ([2**31], "2147483648 at position 0"),
-        ([1, 2**64], "at position 1"),
-        ([HUGE], "an integer of 1329 bits at position 0"),
-        ([1, True], "position 1 is True"),
-        ([1, 2.0], "position 1 is 2.0"),
-        ([1, NAN], "position 1 is nan"),
-        ([1, "2"], "position 1 is '2'"),
-        ([1, None], "position 1 is None"),
-        ([1, [2]], "position 1 is [2]"),
-        ([[1], [2, 3]], "position 0 is [1]"),
+        ([1, 2, 1756], "1756 at position 2"), ([1, -1], "-1 at position 1"),
+        ([2**31], "2147483648 at position 0"), ([1, 2**64], "at position 1"),
+        ([HUGE], "an integer of 1329 bits at position 0"), ([1, True], "position 1 is True"),
+        ([1, 2.0], "position 1 is 2.0"), ([1, NAN], "position 1 is nan"),
+        ([1, "2"], "position 1 is '2'"), ([1, None], "position 1 is None"),
+        ([1, [2]], "position 1 is [2]"), ([[1], [2, 3]], "position 0 is [1]"),
         (["a"], "position 0 is 'a'"),
     ],
-)
+)  # fmt: skip
 def test_p10_token_ids(ids: Any, place: str) -> None:
     refused(lambda: checked_ids(ids, 1756), InputError, place)
-
-
-def test_p10_token_ids_of_every_call(model: Model) -> None:
-    for ids in ([1, 2, 1756], [1, True], [1, 2.0], [1, [2]]):
-        for call in (model.generate, model.logits, model.detokenize):
-            refused(partial(call, ids), InputError, "at position")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -284,14 +252,6 @@ def test_p11_other_characters_are_text(model: Model, prompt: str) -> None:
     ids = model.tokenize(prompt, add_special_tokens=False)
     assert model.detokenize(ids) == prompt
     assert isinstance(model.generate_text(prompt, max_new_tokens=2), str)
-
-
-@pytest.mark.slow
-@given(st.text(min_size=1, max_size=20))
-@settings(max_examples=100, deadline=None)
-def test_p11_any_text_comes_back(text: str) -> None:
-
-    assert CODEC.decode(CODEC.encode(text, special_tokens_in_text=False)) == text
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,9 @@ def _files(tree: Tree, folder: str) -> dict[str, bytes] | None:
 
 
 ALLOWED = {
-    "new": {"none", "new"},
-    "force": {"old", "new"},
-    "add": {"old", "new"},
+    "new": {"none", "new"}, "force": {"old", "new"}, "add": {"old", "new"},
     "renames": {"old", "aside", "new"},
-}
+}  # fmt: skip
 
 
 def test_x2_every_power_cut_leaves_the_old_or_the_new_bundle(
