@@ -22,10 +22,9 @@ from stem_edge.errors import RowReadError, StemEdgeError
 from stem_edge.graph_io import graph_file
 from stem_edge.onnx_check import check_graphs
 from stem_edge.prefill_check import UNUSABLE, mean_divergence, probe_tokens
-from stem_edge.quantize import F32, U8
+from stem_edge.quantize import F32, I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend, NotFiniteError
-from stem_edge.runtime.cache import I64
 from stem_edge.runtime.made_up import slot_ids
 from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.store import open_store

@@ -15,10 +15,10 @@ from conftest import DEMO
 
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import U8
+from stem_edge.quantize import I32, I64, U8
 from stem_edge.recipes import Recipe
 from stem_edge.rows import make_layout
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import READ_AT_ONCE
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.prefetch import Prefetcher
@@ -27,7 +27,6 @@ from stem_edge.runtime.store import RowStore, open_store
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.runtime.warm import expected_records, fill
 from stem_edge.token_counts import write_counts
-from stem_edge.token_index import I32
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)

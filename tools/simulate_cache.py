@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.measuring.hit_rates import I64, simulate
+from stem_edge.measuring.hit_rates import simulate
+from stem_edge.quantize import I64
 from stem_edge.token_counts import count_tokens
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.geometry_rows import I64, Best, read_rows, stream
+from stem_edge.measuring.geometry_rows import Best, read_rows, stream
 from stem_edge.measuring.geometry_spread import Spread, random_nearest, random_p95, spread
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, I64
 from stem_edge.tables import open_tables
 
 if TYPE_CHECKING:

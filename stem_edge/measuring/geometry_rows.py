@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import BundleError
 from stem_edge.measuring.geometry_spread import unit
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32, U8
+from stem_edge.quantize import F32, I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.tables import Tables, open_tables
 
-I64 = npt.NDArray[np.int64]
 BATCH_NBYTES = 4 << 20
 # Batches read through the same maps: their pages stay mapped until these are closed.
 MAPPED_NBYTES = 256 << 20

@@ -20,11 +20,10 @@ from stem_edge import graph_io as io
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.measuring.geometry_rows import I64
 from stem_edge.measuring.geometry_spread import Spread, random_p95, spread
 from stem_edge.measuring.geometry_taps import TappedGraphs
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, I64
 from stem_edge.runtime.text import TextCodec
 from stem_edge.tables import open_tables
 

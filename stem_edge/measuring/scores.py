@@ -12,10 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.distributions import F64, kullback_leibler, log_softmax, positions_at_once
+from stem_edge.distributions import kullback_leibler, log_softmax, positions_at_once
 from stem_edge.measuring.documents import Task
-from stem_edge.quantize import F32
-from stem_edge.runtime.cache import I64
+from stem_edge.quantize import F32, F64, I64
 
 
 class LogitSource(Protocol):
