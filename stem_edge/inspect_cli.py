@@ -38,8 +38,8 @@ from stem_edge.providers_cli import (
     parse_providers,
     show_listing,
 )
+from stem_edge.text_table import printable
 from stem_edge.units import format_size
-from stem_edge.verify_cli import printable
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan

@@ -17,6 +17,7 @@ from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime import text
 from stem_edge.runtime.text import TextCodec, TokenStream, probe_texts
+from stem_edge.text_table import printable
 from stem_edge.tokenizer_gate import AddedToken, check_tokenizer
 
 WORDS: dict[str, Any] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
@@ -180,7 +181,7 @@ def test_reasons_are_of_one_line_and_not_long(path: Path) -> None:
     write(path, normalizer={"type": "No\nSuch\x1b" + "x" * 600})
     message = refused(lambda: check_tokenizer(path), BundleError, "normalizer.type is 'No\\nSuch")
     assert len(message) < len(str(path)) + 600
-    assert tokenizer_gate.printable("a\tb\x1b\u00e9\u202e\\") == "a\\tb\\x1b\u00e9\\u202e\\"
+    assert printable("a\tb\x1b\u00e9\u202e\\") == "a\\tb\\x1b\u00e9\\u202e\\"
 
 
 # Text
