@@ -19,9 +19,9 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of, gguf_footprint
 from stem_edge.measuring import bench_machine, rates_ggml
 from stem_edge.measuring.bench import bench
-from stem_edge.measuring.bench_figures import token_nbytes
 from stem_edge.measuring.candidates import GGUF_CHOICES
-from stem_edge.measuring.measure_report import table, to_dict
+from stem_edge.measuring.figures import token_nbytes
+from stem_edge.measuring.measure_report import report_table, to_dict
 from stem_edge.measuring.quality import evaluate
 from stem_edge.measuring.rates import measure_rates
 from stem_edge.runtime import runs
@@ -150,7 +150,7 @@ def test_measure_counts_the_file_as_mapped(both: Path) -> None:
     assert (expected.kv_cache, expected.row_cache) == (decode.kv_cache, decode.row_cache)
     assert expected.anonymous == pytest.approx(found.peak, rel=0.25)
     assert expected.hit_rate == found.hit_rate
-    assert max(map(len, table(found).splitlines())) <= 80
+    assert max(map(len, report_table(found).splitlines())) <= 80
 
 
 def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: Capture) -> None:

@@ -41,10 +41,10 @@ import stem_edge
 from stem_edge import open_bundle
 from stem_edge.bundle import Bundle
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.measuring.accelerator import about_accelerator
 from stem_edge.measuring.bench import bench
-from stem_edge.measuring.bench_figures import BenchReport, Figures, OnDevice
 from stem_edge.measuring.bench_machine import machine
+from stem_edge.measuring.figures import BenchReport, Figures, OnDevice
+from stem_edge.measuring.gpu import about_accelerator
 from stem_edge.progress import show_status
 from stem_edge.runtime.loading_cli import add_providers, device_options
 from stem_edge.runtime.machine import available_memory
