@@ -27,8 +27,7 @@ from stem_edge.bundle import (
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.gguf_schema import matrix_types
-from stem_edge.measuring.cost_report import cost_figures, cost_report
-from stem_edge.measuring.cost_table import cost_table
+from stem_edge.measuring.cost_report import cost_figures, cost_report, cost_table
 from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry
 from stem_edge.providers_cli import (
     add_listing,

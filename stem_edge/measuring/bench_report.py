@@ -25,9 +25,10 @@ def report_table(report: BenchReport) -> str:
     """Everything, for people."""
     subjects = report.subjects
     rows = [("", *TITLES), UNITS, *((name, *_cells(each)) for name, each in subjects.items())]
+    measured = [column for column in zip(*rows, strict=True) if any(column[2:])]
     sections = [
         _head(report),
-        [*table(rows), LEGEND],
+        [*table(list(zip(*measured, strict=True))), LEGEND],
         [PEAKS, *table([(name, _phases(each)) for name, each in subjects.items()], "l")],
         _devices(subjects),
         _ratios(report),
