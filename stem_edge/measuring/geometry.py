@@ -16,8 +16,15 @@ import numpy as np
 
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.geometry_rows import Best, read_rows, stream
-from stem_edge.measuring.geometry_spread import Spread, random_nearest, random_p95, spread
+from stem_edge.measuring.geometry_rows import (
+    Best,
+    Spread,
+    random_nearest,
+    random_p95,
+    read_rows,
+    spread,
+    stream,
+)
 from stem_edge.quantize import F32, I64
 from stem_edge.tables import open_tables
 

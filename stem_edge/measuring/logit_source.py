@@ -12,9 +12,8 @@ import numpy as np
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.documents import Task, split
 from stem_edge.measuring.models import is_bundle, open_checkpoint
-from stem_edge.measuring.scores import LogitSource
+from stem_edge.measuring.scores import LogitSource, Task, split
 from stem_edge.quantize import F32
 from stem_edge.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
