@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from stem_edge.bundle import Bundle, open_bundle
@@ -140,14 +140,8 @@ def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     _check_options(args)
     bundle = open_bundle(args.bundle)
-    if args.list:
-        _list(args, bundle)
-    elif args.remove:
-        _remove(args, bundle)
-    elif args.compare is not None:
-        _compare(args, bundle)
-    else:
-        _make(args, bundle)
+    action = _list if args.list else _remove if args.remove else _make
+    (action if args.compare is None else _compare)(args, bundle)
     return 0
 
 
@@ -158,15 +152,18 @@ def _check_options(args: argparse.Namespace) -> None:
         given = _given(args, (*MAKING, *COMPARING)) + _loading_given(args)
         if given:
             mode = "--list" if args.list else "--remove"
-            raise InputError(f"{_and(given)}: not for {mode}; leave {_them(given)} out")
+            them = "it" if len(given) == 1 else "them"
+            raise InputError(f"{' and '.join(given)}: not for {mode}; leave {them} out")
         return
     if not comparing and (given := _given(args, COMPARING) + _loading_given(args)):
-        raise InputError(f"{_and(given)}: only for --compare, which is not given; add --compare")
+        raise InputError(
+            f"{' and '.join(given)}: only for --compare, which is not given; add --compare"
+        )
     if making != (args.target is not None):
         one, other = ("--source", "--target") if making else ("--target", "--source")
         raise InputError(f"{one} is given and {other} is not; an edit needs both")
     if not making and (given := _given(args, MAKING)):
-        raise InputError(f"{_and(given)}: only for a new edit; add --source and --target")
+        raise InputError(f"{' and '.join(given)}: only for a new edit; add --source and --target")
     if not making and not comparing:
         raise InputError("nothing to do; give --source and --target, --list, --remove or --compare")
     if not making and not args.edit:
@@ -188,14 +185,6 @@ def _loading_given(args: argparse.Namespace) -> list[str]:
     found = vars(args)
     defaults = vars(parser.parse_args([]))
     return [f"--{name.replace('_', '-')}" for name in defaults if found[name] != defaults[name]]
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(names)
-
-
-def _them(names: Sequence[str]) -> str:
-    return "it" if len(names) == 1 else "them"
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:
@@ -270,8 +259,9 @@ def _compare(args: argparse.Namespace, bundle: Bundle) -> None:
         edits[-1].save(path)
     if args.plot is not None:
         from stem_edge.editing.plot import plot_comparison
+        from stem_edge.measuring.plots import draw
 
-        plot_comparison(found, args.plot)
+        draw(args.plot, lambda path: plot_comparison(found, path))
     if args.json:
         written = {"path": None if path is None else str(path)}
         print(json.dumps(written | comparison_figures(found, edits), indent=1))
