@@ -51,7 +51,7 @@ def least_memory() -> int:
 
 def test_the_command_that_it_prints_runs_with_the_least_memory() -> None:
     found = stem_edge.fit(DEMO, least_memory(), bandwidth="10GB", context_length=64)
-    command = fit_cli.table(found, str(DEMO), bundle=True).splitlines()[-1].split()
+    command = fit_cli.report_table(found, str(DEMO), bundle=True).splitlines()[-1].split()
     run = [sys.executable, "-m", "stem_edge", *command[1:], "-p", "The", "-n", "1"]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

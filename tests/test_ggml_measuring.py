@@ -197,6 +197,14 @@ def test_bench_takes_engines_against_each_other(
         bench(both, repack=True)
 
 
+def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
+    from stem_edge.measuring.engine_llama import LlamaModel, make_model
+
+    path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
+    model = LlamaModel(path, 700, 1)
+    assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
+
+
 def test_bench_needs_the_backbone_of_what_it_compares(alone: Path) -> None:
     with pytest.raises(BackendError, match="no backbone for onnxruntime"):
         bench(alone, against=["onnxruntime"])
