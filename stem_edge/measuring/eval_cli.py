@@ -181,7 +181,7 @@ def _perplexities(found: Sequence[Quality]) -> list[str]:
 
 def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
     columns = ("mean", "median", "99 %", "greatest", "same best", "change of log likelihood")
-    rows = [("", *columns)]
+    rows: list[tuple[str, ...]] = [("", *columns)]
     for name, each in compared:
         nats = (each.mean, each.median, each.percentile_99, each.greatest)
         error = "" if each.standard_error is None else f" +- {each.standard_error:.2g}"

@@ -162,7 +162,9 @@ def _text(text: TextGeometry) -> list[str]:
         f"of the down projection. Random directions: P95 |cos| {text.random_p95_abs:.3f}."
     )
     above = f">{THRESHOLDS[-1]:g}"
-    rows = [("layer", "", *("up: mean", "P95 |cos|", above), *("gated: mean", "P95 |cos|", above))]
+    rows: list[tuple[str, ...]] = [
+        ("layer", "", *("up: mean", "P95 |cos|", above), *("gated: mean", "P95 |cos|", above))
+    ]
     for layer in text.layers:
         pairs = [(*cosines[:2], cosines[-1]) for cosines in map(_spread, (layer.up, layer.gated))]
         rows.append((str(layer.layer), layer.kind, *pairs[0], *pairs[1]))

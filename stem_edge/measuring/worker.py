@@ -76,14 +76,14 @@ class StemEdge(MeasuredEngine):
         """Counters of the rows, and what the plan and the caches hold, in bytes."""
         plan, rows = self._model.plan, self._engine.rows
         cache = getattr(rows, "cache", None)
-        filled = 0 if cache is None else cache.filled
+        filled, slot_nbytes = (0, 0) if cache is None else (cache.filled, cache.slot_nbytes)
         found = {
             **vars(rows.counters()),
             "planned": plan.total,
             "slots": plan.slots,
             "chunk_tokens": plan.chunk_tokens,
             "filled_slots": filled,
-            "row_cache_nbytes": filled and filled * cache.slot_nbytes,
+            "row_cache_nbytes": filled * slot_nbytes,
             "kv_nbytes": self._context.backend.nbytes,
         }
         if plan.device is not None:
