@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes and numbers as people write them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def parse_size(size: int | str) -> int:
     if found is None or not 0 < found <= MAX_SIZE:
         raise InputError(f"size {size!r} is not understood; write for example 600MB or 2GiB")
     return found
+
+
+def parse_numbers(option: str, text: str | None) -> list[int] | None:
+    """Numbers with commas between, as an option takes them; None without. Raises InputError."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise InputError(f"{option} {text!r}: not numbers; write them with commas, like 2,5")
+    return [int(part) for part in parts]
 
 
 def format_size(nbytes: float) -> str:

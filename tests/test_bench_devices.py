@@ -13,7 +13,6 @@ from conftest import DEMO
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.device_rows import DeviceRows
-from stem_edge.errors import InputError
 from stem_edge.measuring import gpu
 from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_report import report_table
@@ -103,20 +102,6 @@ def test_resident_has_all_of_the_device_and_cpu_nothing_of_it() -> None:
     }  # fmt: skip
     assert cpu == engine | {"slots": 20}
     assert subjects("resident")[1] == engine | {"resident": True}
-
-
-@pytest.mark.parametrize(
-    ("against", "device", "words"),
-    [
-        ("cpu", {}, "the bundle runs on the CPU itself; .*--providers"),
-        ("unprepared", {"providers": "cuda"}, "nothing is prepared on accelerators; .*on the CPU"),
-    ],
-)
-def test_comparisons_that_make_no_sense(
-    against: str, device: dict[str, object], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        subjects(against, **device)
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.measuring import fit_cli
 from stem_edge.measuring.candidates import CHOICES
-from stem_edge.measuring.devices import DEVICES, find_device
 from stem_edge.measuring.fit import Fit, Way, fit_on_device
 from stem_edge.units import parse_size
 
@@ -150,12 +149,6 @@ def test_the_command(capsys: Capture) -> None:
     assert figures["slots"] == 1756 and figures["flash"] == "ufs2"
     assert main(["fit", str(DEMO), "--memory", "1MB", "--bandwidth", "1GB"]) == 1
     assert "too little" in capsys.readouterr().err
-
-
-def test_devices_are_plausible() -> None:
-    for name, device in DEVICES.items():
-        assert find_device(name) is device
-        assert 1e9 <= device.memory <= 64e9 and 1 <= device.cpus <= 16
 
 
 def test_memory_on_a_device_leaves_room_for_mapped_weights(tiny_bundle: Path) -> None:

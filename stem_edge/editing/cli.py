@@ -28,7 +28,7 @@ from stem_edge.editing.report import (
 )
 from stem_edge.errors import InputError
 from stem_edge.runtime.loading_cli import add_loading, loading_options
-from stem_edge.units import format_size
+from stem_edge.units import format_size, parse_numbers
 
 DESCRIPTION = """\
 Edit what a model knows: tokens of one text look up rows of another text's tokens in the tables,
@@ -210,19 +210,10 @@ def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
         args.target,
         scheme=args.scheme or "auto",
         scope=args.scope or "positions",
-        layers=_numbers("--layers", args.layers),
-        subset=_numbers("--subset", args.subset),
+        layers=parse_numbers("--layers", args.layers),
+        subset=parse_numbers("--subset", args.subset),
         pad=_token(args.pad),
     )
-
-
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"{option} {text!r}: not numbers; write them with commas, like 2,5")
-    return [int(part) for part in parts]
 
 
 def _token(text: str | None) -> str | int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import llama_cpp
 import numpy as np
@@ -28,23 +28,17 @@ if TYPE_CHECKING:
     from stem_edge.export.checkpoint import Checkpoint
 
 
-class Kind(NamedTuple):
-    """A mixture of tensor types, and the type of all matrices where that is another."""
-
-    weights: GgufType
-    pure: TensorType | None = None
-
-
+# A mixture of tensor types, and the type of all matrices where that is another.
 # By default llama.cpp keeps the head of a 4-bit model at six bits; "pure" gives it four, as our
 # int4 head has.
-TYPES = {
-    "Q4_0": Kind("q4_0"),
-    "Q4_0-pure": Kind("q4_0", ggml_types.Q4_0),
-    "Q4_K_M": Kind("q4_k_m"),
-    "Q5_K_M": Kind("q5_k_m"),
-    "Q6_K": Kind("q6_k"),
-    "Q8_0": Kind("q8_0"),
-    "F16": Kind("f16"),
+TYPES: dict[str, tuple[GgufType, TensorType | None]] = {
+    "Q4_0": ("q4_0", None),
+    "Q4_0-pure": ("q4_0", ggml_types.Q4_0),
+    "Q4_K_M": ("q4_k_m", None),
+    "Q5_K_M": ("q5_k_m", None),
+    "Q6_K": ("q6_k", None),
+    "Q8_0": ("q8_0", None),
+    "F16": ("f16", None),
 }
 USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # of no type that is asked for
 BATCH = 512

@@ -23,6 +23,7 @@ from stem_edge.measuring.geometry import (
 )
 from stem_edge.measuring.geometry_rows import THRESHOLDS, Spread
 from stem_edge.text_table import WIDTH, quoted, table, wrapped
+from stem_edge.units import parse_numbers
 
 if TYPE_CHECKING:
     from stem_edge.measuring.geometry_text import TextGeometry
@@ -77,7 +78,7 @@ def show_geometry(args: argparse.Namespace) -> None:
         check_plot(Path(args.plot))
     found = geometry(
         args.bundle,
-        layers=_numbers(args.layers) if args.layers is not None else None,
+        layers=parse_numbers("--layers", args.layers),
         sample=SAMPLE if args.sample is None else args.sample,
         seed=args.seed or 0,
         text=args.text,
@@ -89,13 +90,6 @@ def show_geometry(args: argparse.Namespace) -> None:
 
         draw(Path(args.plot), lambda path: plot_geometry(found, path))
     print(json.dumps(asdict(found), indent=1) if args.json else geometry_table(found))
-
-
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"--layers {text!r} are no layers; write numbers with commas, like 2,5")
-    return [int(part) for part in parts]
 
 
 def geometry_table(found: Geometry) -> str:

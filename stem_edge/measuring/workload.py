@@ -5,13 +5,18 @@ Which rows are read, and how often, is decided by the tokens: constants or noise
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.bundle import TOKENIZER, Bundle
 from stem_edge.errors import InputError
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.text import TextCodec
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
@@ -114,3 +119,31 @@ def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list
         while (most is None or len(ids) < most) and (lines := file.readlines(READ_CHARS)):
             ids += codec.encode("".join(lines), add_special_tokens=special and not ids)
     return ids
+
+
+def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
+    """The id of a text that is one token, or an id as Python's integer. Raises InputError."""
+    if isinstance(token, str):
+        ids = _plain(codec, token)
+        if len(ids) != 1:
+            others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
+            single = [other for other in others if len(_plain(codec, other)) == 1]
+            spaced = "" if token.startswith(" ") else ", or try it with a leading space"
+            cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
+            advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
+            raise InputError(
+                f"{token!r} is {len(ids)} tokens, expected one: {cut or 'nothing'}; {advice}"
+            )
+        token = ids[0]
+    try:
+        number = operator.index(token)
+    except TypeError:
+        raise InputError(f"a token is {token!r}; expected integers or text") from None
+    if not 0 <= number < bundle.manifest.model.vocab_size:
+        limit = bundle.manifest.model.vocab_size - 1
+        raise InputError(f"token id {number} is not in 0..{limit}")
+    return number
+
+
+def _plain(codec: TextCodec, text: str) -> list[int]:
+    return codec.encode(text, add_special_tokens=False)
