@@ -85,6 +85,8 @@ def test_options_that_say_what_load_does_anyway_are_left_out() -> None:
     }  # fmt: skip
     libraries = {"cuda": str(Path("/x.so"))}
     assert load_options(options, "threads") == {"slots": 5, "provider_libraries": libraries}
+    with pytest.raises(TypeError, match="unexpected options of load: slotz"):
+        bench(DEMO, slotz=5)  # type: ignore[call-arg]
 
 
 def subjects(*against: str, **device: object) -> list[dict[str, object]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import DEMO
@@ -68,7 +70,7 @@ def test_a_warm_start_equals_that_of_the_runtime(text: I64) -> None:
     ],
 )
 def test_tokens_whose_hits_can_be_counted_by_hand(
-    ids: list[int], slots: int, options: dict[str, int], rate: tuple[float, int]
+    ids: list[int], slots: int, options: dict[str, Any], rate: tuple[float, int]
 ) -> None:
     assert simulate(np.array(ids, np.int64), 10, slots, **options) == rate
 

@@ -139,8 +139,9 @@ def test_the_command(capsys: Capture, tmp_path: Path) -> None:
     short = ["--prompt-tokens", "30", "--new-tokens", "4"]
     plot = tmp_path / "run.png"
     assert main(["measure", str(DEMO), *short, "--explain", "--plot", str(plot)]) == 0
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
     assert "peak, anon. and swap" in said and "anonymous: memory that belongs" in said
+    assert told == f"wrote {plot}\n"
     assert plot.stat().st_size
     assert main(["measure", str(DEMO), *short, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["workload"]["prompt_tokens"] == 30

@@ -118,7 +118,7 @@ def _count(tokens: int) -> str:
 
 
 def edit_figures(edit: Edit, ways: Sequence[Cut], notes: Sequence[str]) -> dict[str, object]:
-    """The same as plain JSON values."""
+    """What an edit does, as plain JSON values."""
     return _edit_values(edit) | {"cuts": [asdict(way) for way in ways], "notes": list(notes)}
 
 
@@ -151,7 +151,7 @@ def list_table(bundle: Bundle, found: Listing) -> str:
 
 
 def list_figures(found: Listing) -> dict[str, object]:
-    """The same as plain JSON values."""
+    """Edit files as plain JSON values."""
     return {
         "folders": [str(folder.resolve()) for folder in found.folders],
         "edits": [
@@ -216,5 +216,5 @@ def _divergence_lines(found: Comparison) -> Iterator[str]:
 
 
 def comparison_figures(found: Comparison, edits: Sequence[Edit]) -> dict[str, object]:
-    """The same as plain JSON values."""
+    """A comparison as plain JSON values."""
     return asdict(found) | {"edits": [_edit_values(edit) for edit in edits]}

@@ -29,12 +29,12 @@ GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
 
 
 def of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
-    """Of a bundle on the engine that load would choose. Raises InputError, BackendError."""
+    """Sizes of a bundle on the engine that load would choose. Raises InputError, BackendError."""
     return footprint_of(bundle.manifest, choose_engine(bundle, engine))
 
 
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
-    """Of the bundles that an export of a checkpoint could make for an engine, most exact first.
+    """Sizes of the bundles that an export could make for an engine, most exact first.
 
     Raises InputError, CheckpointError.
     """

@@ -67,12 +67,12 @@ class LayerShape:
 
     @property
     def row_multiply_adds(self) -> int:
-        """Of a row that is matrices itself, an expert's; a row that is a vector has none."""
+        """Multiply-adds of a row that is matrices itself, an expert's; a vector has none."""
         return self.row_values if self.row_values > self.d_ff else 0
 
     @property
     def attention_parameters(self) -> int:
-        """Of the four projections: 4 d^2 in the paper's layer."""
+        """Parameters of the four projections: 4 d^2 in the paper's layer."""
         return 2 * self.dim * (self.queries + self.keys)
 
 
@@ -119,7 +119,7 @@ class Counting:
 
     @property
     def dense_gflop(self) -> float:
-        """Of the dense twin, per token."""
+        """GFLOP a token of the dense twin."""
         return FLOPS_PER_PARAMETER * self.dense_active / 1e9
 
     @property

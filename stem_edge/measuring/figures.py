@@ -35,7 +35,7 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Of a subject on an accelerator, or on the CPU playing one; bytes of memory."""
+    """A subject on an accelerator, or on the CPU playing one; bytes of memory."""
 
     about: dict[str, str]  # provider, device, driver, variant of the graphs
     planned: int  # by the memory plan, weights and all
@@ -88,7 +88,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one subject: medians over the rounds; None where nothing is counted or was measured."""
+    """Medians over the rounds of one subject; None where nothing is counted or was measured."""
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float

@@ -154,7 +154,7 @@ class Spread:
 
 
 def spread(vectors: F32) -> Spread | None:
-    """Of vectors [n, width], those of zeros left out; None if that leaves fewer than two."""
+    """How vectors [n, width] spread, those of zeros left out; None if fewer than two are left."""
     present = vectors.any(axis=1)
     vectors = vectors if present.all() else vectors[present]
     if len(vectors) < 2:

@@ -100,7 +100,7 @@ def _ask_nvidia(*query: str) -> list[str]:
 
 
 def _listed(device: Any) -> dict[str, str]:
-    """Of an OrtEpDevice: kind, vendor, name or numbers as onnxruntime lists them."""
+    """Kind, vendor, name or numbers of an OrtEpDevice, as onnxruntime lists them."""
     hardware = device.device
     told = {**device.ep_metadata, **hardware.metadata}
     ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"

@@ -35,7 +35,7 @@ class BundleLogits:
         self._model, self.engine = model, model.plan.engine
 
     def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """See LogitSource. Raises BundleError for logits that are no numbers."""
+        """Compute logits in pieces. Raises BundleError for logits that are no numbers."""
         for piece in self._model.logits_chunks(token_ids):
             if not np.isfinite(piece).all():
                 raise BundleError(
@@ -58,7 +58,7 @@ class CheckpointLogits:
         self._source = checkpoint
 
     def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """See LogitSource. Raises CheckpointError for logits that are no numbers."""
+        """Compute logits in pieces. Raises CheckpointError for logits that are no numbers."""
         from stem_edge.export.checkpoint import check_finite
 
         config, backbone = self._source.config, self._source.backbone

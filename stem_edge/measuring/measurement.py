@@ -19,7 +19,7 @@ from stem_edge.measuring.figures import Figures, Measured, Round, figures_of
 from stem_edge.measuring.fit import Way, fit_on_device, will_be_prepared
 from stem_edge.measuring.gpu import device_nbytes, on_cpu
 from stem_edge.measuring.limits import Limit, Limits
-from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
+from stem_edge.measuring.page_cache import cached_nbytes, drop_pages
 from stem_edge.measuring.predict import Prediction
 from stem_edge.measuring.rates import Rates, between, measure_rates
 from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
@@ -95,7 +95,7 @@ class Measurement:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the row cache, while decoding; None for a dense model."""
+        """Hits of the row cache while decoding, as a share; None for a dense model."""
         return self.speed.hit_rate
 
     @property
@@ -180,10 +180,15 @@ class _Run:
     limits: Limits
     notify: Callable[[str], None]
     phases: list[Phase] = field(default_factory=list)
+    backbone: list[Path] = field(default_factory=list)  # files that are mapped
+    tables: list[Path] = field(default_factory=list)
 
     def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
         prepared = self._prepare()
+        files, suffix = self.subject.files(), GGUF if self.engine == "ggml" else ".onnx"
+        self.backbone = [path for path in files if suffix in path.name]
+        self.tables = [path for path in files if TABLES in path.parts]
         device = self.limits.device
         room = None if device is None else device.memory
         expected = expect_run(
@@ -191,7 +196,7 @@ class _Run:
         )
         before = self._rates()
         if cold:
-            _drop_pages(self.subject.files())
+            _drop_pages(files)
         with WorkerProcess(self.subject, interval, self.limits.confine) as worker:
             done, loaded = self._phases(worker)
         rates = between(before, self._rates())
@@ -255,17 +260,14 @@ class _Run:
         return Round(len(prompt), loaded.counters, prefill, decode), loaded
 
     def _add(self, name: str, worker: WorkerProcess, answer: Answer, tokens: int) -> None:
-        tables = files_in(self.bundle.file(TABLES)) if self.bundle.manifest.tables else []
-        suffix = GGUF if self.engine == "ggml" else ".onnx"
-        backbone = [path for path in self.subject.files() if suffix in path.name]
         self.phases.append(
             Phase(
                 name,
                 answer.seconds,
                 tokens,
                 worker.sampler.phases[name],
-                cached_nbytes(backbone),
-                cached_nbytes(tables),
+                cached_nbytes(self.backbone),
+                cached_nbytes(self.tables),
                 int(answer.counters.get("kv_nbytes", 0)),
                 int(answer.counters.get("row_cache_nbytes", 0)),
                 device_nbytes(worker.pid, self.options.get("providers")),

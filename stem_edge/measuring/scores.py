@@ -190,7 +190,7 @@ def score(
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """The same positions of every stream of logits, few enough to compute with in float64."""
+    """Logits of every stream at the same positions, few enough to compute with in float64."""
     held = [next(stream) for stream in streams]
     most = positions_at_once(held[0].shape[1])
     while True:

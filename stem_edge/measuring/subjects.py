@@ -62,8 +62,13 @@ class Common:
 
 
 def load_options(options: LoadOptions, *left_out: str) -> dict[str, Any]:
-    """Options of load that differ from what it does anyway, as JSON can hold them."""
+    """Options of load that differ from what it does anyway, as JSON can hold them.
+
+    Raises TypeError, as load does, for one that it does not have.
+    """
     defaults = signature(load).parameters
+    if unknown := options.keys() - defaults.keys():
+        raise TypeError(f"unexpected options of load: {', '.join(sorted(unknown))}")
     found: dict[str, Any] = {
         name: value
         for name, value in options.items()

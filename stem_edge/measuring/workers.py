@@ -94,7 +94,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the worker."""
+        """Number of the worker's process."""
         return self._process.pid
 
     def start(self) -> Answer:
