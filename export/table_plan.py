@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
+from stem_edge.quantize import I32, I64
 from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 from stem_edge.table_store import TableFormat
 from stem_edge.token_counts import Counts, counts_of_records
-from stem_edge.token_index import I32
 
-I64: TypeAlias = npt.NDArray[np.int64]
 ExportTables = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_TABLES: tuple[ExportTables, ...] = get_args(ExportTables)
 # The share of all records that mixed tables keep at 8 bits. Measured (README), bytes are better spent

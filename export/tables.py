@@ -18,8 +18,8 @@ from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile, write_file
 from stem_edge.export.parallel import in_order
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.table_plan import I64, TablePlan
-from stem_edge.quantize import F32
+from stem_edge.export.table_plan import TablePlan
+from stem_edge.quantize import F32, I64
 from stem_edge.reference import Matrix
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import ShardGrid, array_metadata

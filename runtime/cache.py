@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES
+from stem_edge.quantize import I64
 from stem_edge.runtime.slots import Slots, Staged
 from stem_edge.token_counts import Counts
-
-I64 = npt.NDArray[np.int64]
 
 # Counts are halved after this many uses per slot: short enough to follow a change of topic, long
 # enough to know the frequent words. Chosen on real text with 512 to 8192 slots

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.graph import names as io
-from stem_edge.graph.device_rows import I32, WORD, DeviceRows
-from stem_edge.quantize import U8
+from stem_edge.graph.device_rows import WORD, DeviceRows
+from stem_edge.quantize import I32, U8
 from stem_edge.runtime.bound_session import BoundSession, View
 from stem_edge.runtime.device_memory import DeviceMemory
 

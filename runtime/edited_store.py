@@ -12,15 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from stem_edge.quantize import U8
+from stem_edge.quantize import I32, I64, U8
 from stem_edge.recipes import Recipe, compose, token_of, tokens_of
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.machine import own_pages
-from stem_edge.token_index import I32
 
-I64 = npt.NDArray[np.int64]
 READ_AT_ONCE = 32  # records of the table store, beside made ones: enough to keep flash busy
 
 

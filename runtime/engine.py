@@ -25,10 +25,9 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.prefill_check import PREFILL_FROM
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import LESS_MEMORY, Backend, BackendContext
-from stem_edge.runtime.cache import I64
 from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.prefetch import Rows
 

@@ -14,14 +14,13 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.quantize import U8
+from stem_edge.quantize import I32, I64, U8
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import READ_AT_ONCE, Records
 from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.slots import Slots
 from stem_edge.token_counts import Counts
-from stem_edge.token_index import I32
 
 # Of counts from before, next to what is seen here. Misses are fewer than uses, and old counts would
 # outweigh them for long: with 1, up to 3 of 100 tokens more were read from flash in simulations.

@@ -26,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import InputError
+from stem_edge.quantize import I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.background import Background
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import EditedStore, Records
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.slots import Staged

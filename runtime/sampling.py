@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, I64
 
-I64 = npt.NDArray[np.int64]
 Sampler = Callable[[F32, Sequence[int]], int]
 
 BLOCK = 128  # logits whose maximum stands for them while candidates are looked for

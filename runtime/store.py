@@ -25,13 +25,12 @@ import numpy.typing as npt
 
 from stem_edge import disk
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.quantize import U8
+from stem_edge.quantize import I32, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.flash import EmulatedFlash
 from stem_edge.runtime.machine import own_pages
 from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
 from stem_edge.table_store import TableFormat, TableStore, open_table_store
-from stem_edge.token_index import I32
 
 ReadMode = Literal["pread", "mmap"]
 READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)

@@ -15,11 +15,11 @@ import numpy as np
 
 from stem_edge.bundle import TOKEN_COUNTS, Bundle
 from stem_edge.errors import RowReadError
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.quantize import I32, I64
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.token_counts import Counts, counts_of_records, read_counts, write_counts
-from stem_edge.token_index import I32
 
 # Reading goes on while graphs are loaded, and at most this long.
 SECONDS = 1.0

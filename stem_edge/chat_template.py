@@ -23,7 +23,7 @@ import msgspec
 from stem_edge import disk
 from stem_edge.child import module_command, pass_lines
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.tokenizer_gate import printable
+from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
 MAX_TEMPLATE_NBYTES = 64 << 10

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, F64
 
-F64 = npt.NDArray[np.float64]
 # Logits that are turned into float64 at once: some arrays of 8 MB, whatever the vocabulary.
 PIECE_VALUES = 1 << 20
 

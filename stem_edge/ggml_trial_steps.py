@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stem_edge import ggml_types as types
 from stem_edge.ggml import ROPE_HALVES, ROPE_PAIRS, SUCCESS, Ggml, InitParams
 from stem_edge.ggml_types import TensorType
+from stem_edge.quantize import F32
 
 ARENA_NBYTES, GRAPH_SIZE = 64 << 10, 32
 REPACKED = (types.Q4_0, types.Q4_K)
@@ -43,7 +44,6 @@ EXACT = 1e-4
 KEY_TYPES = {"float32": 0.001, "float16": 0.02}  # of keys and values
 
 Values = npt.NDArray[Any]
-F32 = npt.NDArray[np.float32]
 Build = Callable[..., int]  # context, tensors -> the result's tensor
 
 

@@ -20,8 +20,7 @@ from stem_edge.errors import InputError
 from stem_edge.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
 from stem_edge.gguf_schema import matrix_types
 from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.measuring.cost_report import cost_figures, cost_report
-from stem_edge.measuring.cost_table import cost_table
+from stem_edge.measuring.cost_report import cost_figures, cost_report, cost_table
 from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry
 from stem_edge.providers_cli import (
     add_listing,
@@ -31,8 +30,8 @@ from stem_edge.providers_cli import (
     parse_providers,
     show_listing,
 )
+from stem_edge.text_table import printable
 from stem_edge.units import format_size
-from stem_edge.verify_cli import printable
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan

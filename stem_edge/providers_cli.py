@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.verify_cli import printable
+from stem_edge.text_table import printable
 
 if TYPE_CHECKING:
     from stem_edge.runtime.providers_report import Listed, ListedDevice

@@ -7,17 +7,15 @@ index/c/0           the records' numbers, little-endian, then their crc32c (uint
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import BundleError
 from stem_edge.plain_files import check_folder, read_plain
+from stem_edge.quantize import I32
 from stem_edge.shards import CRC_NBYTES, crc32c
 from stem_edge.zarr_json import array_document, compare, naming, read_json
-
-I32: TypeAlias = npt.NDArray[np.int32]
 
 INDEX = "index"
 ENTRY_NBYTES = 4

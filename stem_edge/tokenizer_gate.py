@@ -19,6 +19,7 @@ import msgspec
 from stem_edge import disk
 from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
+from stem_edge.text_table import printable
 from stem_edge.tokenizer_steps import check_model, check_steps
 
 MAX_NBYTES = 64 << 20  # twice the largest of published models
@@ -96,11 +97,6 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
         raise BundleError(
             f"{path}: not a tokenizer.json ({printable(reason)}); export the bundle again"
         ) from None
-
-
-def printable(text: str) -> str:
-    """Text of a file for a message of one line: what a terminal would act on is escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _checked(data: bytes, vocab_size: int) -> CheckedTokenizer:

@@ -8,6 +8,7 @@ import sys
 
 import stem_edge
 from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.text_table import printable
 
 DESCRIPTION = """\
 Say in one line whether a bundle is safe to load, and why: every file has the size and sha256 that
@@ -70,8 +71,3 @@ def _verify_files(args: argparse.Namespace) -> int:
     first = printable(first.partition("; ")[0])
     more = f" (and {len(others)} more, above)" if others else ""
     raise BundleError(f"{args.bundle}: not safe to load: {first}{more}; {found.advice}")
-
-
-def printable(name: str) -> str:
-    """A text with a file name that does nothing to a terminal: names in a folder may hold any bytes."""
-    return name if name.isprintable() else ascii(name)

@@ -12,19 +12,16 @@ from conftest import DEMO
 
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
-from stem_edge.errors import InputError
 from stem_edge.graph.device_rows import DeviceRows
-from stem_edge.measuring import accelerator
-from stem_edge.measuring.accelerator import about_accelerator, driver_nbytes
+from stem_edge.measuring import gpu
 from stem_edge.measuring.bench import bench
-from stem_edge.measuring.bench_figures import BenchReport
-from stem_edge.measuring.bench_report import table
-from stem_edge.measuring.bench_subjects import UNLIMITED, Common, load_options, make_subjects
-from stem_edge.runtime.device_options import DeviceOptions
+from stem_edge.measuring.bench_report import report_table
+from stem_edge.measuring.figures import BenchReport
+from stem_edge.measuring.subjects import UNLIMITED, Common, load_options, make_subjects
+from stem_edge.runtime.options import LoadKeywords
 
 BUNDLE = open_bundle(DEMO)
 SLOTS = 40
-ON_CUDA: DeviceOptions = {"providers": ["cuda"], "provider_libraries": {"cuda": Path("/x.so")}}
 POSIX = pytest.mark.skipif(os.name != "posix", reason="programs are scripts on POSIX systems")
 
 
@@ -73,7 +70,7 @@ def test_uploads_are_of_what_missed(report: BenchReport) -> None:
 
 
 def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) -> None:
-    text = table(report)
+    text = report_table(report)
     assert (report.bandwidth, report.bandwidth_reached) == ([], None)
     assert "bandwidth" not in text
     assert f"in {SLOTS} slots)" in text and "host tier of 50 records" in text
@@ -81,24 +78,19 @@ def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) 
     assert json.loads(json.dumps(report.to_dict()))["settings"]["options"]["slots"] == SLOTS
 
 
-def test_a_row_cache_of_one_percent_unless_device_memory_says_another(tmp_path: Path) -> None:
-    def options(memory: str | None = None, **device: object) -> dict[str, object]:
-        return load_options(BUNDLE, None, memory, None, device=DeviceOptions(**device))  # type: ignore[typeddict-item]
-
-    assert options() == options(providers=None) == {"slots": 17}
-    assert options("1GB") == {"memory": "1GB"}
-    assert options("1GB", providers="cuda")["slots"] == 17
-    assert "slots" not in options(providers="cuda", device_memory="1GB")
-    assert load_options(BUNDLE, 5, None, None, device=ON_CUDA) == {
-        "providers": ["cuda"],
-        "provider_libraries": {"cuda": str(Path("/x.so"))},
-        "slots": 5,
-    }
+def test_options_that_say_what_load_does_anyway_are_left_out() -> None:
+    options: LoadKeywords = {
+        "reads": "pread", "slots": 5, "memory": None, "threads": 2,
+        "provider_libraries": {"cuda": Path("/x.so")},
+    }  # fmt: skip
+    libraries = {"cuda": str(Path("/x.so"))}
+    assert load_options(options, "threads") == {"slots": 5, "provider_libraries": libraries}
+    with pytest.raises(TypeError, match="unexpected options of load: slotz"):
+        bench(DEMO, slotz=5)  # type: ignore[call-arg]
 
 
 def subjects(*against: str, **device: object) -> list[dict[str, object]]:
-    options = load_options(BUNDLE, 20, None, None, device=DeviceOptions(**device))  # type: ignore[typeddict-item]
-    common = Common(BUNDLE, "onnxruntime", options, 1, Path())
+    common = Common(BUNDLE, "onnxruntime", {"slots": 20, **device}, 1, Path())
     return [subject.options for subject in make_subjects(common, against)]
 
 
@@ -112,20 +104,6 @@ def test_resident_has_all_of_the_device_and_cpu_nothing_of_it() -> None:
     }  # fmt: skip
     assert cpu == engine | {"slots": 20}
     assert subjects("resident")[1] == engine | {"resident": True}
-
-
-@pytest.mark.parametrize(
-    ("against", "device", "words"),
-    [
-        ("cpu", {}, "the bundle runs on the CPU itself; .*--providers"),
-        ("unprepared", {"providers": "cuda"}, "nothing is prepared on accelerators; .*on the CPU"),
-    ],
-)
-def test_comparisons_that_make_no_sense(
-    against: str, device: dict[str, object], words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
-        subjects(against, **device)
 
 
 @pytest.mark.slow
@@ -166,12 +144,14 @@ def test_what_nvidias_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert accelerator.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
-    assert driver_nbytes(7) == 12 << 20
-    assert driver_nbytes(8) is None  # it knows processes by other numbers, as in a container
+    assert gpu.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
+    assert gpu.device_nbytes(7, "cuda") == 12 << 20
+    assert (
+        gpu.device_nbytes(8, "cuda") is None
+    )  # it knows processes by other numbers, as in a container
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert accelerator.about_nvidia("0") == {}
-    assert driver_nbytes(7) is None
+    assert gpu.about_nvidia("0") == {}
+    assert gpu.device_nbytes(7, "cuda") is None
 
 
 @pytest.mark.parametrize(
@@ -205,7 +185,7 @@ def test_software_is_told_from_hardware(
 
     monkeypatch.setattr(providers, "resolve", lambda wanted, libraries: (provider,))
     monkeypatch.setenv("VK_DRIVER_FILES", driver)
-    found = about_accelerator("webgpu")
+    found = gpu.about_accelerator("webgpu")
     assert (found["provider"], found["software"], found["plug-in"]) == ("webgpu", software, "0.4")
     name = next(iter(named.values()), f"{numbers[0]:#06x}:{numbers[1]:#06x}")
     assert found["device"] == f"GPU {name}"

@@ -11,9 +11,9 @@ import pytest
 from interrupts import interrupted
 from stores import arrays_of
 
-from stem_edge.quantize import U8
+from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout, RowType, make_layout
-from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, I64, RowCache
+from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
 from stem_edge.runtime.slots import ArraySlots
 
 V = 60

@@ -16,7 +16,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.cli import main
-from stem_edge.editing.report import columns
+from stem_edge.text_table import columns
 
 Capture = pytest.CaptureFixture[str]
 PROMPT = "The capital of Spain is"

@@ -18,7 +18,7 @@ from stem_edge.edit_file import SCOPES
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.loading import LoadOptions
+from stem_edge.runtime.options import LoadKeywords
 from stem_edge.runtime.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -263,7 +263,7 @@ def test_a_damaged_target_is_an_error_and_the_rest_goes_on(
     data = bytearray(shard.read_bytes())
     data[ord("m") * (2 * 80 * 4 + 4) + 9] ^= 1  # in the record of "m"
     shard.write_bytes(data)
-    options: LoadOptions = {"slots": 4, "overlap": overlap, "warm_start": False, "trial": False}
+    options: LoadKeywords = {"slots": 4, "overlap": overlap, "warm_start": False, "trial": False}
     with stem_edge.load(out, **options) as model:
         ids = model.tokenize("a cat.")
         before = model.logits(ids)

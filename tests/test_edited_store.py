@@ -17,10 +17,10 @@ from interrupts import interrupted
 from stores import write_store
 
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import U8
+from stem_edge.quantize import I64, U8
 from stem_edge.recipes import Recipe, compose, pack_row
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.slots import ArraySlots

@@ -52,6 +52,16 @@ def test_the_command_compares_with_the_first_bundle(text: Path, capsys: Capture)
     assert (len(first.split()), second.split()[2]) == (4, "+0.00%")
 
 
+def test_columns_stay_apart_and_other_tokenizers_are_told(
+    text: Path, tiny_bundle: Path, capsys: Capture
+) -> None:
+    assert main(["eval", str(DEMO), str(tiny_bundle), "--text", str(text)]) == 0
+    out = capsys.readouterr().out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith(f"{tiny_bundle} "))
+    assert len(row) == 4 and all(float(cell) > 0 for cell in row[1:])  # and no change
+    assert f"{tiny_bundle}: another tokenizer than that of {DEMO}" in " ".join(out.split())
+
+
 def test_the_command_says_when_a_text_is_shorter_than_a_window(
     tmp_path: Path, capsys: Capture
 ) -> None:

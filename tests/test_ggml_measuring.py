@@ -20,9 +20,9 @@ from stem_edge.footprint import footprint_of, gguf_footprint
 from stem_edge.formats import GgufFormat
 from stem_edge.measuring import bench_machine, rates_ggml
 from stem_edge.measuring.bench import bench
-from stem_edge.measuring.bench_figures import token_nbytes
 from stem_edge.measuring.candidates import GGUF_CHOICES
-from stem_edge.measuring.measure_report import table, to_dict
+from stem_edge.measuring.figures import token_nbytes
+from stem_edge.measuring.measure_report import report_table, to_dict
 from stem_edge.measuring.quality import evaluate
 from stem_edge.measuring.rates import measure_rates
 from stem_edge.runtime import runs
@@ -151,7 +151,7 @@ def test_measure_counts_the_file_as_mapped(both: Path) -> None:
     assert (expected.kv_cache, expected.row_cache) == (decode.kv_cache, decode.row_cache)
     assert expected.anonymous == pytest.approx(found.peak, rel=0.25)
     assert expected.hit_rate == found.hit_rate
-    assert max(map(len, table(found).splitlines())) <= 80
+    assert max(map(len, report_table(found).splitlines())) <= 80
 
 
 def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: Capture) -> None:
@@ -196,6 +196,14 @@ def test_bench_takes_engines_against_each_other(
         bench(both, engine="ggml", against=["unprepared"])
     with pytest.raises(InputError, match="repack belongs to ggml"):
         bench(both, repack=True)
+
+
+def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
+    from stem_edge.measuring.engine_llama import LlamaModel, make_model
+
+    path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
+    model = LlamaModel(path, 700, 1)
+    assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
 
 
 def test_bench_needs_the_backbone_of_what_it_compares(alone: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import DEMO
 
 import stem_edge
 from stem_edge.bundle import open_bundle
-from stem_edge.measuring.hit_rates import I64, from_counts, simulate, zipf_counts
+from stem_edge.measuring.hit_rates import from_counts, simulate, zipf_counts
 from stem_edge.measuring.workload import DEFAULT_TEXT, read_ids
+from stem_edge.quantize import I64
 from stem_edge.token_counts import count_tokens
 
 SLOTS = 64
@@ -54,18 +57,22 @@ def test_a_warm_start_equals_that_of_the_runtime(text: I64) -> None:
     assert found[0] > simulate(text[:100], vocab_size, SLOTS)[0]
 
 
-def test_nothing_after_the_prompt_is_no_hit(text: I64) -> None:
-    for prompt in (50, 80):
-        assert simulate(text[:50], 1756, SLOTS, prompt=prompt, chunk=16)[0] == 0
-    assert simulate(text[:0], 1756, SLOTS) == (0, 0)
-
-
-def test_tokens_whose_hits_can_be_counted_by_hand() -> None:
-    ids = np.array([1, 2, 1, 1, 3, 2])
-    assert simulate(ids, 10, 8) == (3 / 6, 3)
-    assert simulate(ids, 10, 8, prompt=2, chunk=2) == (3 / 4, 3)
-    assert simulate(ids, 10, 100)[0] == 3 / 6  # more slots than tokens there are
-    assert simulate(ids, 10, 1) == (1 / 6, 1)
+@pytest.mark.parametrize(
+    ("ids", "slots", "options", "rate"),
+    [
+        ([1, 2, 1, 1, 3, 2], 8, {}, (3 / 6, 3)),
+        ([1, 2, 1, 1, 3, 2], 8, {"prompt": 2, "chunk": 2}, (3 / 4, 3)),
+        ([1, 2, 1, 1, 3, 2], 100, {}, (3 / 6, 3)),  # more slots than tokens there are
+        ([1, 2, 1, 1, 3, 2], 1, {}, (1 / 6, 1)),
+        ([], SLOTS, {}, (0, 0)),
+        ([1, 2, 1], 8, {"prompt": 3, "chunk": 16}, (0, 2)),  # nothing comes after the prompt
+        ([1, 2, 1], 8, {"prompt": 5, "chunk": 16}, (0, 2)),
+    ],
+)
+def test_tokens_whose_hits_can_be_counted_by_hand(
+    ids: list[int], slots: int, options: dict[str, Any], rate: tuple[float, int]
+) -> None:
+    assert simulate(np.array(ids, np.int64), 10, slots, **options) == rate
 
 
 def test_more_slots_hit_more_often_in_real_text(text: I64) -> None:

@@ -15,10 +15,10 @@ from stores import MemoryStore
 
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import U8
+from stem_edge.quantize import I64, U8
 from stem_edge.recipes import Recipe
 from stem_edge.rows import make_layout
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import READ_AT_ONCE
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.prefetch import Prefetcher

@@ -217,6 +217,10 @@ def test_a_worker_that_takes_too_much_is_killed_and_says_so(
 def test_devices_are_complete_and_found_by_name() -> None:
     for name, device in DEVICES.items():
         assert find_device(name) is device
-        assert device.flash in PROFILES and min(device.memory, device.cpus, device.bandwidth) > 0
+        assert (
+            device.flash in PROFILES
+            and 1e9 <= device.memory <= 64e9
+            and 1 <= device.cpus <= 16 < device.bandwidth
+        )
     with pytest.raises(InputError, match=r"'pi9' is not known; expected one of .*pi5"):
         find_device("pi9")

@@ -167,7 +167,9 @@ def test_help(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as exit_:
         main(["lm-eval", *arguments])
     assert exit_.value.code == 0
-    assert text in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert text in out
+    assert ("default: stem_edge" in out) == ("run" in arguments) and "default: hf" not in out
 
 
 @pytest.mark.usefixtures("own_tasks_only")

@@ -22,7 +22,7 @@ from stem_edge.measuring.measure_report import (
     accounted,
     explanation,
     figures,
-    table,
+    report_table,
     to_csv,
     to_dict,
 )
@@ -98,7 +98,7 @@ def test_the_hit_rate_of_the_run_lies_on_its_curve(found: Measurement) -> None:
 
 
 def test_the_table_fits_a_terminal_and_every_word_is_explained(found: Measurement) -> None:
-    text = table(found)
+    text = report_table(found)
     assert max(map(len, text.splitlines())) <= 80
     said = explanation(found)
     for kind in found.definitions:
@@ -130,7 +130,7 @@ def test_plots(found: Measurement, tmp_path: Path, suffix: str) -> None:
 def test_a_dense_model(dense_bundle: Path, tmp_path: Path) -> None:
     found = stem_edge.measure(dense_bundle, prompt_tokens=20, new_tokens=4)
     assert found.hit_rate is None and found.hit_curve == {}
-    assert "hit rate" not in table(found)
+    assert "hit rate" not in report_table(found)
     plots.plot(found, tmp_path / "dense.png")
 
 
@@ -139,8 +139,9 @@ def test_the_command(capsys: Capture, tmp_path: Path) -> None:
     short = ["--prompt-tokens", "30", "--new-tokens", "4"]
     plot = tmp_path / "run.png"
     assert main(["measure", str(DEMO), *short, "--explain", "--plot", str(plot)]) == 0
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
     assert "peak, anon. and swap" in said and "anonymous: memory that belongs" in said
+    assert told == f"wrote {plot}\n"
     assert plot.stat().st_size
     assert main(["measure", str(DEMO), *short, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["workload"]["prompt_tokens"] == 30

@@ -10,13 +10,12 @@ import pytest
 from stores import MemoryStore, arrays_of
 
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import U8
+from stem_edge.quantize import I32, I64, U8
 from stem_edge.recipes import Recipe
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.slots import ArraySlots, Staged
-from stem_edge.token_index import I32
 
 V, SLOTS = 50, 4
 LAYOUT = RecordLayout(records=V, layers=(1, 2), parts=((4,),), row_type="fp32")

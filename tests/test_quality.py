@@ -15,12 +15,12 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import BundleError, InputError
-from stem_edge.distributions import F64, log_softmax
+from stem_edge.distributions import log_softmax
 from stem_edge.export.lingua import read_checkpoint
-from stem_edge.measuring.documents import split
 from stem_edge.measuring.logit_source import CheckpointLogits
 from stem_edge.measuring.quality import Quality
-from stem_edge.measuring.scores import side_by_side, windows
+from stem_edge.measuring.scores import side_by_side, split, windows
+from stem_edge.quantize import F64
 from stem_edge.reference import forward
 
 CHECKPOINT = DATA / "conformance" / "full" / "consolidated"

@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, F64, I64
 from stem_edge.runtime.sampling import (
     BLOCK,
     MOST_NEEDED,
@@ -21,8 +20,6 @@ from stem_edge.runtime.sampling import (
     top_ids,
 )
 
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 LARGE_V = 128256
 INF, NAN = float("inf"), float("nan")
 STOPS = "a list of at most 64 texts of 1 to 1024 characters"

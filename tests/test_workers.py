@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
+from stem_edge.bundle import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
 from stem_edge.measuring import workers
 from stem_edge.measuring.worker import Worker
-from stem_edge.measuring.workers import Subject, WorkerProcess, prepare_now, prepared_folders
+from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.runtime import prepared
 
 DEADLINE_SECONDS = 10.0
@@ -262,10 +263,12 @@ def test_the_engine_gets_nothing_before_it_is_loaded() -> None:
 
 
 def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prepared_folders(DEMO, tmp_path) == ()
-    assert prepare_now(DEMO, 1, tmp_path) >= 0  # too small to be worth it
-    assert prepared_folders(DEMO, tmp_path) == ()
+    subject = demo(engine="onnxruntime", cache_dir=str(tmp_path))
+    assert subject.prepared_folders() == ()
+    assert prepared.find_or_make(open_bundle(DEMO), tmp_path, 1, None) is None  # too small
     monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
-    assert prepare_now(DEMO, 1, tmp_path) > 0
-    (folder,) = prepared_folders(DEMO, tmp_path)
+    assert prepared.find_or_make(open_bundle(DEMO), tmp_path, 1, None)
+    (folder,) = subject.prepared_folders()
     assert folder.is_dir() and folder.is_relative_to(tmp_path)
+    assert {DEMO.resolve(), folder} < {path.parent for path in subject.files()}
+    assert demo(engine="ggml", cache_dir=str(tmp_path)).prepared_folders() == ()

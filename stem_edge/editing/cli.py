@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from stem_edge.bundle import Bundle, open_bundle
@@ -28,7 +28,7 @@ from stem_edge.editing.report import (
 )
 from stem_edge.errors import InputError
 from stem_edge.runtime.loading_cli import add_loading, loading_options
-from stem_edge.units import format_size
+from stem_edge.units import format_size, parse_numbers
 
 DESCRIPTION = """\
 Edit what a model knows: tokens of one text look up rows of another text's tokens in the tables,
@@ -142,14 +142,8 @@ def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     _check_options(args)
     bundle = open_bundle(args.bundle)
-    if args.list:
-        _list(args, bundle)
-    elif args.remove:
-        _remove(args, bundle)
-    elif args.compare is not None:
-        _compare(args, bundle)
-    else:
-        _make(args, bundle)
+    action = _list if args.list else _remove if args.remove else _make
+    (action if args.compare is None else _compare)(args, bundle)
     return 0
 
 
@@ -160,15 +154,18 @@ def _check_options(args: argparse.Namespace) -> None:
         given = _given(args, (*MAKING, *COMPARING)) + _loading_given(args)
         if given:
             mode = "--list" if args.list else "--remove"
-            raise InputError(f"{_and(given)}: not for {mode}; leave {_them(given)} out")
+            them = "it" if len(given) == 1 else "them"
+            raise InputError(f"{' and '.join(given)}: not for {mode}; leave {them} out")
         return
     if not comparing and (given := _given(args, COMPARING) + _loading_given(args)):
-        raise InputError(f"{_and(given)}: only for --compare, which is not given; add --compare")
+        raise InputError(
+            f"{' and '.join(given)}: only for --compare, which is not given; add --compare"
+        )
     if making != (args.target is not None):
         one, other = ("--source", "--target") if making else ("--target", "--source")
         raise InputError(f"{one} is given and {other} is not; an edit needs both")
     if not making and (given := _given(args, MAKING)):
-        raise InputError(f"{_and(given)}: only for a new edit; add --source and --target")
+        raise InputError(f"{' and '.join(given)}: only for a new edit; add --source and --target")
     if not making and not comparing:
         raise InputError("nothing to do; give --source and --target, --list, --remove or --compare")
     if not making and not args.edit:
@@ -190,14 +187,6 @@ def _loading_given(args: argparse.Namespace) -> list[str]:
     found = vars(args)
     defaults = vars(parser.parse_args([]))
     return [f"--{name.replace('_', '-')}" for name in defaults if found[name] != defaults[name]]
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(names)
-
-
-def _them(names: Sequence[str]) -> str:
-    return "it" if len(names) == 1 else "them"
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:
@@ -223,19 +212,10 @@ def _new_edit(args: argparse.Namespace, bundle: Bundle) -> Edit:
         args.target,
         scheme=args.scheme or "auto",
         scope=args.scope or "positions",
-        layers=_numbers("--layers", args.layers),
-        subset=_numbers("--subset", args.subset),
+        layers=parse_numbers("--layers", args.layers),
+        subset=parse_numbers("--subset", args.subset),
         pad=_token(args.pad),
     )
-
-
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"{option} {text!r}: not numbers; write them with commas, like 2,5")
-    return [int(part) for part in parts]
 
 
 def _token(text: str | None) -> str | int | None:
@@ -272,8 +252,9 @@ def _compare(args: argparse.Namespace, bundle: Bundle) -> None:
         edits[-1].save(path)
     if args.plot is not None:
         from stem_edge.editing.plot import plot_comparison
+        from stem_edge.measuring.plots import draw
 
-        plot_comparison(found, args.plot)
+        draw(args.plot, lambda path: plot_comparison(found, path))
     if args.json:
         written = {"path": None if path is None else str(path)}
         print(json.dumps(written | comparison_figures(found, edits), indent=1))

@@ -58,7 +58,7 @@ def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
 
 
 def spelling_notes(bundle: Bundle, edit: Edit) -> list[str]:
-    """Of a source and target that fewer tokens would hold if they were spelled otherwise."""
+    """Notes on a source and target that fewer tokens would hold if spelled otherwise."""
     change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
     if isinstance(change, NewRows):
         return []

@@ -15,6 +15,7 @@ from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
 from stem_edge.edit_file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edit_schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
+from stem_edge.measuring.workload import one_token
 from stem_edge.recipes import pack_row
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.overlay import Overlay
@@ -99,7 +100,7 @@ def make_row_edit(
     codec = TextCodec(bundle.file(TOKENIZER))
     packed: dict[int, tuple[bytes, ...]] = {}
     for token, values in rows.items():
-        number = _token(bundle, codec, token)
+        number = one_token(bundle, codec, token)
         if number in packed:
             raise InputError(f"token {token!r} is there twice: it is token {number}")
         packed[number] = _packed(layout, token, values, len(chosen))
@@ -161,24 +162,10 @@ def _integers(what: str, values: Iterable[int]) -> tuple[int, ...]:
         raise InputError(f"{what} is {values!r}; expected integers") from None
 
 
-def _token(bundle: Bundle, codec: TextCodec, token: int | str) -> int:
-    """A token id, given as such or as text. Raises InputError."""
-    if isinstance(token, str):
-        ids = codec.encode(token, add_special_tokens=False)
-        if len(ids) != 1:
-            raise InputError(f"{token!r} is {len(ids)} tokens, expected one; try a leading space")
-        token = ids[0]
-    (number,) = _integers("a token", [token])
-    if not 0 <= number < bundle.manifest.model.vocab_size:
-        limit = bundle.manifest.model.vocab_size - 1
-        raise InputError(f"token id {number} is not in 0..{limit}")
-    return number
-
-
 def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | None:
     """The padding token: the given one, or what `make_edit` says."""
     if pad is not None:
-        return _token(bundle, codec, pad)
+        return one_token(bundle, codec, pad)
     # The begin of a text is in all training; a token for padding often is in none, so that its row
     # is what tables begin with.
     if bundle.manifest.model.bos_id is not None:
@@ -193,5 +180,5 @@ def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | N
     if isinstance(named, str):
         # One that is no token here is nobody's mistake who asks for an edit.
         with contextlib.suppress(InputError):
-            return _token(bundle, codec, named)
+            return one_token(bundle, codec, named)
     return next(iter(bundle.manifest.model.eos_ids), None)

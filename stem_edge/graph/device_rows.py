@@ -12,15 +12,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.graph.names import row_codes, row_scales
-from stem_edge.quantize import MIN_BLOCK, U8, zero_points
+from stem_edge.quantize import I32, MIN_BLOCK, U8, zero_points
 from stem_edge.rows import RecordLayout
 
 WORD = 4  # bytes
 Activations = Literal["fp32", "fp16"]
-I32 = npt.NDArray[np.int32]
 
 
 class Slab(NamedTuple):

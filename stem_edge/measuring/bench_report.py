@@ -5,39 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from stem_edge.measuring.bench_figures import (
-    BenchReport,
-    Figures,
-    OnDevice,
-    PhasePeak,
-    Settings,
-)
+from stem_edge.measuring.figures import BenchReport, Figures, OnDevice, PhasePeak
+from stem_edge.text_table import table, wrapped
+from stem_edge.units import format_size
 
-# Title, unit, width.
-COLUMNS = (
-    ("prefill", "tok/s", 9),
-    ("decode", "tok/s", 8),
-    ("by step", "tok/s", 8),
-    ("first", "ms", 8),
-    ("load", "s", 7),
-    ("+first", "s", 7),
-    ("cold", "s", 7),
-    ("anon", "MB", 7),
-    ("file", "MB", 7),
-    ("flash", "B/tok", 8),
-    ("hits", "%", 6),
-    ("stall", "ms/tok", 7),
+TITLES = (
+    *("prefill", "decode", "by step", "first", "load", "+first", "cold", "anon", "file"),
+    *("flash", "stall", "hits", "slots"),
 )
-LEAST_NAME_WIDTH = 20
+UNITS = ("", *["tok/s"] * 3, "ms", *["s"] * 3, *["MB"] * 2, "B/tok", "ms/tok", "%", "")
 LEGEND = """\
 by step: by the median step; +first: from nothing to a first token; cold: the same, with no file in
-the page cache; anon: anonymous memory and swap; file: mapped from files of backbone and tables"""
+the page cache; anon: anonymous memory and swap; file: mapped from files of backbone and tables;
+slots: records that the row cache holds"""
+PEAKS = "peak memory by phase, anonymous and swap + mapped from backbone and tables, MB"
 
 
-def table(report: BenchReport) -> str:
+def report_table(report: BenchReport) -> str:
     """Everything, for people."""
-    lines = [*_head(report), "", *_subjects(report.subjects), LEGEND, "", *_phases(report.subjects)]
-    return "\n".join([*lines, *_devices(report.subjects), *_ratios(report), *_bandwidth(report)])
+    subjects = report.subjects
+    rows = [("", *TITLES), UNITS, *((name, *_cells(each)) for name, each in subjects.items())]
+    measured = [column for column in zip(*rows, strict=True) if any(column[2:])]
+    sections = [
+        _head(report),
+        [*table(list(zip(*measured, strict=True))), LEGEND],
+        [PEAKS, *table([(name, _phases(each)) for name, each in subjects.items()], "l")],
+        _devices(subjects),
+        _ratios(report),
+        _bandwidth(report),
+    ]
+    return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
 
 
 def _head(report: BenchReport) -> Iterator[str]:
@@ -49,25 +46,8 @@ def _head(report: BenchReport) -> Iterator[str]:
         f"prompts of {settings.prompt_tokens}, {settings.new_tokens} steps, "
         f"{settings.rounds} rounds{cold}; {settings.text}"
     )
-    if _emulates(settings, report.subjects):
+    if "emulate_flash" in settings.options or any(n.startswith("flash=") for n in report.subjects):
         yield "flash is EMULATED where a profile is named: delays only"
-
-
-def _emulates(settings: Settings, subjects: dict[str, Figures]) -> bool:
-    return "emulate_flash" in settings.options or any(n.startswith("flash=") for n in subjects)
-
-
-def _subjects(subjects: dict[str, Figures]) -> Iterator[str]:
-    width = _name_width(subjects)
-    for at in (0, 1):
-        yield " " * width + "".join(f"{column[at]:>{column[2]}}" for column in COLUMNS)
-    for name, figures in subjects.items():
-        cells = zip(_cells(figures), COLUMNS, strict=True)
-        yield f"{name:<{width}}" + "".join(f"{cell:>{column[2]}}" for cell, column in cells)
-
-
-def _name_width(subjects: dict[str, Figures]) -> int:
-    return max([LEAST_NAME_WIDTH, *(len(name) + 2 for name in subjects)])
 
 
 def _cells(figures: Figures) -> Iterator[str]:
@@ -83,15 +63,13 @@ def _cells(figures: Figures) -> Iterator[str]:
     yield _cell(max(peak.unevictable for peak in peaks), 0, 1e-6)
     yield _cell(max(mapped, default=None), 0, 1e-6)
     yield _cell(figures.flash_bytes_per_token, 0)
-    yield _cell(figures.hit_rate, 1, 100)
     yield _cell(figures.stall_seconds_per_token, 2, 1e3)
+    yield _cell(figures.hit_rate, 1, 100)
+    yield "" if not figures.slots else f"{figures.slots:,}"
 
 
-def _phases(subjects: dict[str, Figures]) -> Iterator[str]:
-    yield "peak memory by phase, anonymous and swap + mapped from backbone and tables, MB"
-    for name, figures in subjects.items():
-        cells = [f"{phase} {_peak(peak)}" for phase, peak in figures.peak_memory.items()]
-        yield f"{name:<{_name_width(subjects)}}{',  '.join(cells)}"
+def _phases(figures: Figures) -> str:
+    return ",  ".join(f"{phase} {_peak(peak)}" for phase, peak in figures.peak_memory.items())
 
 
 def _peak(peak: PhasePeak) -> str:
@@ -99,36 +77,33 @@ def _peak(peak: PhasePeak) -> str:
     return anonymous if peak.mapped is None else f"{anonymous} + {_cell(peak.mapped, 0, 1e-6)}"
 
 
-def _devices(subjects: dict[str, Figures]) -> Iterator[str]:
+def _devices(subjects: dict[str, Figures]) -> list[str]:
     found = {name: each.on_device for name, each in subjects.items() if each.on_device}
-    if found:
-        yield ""
-        yield "on devices: memory in MB as planned (of that slots) and as allocated, without weights"
+    if not found:
+        return []
+    lines = ["on devices: memory as planned (of that slots) and as allocated, without weights"]
     for name, device in found.items():
-        about = ", ".join(f"{key} {value}" for key, value in device.about.items())
-        yield f"{name:<{_name_width(subjects)}}{about}"
+        lines.append(f"{name}: {', '.join(f'{key} {word}' for key, word in device.about.items())}")
         if device.planned:
-            yield " " * _name_width(subjects) + ", ".join(_on_device(device))
+            lines += wrapped("  " + ", ".join(_on_device(device)), "  ")
+    return lines
 
 
 def _on_device(device: OnDevice) -> Iterator[str]:
-    planned, slots = _cell(device.planned, 1, 1e-6), _cell(device.row_cache_planned, 1, 1e-6)
-    yield f"{planned} ({slots} in {device.slots} slots), {_cell(device.allocated, 1, 1e-6)}"
+    slots = f"{format_size(device.row_cache_planned)} in {device.slots:,} slots"
+    yield f"{format_size(device.planned)} ({slots}), {format_size(device.allocated)}"
     if device.driver_says is not None:
-        yield f"{_cell(device.driver_says, 0, 1e-6)} in all by the driver"
+        yield f"{format_size(device.driver_says)} in all by the driver"
     yield (
         f"uploads {device.uploaded_rows_per_token:.2f} rows and "
-        f"{device.uploaded_bytes_per_token:,.0f} bytes a token "
-        f"({device.uploaded_bytes_per_prompt_token:,.0f} of a prompt)"
+        f"{format_size(device.uploaded_bytes_per_token)} a token "
+        f"({format_size(device.uploaded_bytes_per_prompt_token)} of a prompt)"
     )
     if device.host_hit_rate is not None:
-        share = f"{device.host_hit_rate:.1%}"
-        yield f"host tier of {device.host_slots} records {share} hits"
+        yield f"host tier of {device.host_slots:,} records {device.host_hit_rate:.1%} hits"
 
 
 def _ratios(report: BenchReport) -> Iterator[str]:
-    if report.ratios:
-        yield ""
     for ratio in report.ratios:
         yield (
             f"bundle / {ratio.against}: {ratio.rate.replace('_', ' ')} {ratio.median:.3f} "
@@ -141,10 +116,9 @@ def _bandwidth(report: BenchReport) -> Iterator[str]:
     if not rates or report.bandwidth_reached is None:
         return
     rate = median(rates)
-    yield ""
     yield (
         f"memory bandwidth {rate / 1e9:.1f} GB/s ({min(rates) / 1e9:.1f} to "
-        f"{max(rates) / 1e9:.1f}); a token reads {nbytes / 1e6:.1f} MB: at most "
+        f"{max(rates) / 1e9:.1f}); a token reads {format_size(nbytes)}: at most "
         f"{rate / nbytes:.1f} tok/s, {report.bandwidth_reached:.2f} of it reached"
     )
 

@@ -36,7 +36,7 @@ def of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
 
 
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
-    """Of the bundles that an export of a checkpoint could make for an engine, most exact first.
+    """Sizes of the bundles that an export could make for an engine, most exact first.
 
     Raises InputError, CheckpointError.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from stem_edge.config import ModelConfig
 
@@ -67,20 +67,19 @@ class LayerShape:
 
     @property
     def row_multiply_adds(self) -> int:
-        """Of a row that is matrices itself, an expert's; a row that is a vector has none."""
+        """Multiply-adds of a row that is matrices itself, an expert's; a vector has none."""
         return self.row_values if self.row_values > self.d_ff else 0
 
     @property
     def attention_parameters(self) -> int:
-        """Of the four projections: 4 d^2 in the paper's layer."""
+        """Parameters of the four projections: 4 d^2 in the paper's layer."""
         return 2 * self.dim * (self.queries + self.keys)
 
 
-def ffn_multiply_adds(shape: LayerShape, length: int = 1, batch: int = 1) -> Pair:
-    """Of an FFN over `batch` sequences of `length` tokens: B (3 d_ff d L + d_ff L), Table 1."""
+def ffn_multiply_adds(shape: LayerShape) -> Pair:
+    """Multiply-adds of an FFN for a token: 3 d d_ff + d_ff, Table 1."""
     dense = DENSE_MATRICES * shape.d_ff * shape.dim + shape.d_ff
-    stem = shape.stem_parameters + shape.row_multiply_adds + shape.d_ff
-    return Pair(batch * length * dense, batch * length * stem)
+    return Pair(dense, shape.stem_parameters + shape.row_multiply_adds + shape.d_ff)
 
 
 def ffn_loads(shape: LayerShape) -> Pair:
@@ -88,37 +87,22 @@ def ffn_loads(shape: LayerShape) -> Pair:
     return Pair(DENSE_MATRICES * shape.dim * shape.d_ff, shape.stem_parameters)
 
 
-def ffn_row_values(shape: LayerShape, distinct: int = 1) -> Pair:
-    """Values moved for the rows of `distinct` tokens: uniq(BL) d_ff, or B_uniq d_ff, Table 1."""
-    return Pair(0, distinct * shape.row_values)
-
-
-def layer_multiply_adds(shape: LayerShape, length: int, batch: int = 1) -> Pair:
-    """Of a layer over whole sequences: F_train = B (4 L d^2 + 2 L^2 d + 3 L d d_ff), 3.2.3.
+def layer_multiply_adds(shape: LayerShape, length: int) -> Pair:
+    """Multiply-adds of a layer for a token: F_train / L = 4 d^2 + 2 L d + 3 d d_ff, 3.2.3.
 
     Every token looks at all `length` tokens: the paper takes no half off for the causal mask.
     """
-    attention = length * shape.attention_parameters + 2 * length**2 * shape.queries
-    ffn = ffn_loads(shape)
-    stem = ffn.stem + shape.row_multiply_adds
-    return Pair(batch * (attention + length * ffn.dense), batch * (attention + length * stem))
+    attention, ffn = shape.attention_parameters + 2 * length * shape.queries, ffn_loads(shape)
+    return Pair(attention + ffn.dense, attention + ffn.stem + shape.row_multiply_adds)
 
 
-def layer_loads(shape: LayerShape, length: int, batch: int = 1) -> Pair:
+def layer_loads(shape: LayerShape, length: int) -> Pair:
     """Values, KV cache and parameters, that a layer loads for one decode step: M_dec, 3.2.3.
 
-    4 d^2 + 2 B L d + 3 d d_ff. The paper multiplies the parameters by B, too, against its own Table
-    1: a step loads them once for the whole batch. For a batch of 1 both are the same.
+    4 d^2 + 2 L d + 3 d d_ff, of which STEM saves d_ff / (4 d + 2 L + 3 d_ff).
     """
-    shared = shape.attention_parameters + batch * 2 * length * shape.keys
-    ffn = ffn_loads(shape)
+    shared, ffn = shape.attention_parameters + 2 * length * shape.keys, ffn_loads(shape)
     return Pair(shared + ffn.dense, shared + ffn.stem)
-
-
-def saving_fraction(dim: int, d_ff: int, length: int) -> float:
-    """d_ff / (4 d + 2 L + 3 d_ff): of a layer's FLOPs in training and prefill and of its loads in
-    decoding (3.2.3)."""
-    return d_ff / (4 * dim + 2 * length + 3 * d_ff)
 
 
 @dataclass(frozen=True)
@@ -135,7 +119,7 @@ class Counting:
 
     @property
     def dense_gflop(self) -> float:
-        """Of the dense twin, per token."""
+        """GFLOP a token of the dense twin."""
         return FLOPS_PER_PARAMETER * self.dense_active / 1e9
 
     @property
@@ -178,8 +162,7 @@ class CurvePoint:
     flash_nbytes: int  # each distinct token's record read once, from an empty row cache
 
 
-@dataclass(frozen=True)
-class HeapsFit:
+class HeapsFit(NamedTuple):
     """L_uniq ~ scale L^exponent."""
 
     scale: float

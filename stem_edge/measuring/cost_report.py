@@ -1,11 +1,12 @@
-"""What a bundle costs by the STEM paper's model: the figures of `stem-edge inspect --cost`."""
+"""`stem-edge inspect --cost`: what a bundle costs by the STEM paper's model, as JSON and for people."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.measuring.cost import (
@@ -17,32 +18,20 @@ from stem_edge.measuring.cost import (
     Pair,
     ffn_loads,
     ffn_multiply_adds,
-    ffn_row_values,
     fit_heaps,
     layer_loads,
     layer_multiply_adds,
     model_cost,
     usage_curve,
 )
+from stem_edge.measuring.workload import read_ids
+from stem_edge.text_table import table, wrapped
+from stem_edge.units import format_size
 
 USUAL_CONTEXT = 4096  # where the paper gives its saving fractions, and what `load` takes at most
-READ_CHARS = 1 << 20
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """One layer and one token, after `context_length` tokens, batch of 1.
-
-    The paper's layer has attention as wide as the model; the built one is the bundle's.
-    """
-
-    ffn_multiply_adds: Pair
-    ffn_parameter_loads: Pair
-    ffn_row_values: Pair
-    paper_multiply_adds: Pair
-    paper_loads: Pair
-    built_multiply_adds: Pair
-    built_loads: Pair
+VARIANT = "The paper's formulas are of plain STEM layers; the rows `as built` are of this model's."
+DENSE = "This model is dense: the column STEM FFN says what one of its layers would cost."
+NO_CURVE = "--text FILE adds: distinct row parameters by context length (section 3.2.5)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,9 @@ class CostReport:
 
     bundle: Bundle
     context_length: int
-    layer: LayerCost
+    # One layer and one token, batch of 1. The paper's layer has attention as wide as the model; the
+    # built one is the bundle's.
+    layer: dict[str, Pair]
     model: ModelCost
     text: Path | None
     curve: list[CurvePoint]
@@ -67,7 +58,9 @@ def cost_report(
     length = _context(context_length, model)
     source = Path(text) if text is not None else None
     record_nbytes = tables.mean_record_nbytes if tables else 0
-    curve = usage_curve(_token_ids(bundle, source), model, record_nbytes) if source else []
+    curve = []
+    if source is not None:
+        curve = usage_curve(read_ids(source, bundle, special=False), model, record_nbytes)
     return CostReport(
         bundle=bundle,
         context_length=length,
@@ -89,45 +82,22 @@ def _context(wanted: int | None, model: ModelConfig) -> int:
     return context
 
 
-def _layer_cost(model: ModelConfig, length: int) -> LayerCost:
+def _layer_cost(model: ModelConfig, length: int) -> dict[str, Pair]:
     paper, built = LayerShape.as_paper(model.dim, model.d_ff), LayerShape.of(model)
-    return LayerCost(
-        ffn_multiply_adds=ffn_multiply_adds(built),
-        ffn_parameter_loads=ffn_loads(built),
-        ffn_row_values=ffn_row_values(built),
-        paper_multiply_adds=_per_token(layer_multiply_adds(paper, length), length),
-        paper_loads=layer_loads(paper, length),
-        built_multiply_adds=_per_token(layer_multiply_adds(built, length), length),
-        built_loads=layer_loads(built, length),
-    )
-
-
-def _per_token(total: Pair, length: int) -> Pair:
-    """Exact: every term of F_train has the length as a factor."""
-    return Pair(total.dense // length, total.stem // length)
-
-
-def _token_ids(bundle: Bundle, path: Path) -> list[int]:
-    """Ids of a text, without special tokens; in pieces that end with a line, because a tokenizer
-    takes a hundred bytes for a character."""
-    from stem_edge.runtime.text import TextCodec
-
-    codec = TextCodec(bundle.file(TOKENIZER))
-    ids: list[int] = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            while lines := file.readlines(READ_CHARS):
-                ids += codec.encode("".join(lines), add_special_tokens=False)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read ({error}); give a text in UTF-8") from None
-    if not ids:
-        raise InputError(f"{path}: no token in it, expected at least 1; give a longer text")
-    return ids
+    return {
+        "ffn_multiply_adds": ffn_multiply_adds(built),
+        "ffn_parameter_loads": ffn_loads(built),
+        "ffn_row_values": Pair(0, built.row_values),
+        "paper_multiply_adds": layer_multiply_adds(paper, length),
+        "paper_loads": layer_loads(paper, length),
+        "built_multiply_adds": layer_multiply_adds(built, length),
+        "built_loads": layer_loads(built, length),
+    }
 
 
 def cost_figures(report: CostReport) -> dict[str, object]:
     """The report as plain JSON values."""
-    layer = {name: _pair_figures(pair) for name, pair in vars(report.layer).items()}
+    layer = {name: _pair_figures(pair) for name, pair in report.layer.items()}
     model = report.model
     return {
         "context_length": report.context_length,
@@ -136,7 +106,7 @@ def cost_figures(report: CostReport) -> dict[str, object]:
         "model": {"paper": _counts(model.paper), "stored": _counts(model.stored)},
         "text": str(report.text) if report.text else None,
         "curve": [asdict(point) for point in report.curve],
-        "heaps": asdict(report.heaps) if report.heaps else None,
+        "heaps": report.heaps._asdict() if report.heaps else None,
     }
 
 
@@ -149,3 +119,122 @@ def _counts(counting: Counting) -> dict[str, object]:
     parameters = {f"{name}_parameters": count for name, count in asdict(counting).items()}
     gflop = {"dense_gflop_per_token": counting.dense_gflop, "gflop_per_token": counting.gflop}
     return parameters | gflop
+
+
+def cost_table(report: CostReport) -> str:
+    """Every figure with its unit and the section of the paper that counts it."""
+    sections = [_heading(report), _counted(report), _differences(report), _curve(report)]
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _heading(report: CostReport) -> list[str]:
+    model = report.bundle.manifest.model
+    widths = f"d = {model.dim:,} (model width), d_ff = {model.d_ff:,} (FFN width)"
+    stem = f"|S| = {len(model.stem_layers)} of {model.n_layers} are STEM layers"
+    lines = [
+        str(report.bundle.path),
+        "",
+        "Cost by the formulas of the STEM paper (arXiv 2601.10639), batch of 1, with",
+        f"{widths}, V = {model.vocab_size:,} tokens,",
+        f"L = {report.context_length:,} tokens of context (--context-length); {stem}.",
+    ]
+    if not model.stem_layers:
+        return [*lines, DENSE]
+    return lines if model.stem_ffn == "stem" and not model.row_rank else [*lines, VARIANT]
+
+
+def _counted(report: CostReport) -> list[str]:
+    """One layer, then the whole model, in the same columns."""
+    layer, model = report.layer, report.bundle.manifest.model
+    heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
+    paper, stored = report.model.paper, report.model.stored
+    # A row that is one long cell spans the columns.
+    rows: list[tuple[str, ...] | str] = [
+        ("ONE LAYER", "dense FFN", "STEM FFN", "saved"),
+        "FFN alone (Table 1)",
+        _pair("multiply-adds a token, 3 d d_ff + d_ff", layer["ffn_multiply_adds"]),
+        _pair("parameters loaded a decode step", layer["ffn_parameter_loads"]),
+        _pair("row values moved a decode step, d_ff", layer["ffn_row_values"]),
+        "FFN and attention as the paper has it, 4 d^2 + 2 L d + 3 d d_ff (section 3.2.3)",
+        _pair("multiply-adds a token, F_train / L", layer["paper_multiply_adds"]),
+        _pair("values loaded a decode step, M_dec", layer["paper_loads"]),
+        _saving(layer["paper_loads"], ", d_ff / (4 d + 2 L + 3 d_ff)"),
+        f"FFN and attention as built, {heads}, with its KV cache",
+        _pair("multiply-adds a token", layer["built_multiply_adds"]),
+        _saving(layer["built_multiply_adds"]),
+        _pair("values loaded a decode step", layer["built_loads"]),
+        _saving(layer["built_loads"]),
+        "",
+        ("WHOLE MODEL (Table 3)", "", "in paper", "in bundle"),
+        "this model",
+        ("  parameters in all", "", f"{paper.total:,}", f"{stored.total:,}"),
+        ("  active parameters a token", "", f"{paper.active:,}", f"{stored.active:,}"),
+        ("  GFLOP a token, 2 x active", "", f"{paper.gflop:.3g}", f"{stored.gflop:.3g}"),
+        "its dense twin, with up projections and no tables",
+        ("  parameters in all", "", f"{paper.dense_total:,}", f"{stored.dense_total:,}"),
+        ("  active parameters a token", "", f"{paper.dense_active:,}", f"{stored.dense_active:,}"),
+        (
+            "  GFLOP a token, 2 x active",
+            *("", f"{paper.dense_gflop:.3g}", f"{stored.dense_gflop:.3g}"),
+        ),
+    ]
+    lines = iter(table([row for row in rows if not isinstance(row, str)]))
+    return [row if isinstance(row, str) else next(lines) for row in rows]
+
+
+def _differences(report: CostReport) -> list[str]:
+    paper, stored = report.model.paper, report.model.stored
+    shape = LayerShape.of(report.bundle.manifest.model)
+    kept, embedding = paper.total - stored.total, paper.active - stored.active
+    notes = []
+    if kept:
+        notes.append(
+            f"- Its total keeps the {kept:,} parameters of the up projections that tables replace; "
+            "no bundle stores them."
+        )
+    if embedding:
+        notes.append(
+            f"- It calls the whole embedding active. A token uses one row: {embedding:,} parameters "
+            "less, and no multiplication."
+        )
+    if (shape.queries, shape.keys) != (shape.dim, shape.dim):
+        notes.append(
+            "- It takes queries, keys and values to be d wide. Here queries are "
+            f"{shape.queries:,} wide, keys and values {shape.keys:,}."
+        )
+    notes.append(
+        "- Table 1 counts a multiply-add as one FLOP, Table 3 as two; Table 3 leaves out attention "
+        "over the context."
+    )
+    first = "Where the paper's counts differ from this bundle, and from each other:"
+    return [first, *(line for note in notes for line in wrapped(note, "  "))]
+
+
+def _curve(report: CostReport) -> Iterator[str]:
+    if not report.curve:
+        yield NO_CURVE
+        return
+    yield f"DISTINCT ROW PARAMETERS of {report.text} (section 3.2.5)"
+    rows = [
+        ("L", "L_uniq", "|S| d_ff L_uniq", "rows from flash"),
+        ("tokens", "distinct", "row parameters", "each read once"),
+    ]
+    rows += [
+        (
+            *(f"{each.length:,}", f"{each.distinct:,}", f"{each.row_parameters:,}"),
+            format_size(each.flash_nbytes),
+        )
+        for each in report.curve
+    ]
+    yield from table(rows, "r")
+    if report.heaps:
+        scale, exponent = report.heaps
+        yield f"L_uniq ~ {scale:.3g} L^{exponent:.3f} (Heaps' law, least squares in log-log)"
+
+
+def _pair(label: str, pair: Pair) -> tuple[str, ...]:
+    return (f"  {label}", f"{pair.dense:,}", f"{pair.stem:,}", f"{pair.saved:,}")
+
+
+def _saving(pair: Pair, formula: str = "") -> tuple[str, ...]:
+    return (f"  saving{formula}", "", "", f"{pair.saving_fraction:.1%}")

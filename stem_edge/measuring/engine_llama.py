@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import llama_cpp
 import numpy as np
@@ -20,6 +20,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
+from stem_edge.measuring.worker import MeasuredEngine
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix
 
@@ -27,23 +28,17 @@ if TYPE_CHECKING:
     from stem_edge.export.checkpoint import Checkpoint
 
 
-class Kind(NamedTuple):
-    """A mixture of tensor types, and the type of all matrices where that is another."""
-
-    weights: GgufType
-    pure: TensorType | None = None
-
-
+# A mixture of tensor types, and the type of all matrices where that is another.
 # By default llama.cpp keeps the head of a 4-bit model at six bits; "pure" gives it four, as our
 # int4 head has.
-TYPES = {
-    "Q4_0": Kind("q4_0"),
-    "Q4_0-pure": Kind("q4_0", ggml_types.Q4_0),
-    "Q4_K_M": Kind("q4_k_m"),
-    "Q5_K_M": Kind("q5_k_m"),
-    "Q6_K": Kind("q6_k"),
-    "Q8_0": Kind("q8_0"),
-    "F16": Kind("f16"),
+TYPES: dict[str, tuple[GgufType, TensorType | None]] = {
+    "Q4_0": ("q4_0", None),
+    "Q4_0-pure": ("q4_0", ggml_types.Q4_0),
+    "Q4_K_M": ("q4_k_m", None),
+    "Q5_K_M": ("q5_k_m", None),
+    "Q6_K": ("q6_k", None),
+    "Q8_0": ("q8_0", None),
+    "F16": ("f16", None),
 }
 USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # of no type that is asked for
 BATCH = 512
@@ -79,13 +74,15 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
     return path
 
 
-class LlamaModel:
+class LlamaModel(MeasuredEngine):
     """A loaded GGUF that takes token ids and keeps one context; freed with the last reference.
 
     exact: keys and values in float32, as they are multiplied, where llama.cpp's default is float16.
     """
 
-    def __init__(self, path: Path, context: int, threads: int, *, exact: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, context: int, threads: int, *, exact: bool = False
+    ) -> None:
         _silence()
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
@@ -94,7 +91,8 @@ class LlamaModel:
             raise BackendError(f"llama.cpp cannot load {path}")
         weakref.finalize(self, llama_cpp.llama_model_free, self._model)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = context, BATCH, BATCH
+        # A batch is what one call takes: llama.cpp ends the process if a prompt is longer.
+        params.n_ctx, params.n_batch, params.n_ubatch = context, context, BATCH
         params.n_threads = params.n_threads_batch = threads
         if exact:
             params.type_k = params.type_v = ggml_types.F32.number
@@ -109,6 +107,10 @@ class LlamaModel:
     def clear(self) -> None:
         """Empty the context."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+
+    def choose(self, token_ids: list[int]) -> int:
+        """Process ids; the most probable next token."""
+        return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:
         """Process ids; logits [V] of the last, overwritten by the next call."""

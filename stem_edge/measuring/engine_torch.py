@@ -12,9 +12,10 @@ from torch.nn import functional
 
 import stem_edge
 from stem_edge.errors import BackendError
+from stem_edge.measuring.worker import MeasuredEngine
 
 
-class TorchModel:
+class TorchModel(MeasuredEngine):
     """Takes token ids and keeps one context."""
 
     def __init__(self, bundle: str, context: int, threads: int) -> None:
@@ -48,7 +49,7 @@ class TorchModel:
         self._position = 0
 
     @torch.inference_mode()
-    def process(self, token_ids: list[int]) -> int:
+    def choose(self, token_ids: list[int]) -> int:
         """Process ids; the most probable next token."""
         ids, weights = torch.tensor(token_ids), self._weights
         x = functional.embedding(ids, weights["embedding"])

@@ -13,6 +13,7 @@ from stem_edge.edit_folder import open_edits
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.engines import ENGINES
 from stem_edge.runtime.loading_cli import add_engine, add_providers, device_options
+from stem_edge.text_table import printable, table, wrapped
 
 DESCRIPTION = """\
 Perplexity of bundles on a text, and with --against how far each is from what it was made of.
@@ -158,39 +159,36 @@ def _text(found: Sequence[Quality]) -> list[str]:
 
 def _perplexities(found: Sequence[Quality]) -> list[str]:
     """Perplexity of each bundle, compared with the reference's or else the first one's."""
-    names = {each.bundle: (each.perplexity, each) for each in found}
-    first = found[0]
+    first, rows = found[0], [("", "perplexity", "change", "bits/byte", "bits/character")]
     base, what = first.perplexity, first.bundle
     if first.divergence:
         base, what = first.divergence.reference_perplexity, first.divergence.reference
-    width = max(len("reference"), *map(len, names)) + 2
-    lines = [
-        f"{'':<{width}}{'perplexity':>12}{'change':>10}{'bits/byte':>11}{'bits/character':>16}"
-    ]
-    if first.divergence:
-        lines.append(f"{'reference':<{width}}{base:>12.4f}")
+        rows.append(("reference", f"{base:.4f}", "", "", ""))
     for each in found:
-        change = f"{each.perplexity / base - 1:+.2%}" if each.bundle != what else ""
-        bits = f"{each.bits_per_byte:>11.4f}{each.bits_per_character:>16.4f}"
-        lines.append(f"{each.bundle:<{width}}{each.perplexity:>12.4f}{change:>10}{bits}")
-    return lines
+        same = each.ids_sha256 == first.ids_sha256
+        change = f"{each.perplexity / base - 1:+.2%}" if same and each.bundle != what else ""
+        bits = (f"{each.bits_per_byte:.4f}", f"{each.bits_per_character:.4f}")
+        rows.append((each.bundle, f"{each.perplexity:.4f}", change, *bits))
+    others = [each.bundle for each in found if each.ids_sha256 != first.ids_sha256]
+    if not others:
+        return table(rows)
+    note = (
+        f"{', '.join(others)}: another tokenizer than that of {first.bundle}, so that perplexities, "
+        "which are of a token, cannot be compared; bits a byte can."
+    )
+    return [*table(rows), *wrapped(note)]
 
 
 def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
-    width = max(len(name) for name, _ in compared) + 2
-    columns = "".join(f"{name:>10}" for name in ("mean", "median", "99 %", "greatest"))
-    lines = [
-        f"divergence from the reference {_reference(compared[0][1])}, nats a token",
-        f"{'':<{width}}{columns}{'same best':>11}  change of log likelihood",
-    ]
+    columns = ("mean", "median", "99 %", "greatest", "same best", "change of log likelihood")
+    rows: list[tuple[str, ...]] = [("", *columns)]
     for name, each in compared:
         nats = (each.mean, each.median, each.percentile_99, each.greatest)
         error = "" if each.standard_error is None else f" +- {each.standard_error:.2g}"
-        lines.append(
-            f"{name:<{width}}{''.join(f'{value:>10.3g}' for value in nats)}{each.agreement:>11.2%}"
-            f"  {each.log_likelihood_difference:+.3g}{error}"
-        )
-    return lines
+        change = f"{each.log_likelihood_difference:+.3g}{error}"
+        rows.append((name, *(f"{value:.3g}" for value in nats), f"{each.agreement:.2%}", change))
+    reference = _reference(compared[0][1])
+    return [f"divergence from the reference {reference}, nats a token", *table(rows)]
 
 
 def _reference(divergence: Divergence) -> str:
@@ -199,25 +197,18 @@ def _reference(divergence: Divergence) -> str:
 
 
 def _worst(bundle: str, divergence: Divergence) -> list[str]:
-    texts = f"{'text [token] text':<{2 * SNIPPET}}  {'reference':<{SNIPPET}}  bundle"
-    lines = [
-        f"tokens where {bundle} diverges most, and what both thought most probable there",
-        f"{'document:token':>14}{'nats':>10}  {texts}",
-    ]
+    rows = [("document:token", "nats", "text [token] text", "reference", "bundle")]
     for each in divergence.worst:
-        before, after = _plain(each.before)[-SNIPPET:], _plain(each.after)
-        around = f"{before}[{_plain(each.token)}]{after}"[: 2 * SNIPPET]
-        lines.append(
-            f"{f'{each.document}:{each.position}':>14}{each.divergence:>10.3g}  "
-            f"{around:<{2 * SNIPPET}}  {_guess(each.reference):<{SNIPPET}}  {_guess(each.bundle)}"
-        )
-    return lines
+        before, after = printable(each.before)[-SNIPPET:], printable(each.after)
+        around = f"{before}[{printable(each.token)}]{after}"[: 2 * SNIPPET]
+        place = f"{each.document}:{each.position}"
+        guesses = (_guess(each.reference), _guess(each.bundle))
+        rows.append((place, f"{each.divergence:.3g}", around, *guesses))
+    return [
+        f"tokens where {bundle} diverges most, and what both thought most probable there",
+        *table(rows, "rrl"),
+    ]
 
 
 def _guess(guess: Guess) -> str:
-    return f"[{_plain(guess.text)[: SNIPPET - 8]}] {guess.probability:.1%}"
-
-
-def _plain(text: str) -> str:
-    """A text without line ends and other characters that would break a table or a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return f"[{printable(guess.text)[: SNIPPET - 8]}] {guess.probability:.1%}"

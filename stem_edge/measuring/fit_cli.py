@@ -13,6 +13,7 @@ from stem_edge.measuring.fit import Fit, fit
 from stem_edge.measuring.models import is_bundle
 from stem_edge.runtime.flash import FLASH_NAMES, PROFILES
 from stem_edge.runtime.loading_cli import add_engine
+from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size
 
 DESCRIPTION = """\
@@ -36,11 +37,14 @@ devices, what one program can have of each (round numbers, for planning):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
-    parser.epilog = EPILOG + "\n".join(
-        f"  {device.name:<12}{format_size(device.memory):>8}, {device.cpus} cores, "
-        f"{device.bandwidth / 1e9:g} GB/s, {device.flash}: {device.what}"
+    devices = [
+        (
+            *(f"  {device.name}", format_size(device.memory), f"{device.cpus} cores"),
+            *(f"{device.bandwidth / 1e9:g} GB/s", device.flash, device.what),
+        )
         for device in DEVICES.values()
-    )
+    ]
+    parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     parser.add_argument("path", metavar="BUNDLE|CHECKPOINT", help="what is to be run")
     parser.add_argument(
         "--memory", metavar="SIZE", help="what the program may take, like 1GB (what is free here)"
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([to_dict(one) for one in fits], indent=1))
     else:
         asked = "" if args.engine == "auto" else args.engine
-        print(table(fits, args.path, bundle=is_bundle(Path(args.path)), engine=asked))
+        print(report_table(fits, args.path, bundle=is_bundle(Path(args.path)), engine=asked))
     return 0
 
 
@@ -112,7 +116,7 @@ def to_dict(one: Fit) -> dict[str, object]:
     }
 
 
-def table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") -> str:
+def report_table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") -> str:
     """The plan to take first, in full, and what else would fit. `engine`: if one was asked for."""
     lines = [*_figures(fits[0]), "", *_commands(fits[0], path, engine, bundle=bundle)]
     if len(fits) > 1:
@@ -123,31 +127,33 @@ def table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") -> str:
 
 def _figures(one: Fit) -> list[str]:
     found, plan = one.prediction, one.plan
-    rows: list[tuple[str, str]] = [
+    anonymous = f"{format_size(found.anonymous)} ({format_size(plan.total)} at most)"
+    rows = [
         ("types", _types(one)),
         ("on flash", format_size(one.footprint.flash_nbytes)),
         ("memory, expected", format_size(one.memory)),
-        (
-            "  anonymous, at peak",
-            f"{format_size(found.anonymous)} ({format_size(plan.total)} at most)",
-        ),
+        ("  anonymous, at peak", anonymous),
         ("    KV cache", f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens"),
-        ("    row cache", f"{format_size(found.row_cache)}, {plan.slots:,} slots"),
-        ("  weights, mapped", f"{format_size(one.mapped)}, if they are to be read fast"),
+    ]
+    if one.tables:
+        rows.append(("    row cache", f"{format_size(found.row_cache)}, {plan.slots:,} slots"))
+    if one.mapped:
+        mapped = f"{format_size(one.mapped)}, if they are to be read fast"
+        rows.append(("  weights, mapped", mapped))
+    rows += [
         ("a decoded token reads", f"{format_size(found.weights_per_token)} of weights"),
         ("  of the KV cache", f"{format_size(found.kv_per_token)}, the context half full"),
-        ("  from flash", f"{format_size(found.rows_per_token)} on average"),
-        ("row cache hit rate", f"{found.hit_rate:.0%} ({one.hit_source})"),
-        ("decoding, expected", f"{format_rate(found.decode_tokens_per_second)} tokens/s"),
-        ("  waiting for flash", f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"),
-        ("  speed of memory", one.rates_source),
     ]
-    if not one.mapped:
-        rows = [row for row in rows if row[0] != "  weights, mapped"]
-    if not one.tables:
-        of_rows = ("    row cache", "  from flash", "row cache hit rate", "  waiting for flash")
-        rows = [row for row in rows if row[0] not in of_rows]
-    return [f"{name:<24}{value}" for name, value in rows]
+    if one.tables:
+        rows += [
+            ("  from flash", f"{format_size(found.rows_per_token)} on average"),
+            ("row cache hit rate", f"{found.hit_rate:.0%} ({one.hit_source})"),
+        ]
+    rows.append(("decoding, expected", f"{format_rate(found.decode_tokens_per_second)} tokens/s"))
+    if one.tables:
+        stall = f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"
+        rows.append(("  waiting for flash", stall))
+    return table([*rows, ("  speed of memory", one.rates_source)], "l")
 
 
 def _flash(one: Fit) -> str:

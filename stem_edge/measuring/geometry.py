@@ -16,9 +16,17 @@ import numpy as np
 
 from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.geometry_rows import I64, Best, read_rows, stream
-from stem_edge.measuring.geometry_spread import Spread, random_nearest, random_p95, spread
-from stem_edge.quantize import F32
+from stem_edge.measuring.geometry_rows import (
+    Best,
+    Spread,
+    random_nearest,
+    random_p95,
+    read_rows,
+    spread,
+    stream,
+)
+from stem_edge.measuring.workload import one_token
+from stem_edge.quantize import F32, I64
 from stem_edge.tables import open_tables
 
 if TYPE_CHECKING:
@@ -118,7 +126,7 @@ def geometry(
         _check_range("threads", threads, MOST_THREADS, least=1)
     tokens = [tokens] if isinstance(tokens, str) else tokens
     codec = _codec(bundle) if tokens else None
-    queries = [_token(bundle, codec, each) for each in tokens] if codec else []
+    queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
     if text is not None:
         from stem_edge.measuring.geometry_text import prepare
 
@@ -202,20 +210,3 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
 def _check_range(name: str, value: int, largest: int, least: int = 2) -> None:
     if not least <= value <= largest:
         raise InputError(f"{name} is {value}; expected {least} to {largest}")
-
-
-def _token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
-    """The id of a text that is one token. Raises InputError."""
-    ids = codec.encode(token, add_special_tokens=False) if isinstance(token, str) else [token]
-    if len(ids) == 1:
-        _check_range("token id", ids[0], bundle.manifest.model.vocab_size - 1, least=0)
-        return ids[0]
-    token = str(token)
-    cut = ", ".join(repr(show(codec, each)) for each in ids) or "nothing"
-    others = [other for other in (" " + token.strip(), token.strip()) if other != token]
-    single = [o for o in others if len(codec.encode(o, add_special_tokens=False)) == 1]
-    advice = f"did you mean {single[0]!r}?" if single else "give one of its tokens"
-    spaced = "" if token.startswith(" ") or single else ", or try it with a leading space"
-    raise InputError(
-        f"{token!r} is not one token of {bundle.path}, it is cut into {cut}; {advice}{spaced}"
-    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from stem_edge.measuring.geometry import Geometry
-from stem_edge.measuring.geometry_spread import GAUSSIAN_95, Spread
+from stem_edge.measuring.geometry_rows import GAUSSIAN_95, Spread
 from stem_edge.measuring.plots import LETTERS, check_plot, new_figure, plain, save
 
 if TYPE_CHECKING:

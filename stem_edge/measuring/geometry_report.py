@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from stem_edge.errors import InputError
 from stem_edge.measuring.geometry import (
@@ -17,15 +18,21 @@ from stem_edge.measuring.geometry import (
     SAMPLE,
     Geometry,
     LayerGeometry,
-    Nearest,
     Neighbour,
     geometry,
 )
-from stem_edge.measuring.geometry_spread import THRESHOLDS, Spread
+from stem_edge.measuring.geometry_rows import THRESHOLDS, Spread
+from stem_edge.text_table import WIDTH, quoted, table, wrapped
+from stem_edge.units import parse_numbers
 
-WIDTH = 80  # columns
-LONGEST_TOKEN = 24  # characters
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # of bytes that are no whole character
+if TYPE_CHECKING:
+    from stem_edge.measuring.geometry_text import TextGeometry
+
+LONGEST_TOKEN = 26  # columns
+ROW_TITLES = (
+    *("layer", "cos: mean", "P95 |cos|", *(f">{at:g}" for at in THRESHOLDS)),
+    *("length: least", "median", "most", "zero"),
+)
 OPTIONS = ("sample", "seed", "layers", "token", "plot")
 
 
@@ -71,7 +78,7 @@ def show_geometry(args: argparse.Namespace) -> None:
         check_plot(Path(args.plot))
     found = geometry(
         args.bundle,
-        layers=_numbers(args.layers) if args.layers is not None else None,
+        layers=parse_numbers("--layers", args.layers),
         sample=SAMPLE if args.sample is None else args.sample,
         seed=args.seed or 0,
         text=args.text,
@@ -79,140 +86,92 @@ def show_geometry(args: argparse.Namespace) -> None:
     )
     if args.plot is not None:
         from stem_edge.measuring.geometry_plot import plot_geometry
+        from stem_edge.measuring.plots import draw
 
-        plot_geometry(found, args.plot)
-    print(json.dumps(geometry_figures(found), indent=1) if args.json else geometry_table(found))
-
-
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"--layers {text!r} are no layers; write numbers with commas, like 2,5")
-    return [int(part) for part in parts]
-
-
-def geometry_figures(found: Geometry) -> dict[str, object]:
-    """All of it as plain JSON values."""
-    return asdict(found)
+        draw(Path(args.plot), lambda path: plot_geometry(found, path))
+    print(json.dumps(asdict(found), indent=1) if args.json else geometry_table(found))
 
 
 def geometry_table(found: Geometry) -> str:
     """A readable table, as wide as a small terminal."""
     lines = [found.bundle, ""]
-    lines += _paragraph(
+    lines += wrapped(
         f"Cosines between rows of {found.width} values ({found.row_type}), all pairs of up to "
         f"{found.sample:,} rows of a layer (seed {found.seed}); lengths of all {found.tokens:,} "
         f"rows. Near 0 is nearly orthogonal: random directions have a P95 |cos| of "
         f"{found.random_p95_abs:.3f}."
     )
-    lines += ["", *_rows(found.layers)]
+    lines += ["", *table([ROW_TITLES, *map(_row, found.layers)], "r")]
     if found.nearest:
-        lines += ["", *_paragraph(_about_nearest(found))]
+        lines.append("")
+        lines += wrapped(
+            f"Nearest rows by cosine, of all {found.tokens:,}; the nearest of as many random "
+            f"directions would be at {found.random_nearest:.2f}, so what is not above that is "
+            "chance."
+        )
     for nearest in found.nearest:
-        lines += ["", *_nearest(nearest)]
+        shown = quoted(nearest.text, nearest.token_id, LONGEST_TOKEN)
+        lines += ["", f"to {shown}, token {nearest.token_id}"]
+        for layer, neighbours in nearest.layers.items():
+            lines += _neighbours(layer, neighbours)
     if found.text is not None:
-        lines += ["", *_text(found)]
+        lines += ["", *_text(found.text)]
     return "\n".join(lines)
 
 
-def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+def _row(layer: LayerGeometry) -> tuple[str, ...]:
+    norms = layer.norms
+    lengths = (norms.least, norms.median, norms.greatest) if norms else (0.0, 0.0, 0.0)
+    rounded = (f"{length:.3g}" for length in lengths)
+    return (str(layer.layer), *_spread(layer.cosines), *rounded, f"{layer.zero_rows:,}")
 
 
-def _rows(layers: tuple[LayerGeometry, ...]) -> Iterator[str]:
-    yield f"{'':>8}{'cosine of two rows':<44}length of a row"
-    above = "".join(f"{f'>{at:g}':>8}" for at in THRESHOLDS)
-    yield (
-        f"{'layer':>5}{'mean':>8}{'P95 |cos|':>11}{above}"
-        f"{'least':>9}{'median':>8}{'most':>8}{'zero':>7}"
-    )
-    for layer in layers:
-        norms = layer.norms
-        lengths = (norms.least, norms.median, norms.greatest) if norms else (0.0, 0.0, 0.0)
-        least, middle, most = (f"{length:.3g}" for length in lengths)
-        shares = "".join(f"{share:>8}" for share in _shares(layer.cosines))
-        yield (
-            f"{layer.layer:>5}{_mean(layer.cosines):>8}{_p95(layer.cosines):>11}{shares}"
-            f"{least:>9}{middle:>8}{most:>8}{layer.zero_rows:>7,}"
-        )
-
-
-def _short(token: Nearest | Neighbour) -> str:
-    """A token's text in quotes, cut where it is long; its id, where it is no text of its own."""
-    text = token.text
-    if not text or REPLACEMENT in text:
-        return f"token {token.token_id}"
-    return repr(text if len(text) <= LONGEST_TOKEN else text[: LONGEST_TOKEN - 3] + "...")
-
-
-def _mean(cosines: Spread | None) -> str:
-    # Adding 0.0 takes the sign from what was rounded to -0.0.
-    return f"{round(cosines.mean, 3) + 0.0:.3f}" if cosines else "-"
-
-
-def _p95(cosines: Spread | None) -> str:
-    return f"{cosines.p95_abs:.3f}" if cosines else "-"
-
-
-def _shares(cosines: Spread | None) -> list[str]:
+def _spread(cosines: Spread | None) -> tuple[str, ...]:
+    """Mean, P95 and shares above the thresholds."""
     if cosines is None:
-        return ["-"] * len(THRESHOLDS)
-    return [f"{cosines.share_above[at]:.1%}" for at in THRESHOLDS]
+        return ("-",) * (2 + len(THRESHOLDS))
+    shares = (f"{cosines.share_above[at]:.1%}" for at in THRESHOLDS)
+    # Adding 0.0 takes the sign from what was rounded to -0.0.
+    return (f"{round(cosines.mean, 3) + 0.0:.3f}", f"{cosines.p95_abs:.3f}", *shares)
 
 
-def _about_nearest(found: Geometry) -> str:
-    return (
-        f"Nearest rows by cosine, of all {found.tokens:,}; the nearest of as many random "
-        f"directions would be at {found.random_nearest:.2f}, so what is not above that is chance."
-    )
+def _neighbours(layer: int, found: Sequence[Neighbour]) -> list[str]:
+    names = [
+        f"{quoted(each.text, each.token_id, LONGEST_TOKEN)} {each.cosine:.2f}" for each in found
+    ]
+    # Wrapped between neighbours only.
+    text = ",  ".join(name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
+    lines = textwrap.wrap(text or "none, the row is zero", WIDTH - 7, break_on_hyphens=False)
+    return [
+        f"{'' if number else layer:>5}  {line.replace(chr(0xA0), ' ')}"
+        for number, line in enumerate(lines)
+    ]
 
 
-def _nearest(nearest: Nearest) -> list[str]:
-    lines = [f"to {_short(nearest)}, token {nearest.token_id}"]
-    for layer, found in nearest.layers.items():
-        words = [
-            f"{_short(each)} {each.cosine:.2f}".replace(" ", "\N{NO-BREAK SPACE}") for each in found
-        ]
-        text = ",  ".join(words) or "none, the row is zero"
-        wrapped = textwrap.wrap(text, WIDTH - 7, break_on_hyphens=False)
-        for number, line in enumerate(wrapped):
-            shown = line.replace("\N{NO-BREAK SPACE}", " ")
-            lines.append(f"{layer if number == 0 else '':>5}  {shown}")
-    return lines
-
-
-def _text(found: Geometry) -> list[str]:
-    text = found.text
-    if text is None:
-        return []
-    lines = _paragraph(
+def _text(text: TextGeometry) -> list[str]:
+    lines = wrapped(
         f"{text.file}: the first {text.positions:,} tokens, in contexts of up to {text.window}. "
         f"Cosines between {text.chosen:,} positions, each of another token, of what the up "
         "projection makes (in STEM layers the row instead) and of the gated vector, the input "
         f"of the down projection. Random directions: P95 |cos| {text.random_p95_abs:.3f}."
     )
     above = f">{THRESHOLDS[-1]:g}"
-    lines += ["", f"{'':>18}{'up projection or row':^27}{'gated vector':^27}".rstrip()]
-    lines += [f"{'layer':>5}  {'':<11}" + f"{'mean':>8}{'P95 |cos|':>11}{above:>8}" * 2]
+    rows: list[tuple[str, ...]] = [
+        ("layer", "", *("up: mean", "P95 |cos|", above), *("gated: mean", "P95 |cos|", above))
+    ]
     for layer in text.layers:
-        parts = [f"{layer.layer:>5}  {layer.kind:<11}"]
-        for cosines in (layer.up, layer.gated):
-            parts.append(f"{_mean(cosines):>8}{_p95(cosines):>11}{_shares(cosines)[-1]:>8}")
-        lines.append("".join(parts))
-    return [*lines, *_summary(found)]
+        pairs = [(*cosines[:2], cosines[-1]) for cosines in map(_spread, (layer.up, layer.gated))]
+        rows.append((str(layer.layer), layer.kind, *pairs[0], *pairs[1]))
+    return [*lines, "", *table(rows, "rlr"), *_summary(text)]
 
 
-def _summary(found: Geometry) -> list[str]:
+def _summary(text: TextGeometry) -> list[str]:
     """Dense against STEM layers in one line, where the text's layers are of both kinds."""
-    layers = found.text.layers if found.text else ()
     values: dict[bool, list[float]] = {True: [], False: []}
-    for layer in layers:
+    for layer in text.layers:
         if layer.up is not None:
             values[layer.kind == "dense"].append(layer.up.p95_abs)
     if not all(values.values()):
         return []
     dense, stem = median(values[True]), median(values[False])
-    return [
-        "",
-        f"P95 |cos|, median layer: up projections {dense:.3f}, rows {stem:.3f}.",
-    ]
+    return ["", f"P95 |cos|, median layer: up projections {dense:.3f}, rows {stem:.3f}."]

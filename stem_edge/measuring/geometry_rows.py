@@ -1,4 +1,4 @@
-"""The rows of a table store in one pass over it: their norms, and the nearest ones of some tokens.
+"""Rows of a table store in one pass over it, and how vectors spread over directions.
 
 Records are read in batches of a few MB, and the maps of the store are opened anew now and then:
 neither memory of ours nor mapped pages grow with the tables.
@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.errors import BundleError
-from stem_edge.measuring.geometry_spread import unit
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32, U8
-from stem_edge.rows import RecordLayout
+from stem_edge.quantize import F32, I64, U8
 from stem_edge.tables import Tables, open_tables
 
-I64 = npt.NDArray[np.int64]
+BINS = 100  # of the histogram
+# Percentiles that the histogram reaches from and to: single pairs far out would make it all one bin.
+HISTOGRAM_RANGE = (0.05, 99.95)
+THRESHOLDS = (0.1, 0.3, 0.5)
+PERCENTILE = 95
+NORMAL = NormalDist()
+GAUSSIAN_95 = NORMAL.inv_cdf(0.975)  # 95 % of a normal distribution lie within so many deviations
+ROWS_AT_ONCE = 256  # of the matrix of all cosines
 BATCH_NBYTES = 4 << 20
 # Batches read through the same maps: their pages stay mapped until these are closed.
 MAPPED_NBYTES = 256 << 20
@@ -29,17 +35,11 @@ SCATTERED = 128  # rows that are read through the same maps, where they are not 
 SAFE_SQUARES = (1e-20, 1e36)
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The nearest rows of some queries, the nearest first; where there are none, id -1."""
 
     cosines: F32  # [queries, neighbours]
     token_ids: I64  # the same shape
-
-
-def batch_records(layout: RecordLayout) -> int:
-    """Records of a batch: it takes BATCH_NBYTES, as they are stored and as rows of one layer."""
-    return max(1, BATCH_NBYTES // max(layout.record_nbytes, 4 * layout.row_width))
 
 
 def batches(root: Path, tokens: int, progress: Progress) -> Iterator[tuple[I64, Tables, U8]]:
@@ -47,7 +47,9 @@ def batches(root: Path, tokens: int, progress: Progress) -> Iterator[tuple[I64, 
     start = 0
     while start < tokens:
         with open_tables(root) as tables:
-            size, nbytes = batch_records(tables.layout), tables.layout.record_nbytes
+            # A batch takes BATCH_NBYTES, as it is stored and as rows of one layer.
+            nbytes, row_nbytes = tables.layout.record_nbytes, 4 * tables.layout.row_width
+            size = max(1, BATCH_NBYTES // max(nbytes, row_nbytes))
             end = min(tokens, start + max(size, MAPPED_NBYTES // nbytes))
             for at in range(start, end, size):
                 ids = np.arange(at, min(at + size, end))
@@ -83,7 +85,9 @@ def stream(
         for layer in layers:
             directions[layer] = unit(tables[np.array(queries, np.int64), layer])
     norms = {layer: np.empty(tokens, np.float32) for layer in layers}
-    best = {layer: _nothing(len(queries), neighbours) for layer in layers}
+    shape = (len(queries), neighbours)
+    nothing = Best(np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64))
+    best = dict.fromkeys(layers, nothing)
     with Progress(total, "reading rows", show) as progress:
         for ids, tables, records in batches(root, tokens, progress):
             for layer in layers:
@@ -122,11 +126,6 @@ def _cosines(directions: F32, rows: F32, lengths: F32) -> F32:
     return products
 
 
-def _nothing(queries: int, neighbours: int) -> Best:
-    shape = (queries, neighbours)
-    return Best(np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64))
-
-
 def _merge(best: Best, cosines: F32, ids: I64) -> Best:
     """The best of both; of equal ones the lower ids, which came first."""
     count = best.cosines.shape[1]
@@ -136,3 +135,78 @@ def _merge(best: Best, cosines: F32, ids: I64) -> Best:
     found = np.take_along_axis(both, order, axis=1)
     names = np.take_along_axis(owners, order, axis=1)
     return Best(found, np.where(np.isfinite(found), names, -1))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Cosines of all pairs of `vectors` vectors, none of them zero."""
+
+    vectors: int
+    pairs: int
+    mean: float
+    deviation: float  # standard deviation
+    least: float
+    greatest: float
+    p95_abs: float  # 95 % of the pairs have a |cos| up to this
+    share_above: dict[float, float]  # of THRESHOLDS: share of the pairs whose |cos| is greater
+    histogram_range: tuple[float, float]  # without the outermost pairs
+    histogram: tuple[int, ...]  # pairs in each of BINS equal bins of this range
+
+
+def spread(vectors: F32) -> Spread | None:
+    """How vectors [n, width] spread, those of zeros left out; None if fewer than two are left."""
+    present = vectors.any(axis=1)
+    vectors = vectors if present.all() else vectors[present]
+    if len(vectors) < 2:
+        return None
+    cosines = pair_cosines(vectors)
+    low, high = np.percentile(cosines, HISTOGRAM_RANGE).tolist()
+    histogram, edges = np.histogram(cosines, BINS, (low, high))
+    mean, deviation = cosines.mean(dtype=np.float64), cosines.std(dtype=np.float64)
+    least, greatest = float(cosines.min()), float(cosines.max())
+    size = np.abs(cosines, out=cosines)
+    return Spread(
+        vectors=len(vectors),
+        pairs=len(cosines),
+        mean=float(mean),
+        deviation=float(deviation),
+        least=least,
+        greatest=greatest,
+        share_above={at: float((size > at).mean()) for at in THRESHOLDS},
+        p95_abs=float(np.percentile(size, PERCENTILE, overwrite_input=True)),
+        histogram_range=(float(edges[0]), float(edges[-1])),
+        histogram=tuple(histogram.tolist()),
+    )
+
+
+def pair_cosines(vectors: F32) -> F32:
+    """Cosines [n (n - 1) / 2] of vectors [n, width], none of them zero: (0, 1), (0, 2), ..."""
+    units, count = unit(vectors), len(vectors)
+    found, filled = np.empty(count * (count - 1) // 2, np.float32), 0
+    for start in range(0, count, ROWS_AT_ONCE):
+        block = units[start : start + ROWS_AT_ONCE] @ units[start:].T
+        for at, line in enumerate(block):
+            rest = line[at + 1 :]
+            found[filled : filled + len(rest)] = rest
+            filled += len(rest)
+    return np.clip(found, -1, 1, out=found)  # rounding goes beyond
+
+
+def unit(vectors: F32) -> F32:
+    """Vectors [n, width] at length 1; those of zeros stay as they are."""
+    # First by the greatest value, so that no square is too large or too small for float32.
+    peaks = np.maximum(vectors.max(axis=1), -vectors.min(axis=1))[:, None]
+    units = np.asarray(vectors / np.where(peaks > 0, peaks, np.float32(1)), np.float32)
+    lengths = np.sqrt(np.einsum("ij,ij->i", units, units))[:, None]
+    units /= np.where(lengths > 0, lengths, np.float32(1))
+    return units
+
+
+def random_p95(width: int) -> float:
+    """P95 |cos| of random directions, about: their cosines have a deviation of 1 / sqrt(width)."""
+    return min(1.0, GAUSSIAN_95 / float(np.sqrt(width)))
+
+
+def random_nearest(width: int, count: int) -> float:
+    """The greatest cosine of `count` random directions with another one, about."""
+    return min(1.0, NORMAL.inv_cdf(1 - 1 / (count + 1)) / float(np.sqrt(width)))

@@ -13,25 +13,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
 
-from stem_edge.bundle import TABLES, TOKENIZER, Bundle
+from stem_edge.bundle import TABLES, Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.errors import InputError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.graph import names as io
-from stem_edge.measuring.geometry_rows import I64
-from stem_edge.measuring.geometry_spread import Spread, random_p95, spread
-from stem_edge.measuring.geometry_taps import TappedGraphs
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.encoder import encode
+from stem_edge.measuring.geometry_rows import Spread, random_p95, spread
+from stem_edge.measuring.workload import read_ids
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32
-from stem_edge.runtime.text import TextCodec
-from stem_edge.tables import open_tables
+from stem_edge.quantize import F32, I64
+from stem_edge.rope import rope_tables
+from stem_edge.runtime.engines import check_installed
+from stem_edge.runtime.graphs import GraphSource, format_of
+from stem_edge.runtime.machine import return_freed_memory, usable_cpus
+from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.providers import CPU
+from stem_edge.tables import Tables, open_tables
 
 POSITIONS = 4096  # of the text's beginning, at most
 WINDOW = 256  # tokens of a context: what a position sees of the text before it
 KEPT_NBYTES = 512 << 20  # of vectors, all layers together
-READ_CHARS = 1 << 16
+Feeds = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def prepare(bundle: Bundle, file: Path, sample: int, seed: int) -> TextTask:
             "and this bundle has one for ggml only; add it with: stem-edge export CHECKPOINT "
             f"{bundle.path} --engine onnx --add"
         )
-    ids = _read_ids(bundle, file)
+    ids = np.array(read_ids(file, bundle, POSITIONS), np.int64)
     kept = KEPT_NBYTES // (8 * model.d_ff * model.n_layers)  # two vectors of a layer
     chosen = choose(ids, max(2, min(sample, kept)), seed)
     if len(chosen) < 2:
@@ -155,8 +164,8 @@ def _vectors(
     record = tables.record_nbytes if tables is not None else 0  # what a token looks up
     shape = (len(task.chosen), model.d_ff)
     found = {name: np.empty(shape, np.float32) for each in names.values() for name in each}
+    graphs = TappedGraphs(bundle, wanted, threads)
     with (
-        TappedGraphs(bundle, wanted, threads) as graphs,
         open_tables(bundle.file(TABLES)) as rows,
         Progress(len(task.token_ids) * record, "running the text", show) as progress,
     ):
@@ -164,6 +173,8 @@ def _vectors(
             for name, values in graphs.run(ids, rows).items() if len(chosen) else ():
                 found[name][places] = values[chosen]
             progress.advance(len(ids) * record)
+    del graphs
+    return_freed_memory()
     return found
 
 
@@ -176,13 +187,75 @@ def _windows(task: TextTask) -> Iterator[tuple[I64, slice, I64]]:
         yield ids, slice(first, last), task.chosen[first:last] - start
 
 
-def _read_ids(bundle: Bundle, file: Path) -> I64:
-    """The first POSITIONS token ids of a text, read no further than that takes."""
-    codec, ids = TextCodec(bundle.file(TOKENIZER)), list[int]()
-    try:
-        with file.open(encoding="utf-8") as opened:
-            while len(ids) < POSITIONS and (lines := opened.readlines(READ_CHARS)):
-                ids += codec.encode("".join(lines), add_special_tokens=not ids)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot read ({error}); give a text in UTF-8") from None
-    return np.array(ids[:POSITIONS], np.int64)
+class TappedGraphs:
+    """The graphs that decode, but for the head, each with further outputs.
+
+    outputs: graph -> names of values in it. Raises BackendError if a graph has no such value.
+    """
+
+    def __init__(self, bundle: Bundle, outputs: dict[str, list[str]], threads: int | None) -> None:
+        check_installed(bundle, "onnxruntime")
+        self._bundle, self._outputs = bundle, outputs
+        self._sessions = {
+            name: _open(bundle, name, outputs.get(name, []), threads or usable_cpus())
+            for name in (io.EMBED, *io.layer_graphs(bundle.manifest.model))
+        }
+
+    def run(self, token_ids: I64, tables: Tables) -> dict[str, F32]:
+        """Name -> values [T, width] at all positions of one context. Raises BackendError."""
+        feeds = self._feeds(token_ids, tables)
+        hidden, found = io.NEW + io.HIDDEN, dict[str, F32]()
+        for name, session in self._sessions.items():
+            wanted = [hidden, *self._outputs.get(name, [])]
+            inputs = {each.name: feeds[each.name] for each in session.get_inputs()}
+            try:
+                values = session.run(wanted, inputs)
+            except Exception as error:  # onnxruntime's classes share no base
+                raise BackendError(
+                    f"{self._bundle.path}: the backbone ({name}) failed: {error}"
+                ) from error
+            feeds[io.HIDDEN] = values[0]
+            found |= {name: value[0] for name, value in zip(wanted[1:], values[1:], strict=True)}
+        return found
+
+    def _feeds(self, token_ids: I64, tables: Tables) -> Feeds:
+        """The inputs of all graphs, from an empty context."""
+        config, count = self._bundle.manifest.model, len(token_ids)
+        width = io.head_width(config)
+        padding = ((0, 0), (0, (width - config.head_dim) // 2))
+        cos, sin = (np.pad(table, padding) for table in rope_tables(config, count))
+        distinct, slots = np.unique(token_ids, return_inverse=True)
+        feeds: Feeds = {
+            io.TOKEN_IDS: token_ids[None],
+            io.SLOT_IDS: slots.astype(np.int64).reshape(1, -1),
+            io.SEQLENS_K: np.array([count - 1], np.int32),
+            io.TOTAL_LENGTH: np.array(count, np.int32),
+            io.ROPE_COS: cos,
+            io.ROPE_SIN: sin,
+        }
+        empty = np.zeros((1, config.n_kv_heads, count, width), np.float32)
+        for layer in range(config.n_layers):
+            feeds |= {f"{io.KEYS}{layer}": empty, f"{io.VALUES}{layer}": empty}
+        return feeds | _row_feeds(distinct, tables)
+
+
+def _row_feeds(token_ids: I64, tables: Tables) -> Feeds:
+    """Rows of tokens as slots, one a token in this order."""
+    layout, records = tables.layout, tables.records(token_ids)
+    feeds: Feeds = {}
+    for index, layer in enumerate(layout.layers):
+        feeds[io.row_codes(layer)] = np.ascontiguousarray(layout.codes(records, index))
+        if layout.quantized:
+            scales = layout.scales(records, index)
+            feeds[io.row_scales(layer)] = np.ascontiguousarray(scales, np.float32)
+    if layout.quantized:
+        feeds[io.ROW_ZERO_POINTS] = layout.zero_points(len(records))
+    return feeds
+
+
+def _open(bundle: Bundle, name: str, outputs: list[str], threads: int) -> ort.InferenceSession:
+    manifest = bundle.manifest
+    graph = decoding(manifest.model, manifest.tables, format_of(bundle)).graphs[name]
+    for output in outputs:
+        graph.output(output, np.float32, None)
+    return open_session(GraphSource(name, encode(graph), bundle.path), threads, [CPU])

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.bundle import TABLES, Bundle
+from stem_edge.quantize import I32, I64
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import cut
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.table_store import open_table_store
 from stem_edge.token_counts import Counts
-from stem_edge.token_index import I32
-
-I64 = npt.NDArray[np.int64]
 
 
 def simulate(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+from contextlib import nullcontext, redirect_stdout
 
 from lm_eval.__main__ import cli_evaluate
 
@@ -45,15 +47,19 @@ def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     # First, so that a --model further on wins.
     model = ["--model", "stem_edge"] if args.command == "run" and args.arguments else []
-    before = sys.argv
+    before, told = sys.argv, io.StringIO()
+    asks = not args.arguments or not {"-h", "--help"}.isdisjoint(args.arguments)
     # The harness' command reads its arguments from nowhere else.
     sys.argv = ["stem-edge lm-eval", args.command, *model, *args.arguments]
     try:
-        cli_evaluate()
+        with redirect_stdout(told) if asks else nullcontext():
+            cli_evaluate()
     except ValueError as error:  # with which it refuses tasks that there are not
         if "not found" not in str(error):
             raise
         raise InputError(f"{error}; list them with: stem-edge lm-eval ls tasks") from error
     finally:
         sys.argv = before
+        # Its help names the model that it would take.
+        print(told.getvalue().replace("(default: hf)", "(default: stem_edge)"), end="")
     return 0

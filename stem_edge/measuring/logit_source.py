@@ -12,9 +12,8 @@ import numpy as np
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.documents import Task, split
 from stem_edge.measuring.models import is_bundle, open_checkpoint
-from stem_edge.measuring.scores import LogitSource
+from stem_edge.measuring.scores import LogitSource, Task, split
 from stem_edge.quantize import F32
 from stem_edge.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
@@ -36,7 +35,7 @@ class BundleLogits:
         self._model, self.engine = model, model.plan.engine
 
     def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """See LogitSource. Raises BundleError for logits that are no numbers."""
+        """Compute logits in pieces. Raises BundleError for logits that are no numbers."""
         for piece in self._model.logits_chunks(token_ids):
             if not np.isfinite(piece).all():
                 raise BundleError(
@@ -59,7 +58,7 @@ class CheckpointLogits:
         self._source = checkpoint
 
     def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """See LogitSource. Raises CheckpointError for logits that are no numbers."""
+        """Compute logits in pieces. Raises CheckpointError for logits that are no numbers."""
         from stem_edge.export.checkpoint import check_finite
 
         config, backbone = self._source.config, self._source.backbone

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 from stem_edge.measuring.devices import DEVICES
-from stem_edge.measuring.measure_report import explanation, table, to_csv, to_dict
+from stem_edge.measuring.measure_report import explanation, report_table, to_csv, to_dict
 from stem_edge.measuring.measurement import measure
+from stem_edge.measuring.plots import check_plot, draw, plot
 from stem_edge.measuring.sampler import TOTALS_SECONDS
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
@@ -40,28 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG + ", ".join(DEVICES)
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     work = parser.add_argument_group("the run")
-    work.add_argument(
-        "--text",
-        metavar="FILE",
-        help="a text, or token ids as .npy or .int32 (one inside stem-edge)",
-    )
-    work.add_argument(
-        "--prompt-tokens",
-        type=int,
-        metavar="N",
-        help=f"of the text ({PROMPT_TOKENS}, or what the context holds)",
-    )
-    work.add_argument(
-        "--new-tokens",
-        type=int,
-        metavar="N",
-        help=f"decoded after the prompt ({NEW_TOKENS}, or what the context holds)",
-    )
+    add_work(work, "take the bundle out of the page cache first")
     work.add_argument(
         "--device", metavar="NAME", help="run inside the limits of a device, see below"
-    )
-    work.add_argument(
-        "--cold", action="store_true", help="take the bundle out of the page cache first (Linux)"
     )
     work.add_argument(
         "--interval",
@@ -72,6 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_output(parser.add_argument_group("output"))
     add_loading(parser.add_argument_group("the machine"))
+
+
+def add_work(group: argparse._ArgumentGroup, cold: str) -> None:
+    """Declare which tokens are run, and with which files in the page cache."""
+    group.add_argument(
+        "--text",
+        metavar="FILE",
+        help="a text in UTF-8, or token ids as .npy or .int32 (a text inside stem-edge)",
+    )
+    for name, what, count in (
+        ("--prompt-tokens", "of a prompt, from the text", PROMPT_TOKENS),
+        ("--new-tokens", "decoded after the prompt", NEW_TOKENS),
+    ):
+        group.add_argument(
+            name, type=int, metavar="N", help=f"{what} ({count}, or what the context holds)"
+        )
+    group.add_argument("--cold", action="store_true", help=f"{cold} (Linux)")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -92,8 +91,6 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     if args.plot is not None:  # before minutes are spent on measuring
-        from stem_edge.measuring.plots import check_plot
-
         check_plot(args.plot)
     found = measure(
         args.bundle,
@@ -107,13 +104,11 @@ def run(args: argparse.Namespace) -> int:
         **loading_options(args),
     )
     if args.json:
-        print(json.dumps(to_dict(found), indent=1))
+        print(json.dumps(to_dict(found), indent=1, default=str))
     else:
-        print(to_csv(found) if args.csv else table(found), end="" if args.csv else "\n")
+        print(to_csv(found) if args.csv else report_table(found), end="" if args.csv else "\n")
     if args.explain:
         print("\n" + explanation(found))
     if args.plot is not None:
-        from stem_edge.measuring.plots import plot
-
-        plot(found, args.plot)
+        draw(args.plot, lambda path: plot(found, path))
     return 0

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from statistics import quantiles
 
 from stem_edge.measuring.measurement import Measurement, Phase
+from stem_edge.text_table import seconds, table
 from stem_edge.units import format_rate, format_size
 
 LEAST_STEPS = 10  # to speak of one in ten
@@ -84,17 +85,17 @@ def to_dict(found: Measurement) -> dict[str, object]:
 
 def figures(found: Measurement) -> dict[str, float | None]:
     """What the run comes to."""
-    new = len(found.workload.following)
+    speed = found.speed
     return {
         "peak_unevictable": found.peak,
         "mapped": found.mapped,
-        "prefill_tokens_per_second": found.prefill_tokens_per_second,
-        "decode_tokens_per_second": len(found.steps) / sum(found.steps),
-        "median_step_tokens_per_second": found.decode_tokens_per_second,
+        "prefill_tokens_per_second": speed.prefill_tokens_per_second,
+        "decode_tokens_per_second": speed.decode_tokens_per_second,
+        "median_step_tokens_per_second": speed.median_step_tokens_per_second,
         "load_and_prefill_seconds": found.phase("load").seconds + found.phase("prefill").seconds,
-        "hit_rate": found.hit_rate,
-        "flash_bytes_per_token": found.decode_counters.get("bytes_read", 0) / new,
-        "stall_seconds_per_token": found.decode_counters.get("stall_seconds", 0) / new,
+        "hit_rate": speed.hit_rate,
+        "flash_bytes_per_token": speed.flash_bytes_per_token,
+        "stall_seconds_per_token": speed.stall_seconds_per_token,
         "sampler_saw": found.sampler_saw,
         "accounted": accounted(found),
     }
@@ -109,27 +110,32 @@ def accounted(found: Measurement) -> float:
 def to_csv(found: Measurement) -> str:
     """A line for each phase. Sizes in bytes, times in seconds."""
     out = io.StringIO()
-    names = ["phase", "seconds", "tokens", *LABELS, "resident", "peak_unevictable", "peak_resident"]
-    names += ["kernel_peak_resident", "kv_cache", "row_cache", "device"]
-    names += ["cached_backbone", "cached_tables"]
-    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer = csv.DictWriter(out, _csv_row(found.phases[0]), lineterminator="\n")
     writer.writeheader()
-    for phase in found.phases:
-        memory = phase.memory
-        values = {name: getattr(memory.at_end, name) for name in LABELS}
-        values |= {name: getattr(phase, name, None) for name in names if hasattr(phase, name)}
-        values |= {
-            "phase": phase.name,
-            "resident": memory.at_end.resident,
-            "peak_unevictable": memory.peak_unevictable,
-            "peak_resident": memory.peak_resident,
-            "kernel_peak_resident": memory.kernel_peak_resident,
-        }
-        writer.writerow({name: values[name] for name in names})
+    writer.writerows(map(_csv_row, found.phases))
     return out.getvalue()
 
 
-def table(found: Measurement) -> str:
+def _csv_row(phase: Phase) -> dict[str, object]:
+    memory = phase.memory
+    return {
+        "phase": phase.name,
+        "seconds": phase.seconds,
+        "tokens": phase.tokens,
+        **{name: getattr(memory.at_end, name) for name in LABELS},
+        "resident": memory.at_end.resident,
+        "peak_unevictable": memory.peak_unevictable,
+        "peak_resident": memory.peak_resident,
+        "kernel_peak_resident": memory.kernel_peak_resident,
+        "kv_cache": phase.kv_cache,
+        "row_cache": phase.row_cache,
+        "device": phase.device,
+        "cached_backbone": phase.cached_backbone,
+        "cached_tables": phase.cached_tables,
+    }
+
+
+def report_table(found: Measurement) -> str:
     """For people, 80 columns wide."""
     sections = [_head(found), _phases(found), _speed(found), _predicted(found), _checks(found)]
     return "\n\n".join("\n".join(section) for section in sections if section)
@@ -160,54 +166,49 @@ def _head(found: Measurement) -> list[str]:
 
 
 def _phases(found: Measurement) -> list[str]:
-    rows: list[tuple[str, Callable[[Phase], int | None]]] = []
-    parts: list[tuple[str, Callable[[Phase], int | None]]] = [
-        ("  in it: KV cache", lambda phase: phase.kv_cache),
-        ("  in it: row cache", lambda phase: phase.row_cache),
+    def sizes(label: str, value: Callable[[Phase], int | None]) -> list[tuple[str, ...]]:
+        """A row, where there is anything to say: nothing of kinds that the system does not tell."""
+        values = [value(phase) for phase in found.phases]
+        if not any(values) and (values[0] == 0 or label in LABELS.values()):
+            return []
+        return [(label, *("?" if v is None else format_size(v) for v in values))]
+
+    rows = [
+        ("", *(phase.name for phase in found.phases)),
+        ("time", *(seconds(phase.seconds) for phase in found.phases)),
     ]
     for kind, label in LABELS.items():
-        rows.append((label, lambda phase, kind=kind: getattr(phase.memory.at_end, kind)))  # type: ignore[misc]
-        rows += parts if kind == "anonymous" else []
-    rows += [
-        ("resident, together", lambda phase: phase.memory.at_end.resident),
-        ("peak, anon. and swap", lambda phase: phase.memory.peak_unevictable),
-        ("GPU memory", lambda phase: phase.device),
-        ("page cache: backbone", lambda phase: phase.cached_backbone),
-        ("page cache: tables", lambda phase: phase.cached_tables),
-    ]
-    lines = [_row("", [phase.name for phase in found.phases])]
-    lines.append(_row("time", [_seconds(phase.seconds) for phase in found.phases]))
-    for label, value in rows:
-        values = [value(phase) for phase in found.phases]
-        known = label in LABELS.values()  # a kind that this system does not tell apart is left out
-        if values != [0] * len(values) and not (known and values[0] is None):
-            lines.append(_row(label, ["?" if v is None else format_size(v) for v in values]))
-    return lines
-
-
-def _row(label: str, cells: list[str]) -> str:
-    return f"{label:<22}" + "".join(f"{cell:>11}" for cell in cells)
+        rows += sizes(label, lambda phase, kind=kind: getattr(phase.memory.at_end, kind))  # type: ignore[misc]
+        if kind == "anonymous":
+            rows += sizes("  in it: KV cache", lambda phase: phase.kv_cache)
+            rows += sizes("  in it: row cache", lambda phase: phase.row_cache)
+    rows += sizes("resident, together", lambda phase: phase.memory.at_end.resident)
+    rows += sizes("peak, anon. and swap", lambda phase: phase.memory.peak_unevictable)
+    rows += sizes("GPU memory", lambda phase: phase.device)
+    rows += sizes("page cache: backbone", lambda phase: phase.cached_backbone)
+    rows += sizes("page cache: tables", lambda phase: phase.cached_tables)
+    return table(rows)
 
 
 def _speed(found: Measurement) -> list[str]:
-    values = figures(found)
-    speed = format_rate(found.decode_tokens_per_second)
+    speed, slots = found.speed, int(found.counters["slots"])
+    to_first = found.phase("load").seconds + found.phase("prefill").seconds
+    by_step = format_rate(speed.median_step_tokens_per_second)
     rows = [
-        ("prefill", f"{format_rate(found.prefill_tokens_per_second)} tokens/s"),
-        ("decode", f"{format_rate(len(found.steps) / sum(found.steps))} tokens/s"),
-        ("  by median step", f"{speed} tokens/s{_slow(found.steps)}"),
-        ("load and prefill", f"{values['load_and_prefill_seconds']:.3g} s"),
+        ("prefill", f"{format_rate(speed.prefill_tokens_per_second)} tokens/s"),
+        ("decode", f"{format_rate(speed.decode_tokens_per_second)} tokens/s"),
+        ("  by median step", f"{by_step} tokens/s{_slow(found.steps)}"),
+        ("load and prefill", f"{to_first:.3g} s"),
     ]
-    slots = int(found.counters["slots"])
-    flash = format_size(values["flash_bytes_per_token"] or 0)
-    stall = (values["stall_seconds_per_token"] or 0) * 1e3
-    if found.hit_rate is not None:
+    if speed.hit_rate is not None:
+        flash = format_size(speed.flash_bytes_per_token or 0)
+        stall = (speed.stall_seconds_per_token or 0) * 1e3
         rows += [
-            ("row cache", f"hit rate {found.hit_rate:.1%} while decoding"),
+            ("row cache", f"hit rate {speed.hit_rate:.1%} while decoding"),
             ("  filled at load", f"{found.warm_slots:,} of {slots:,} slots"),
             ("from flash", f"{flash} a decoded token, stall {stall:.2g} ms"),
         ]
-    return [f"{name:<22}{text}" for name, text in rows]
+    return table(rows, "l")
 
 
 def _slow(steps: list[float]) -> str:
@@ -218,28 +219,23 @@ def _slow(steps: list[float]) -> str:
 
 
 def _predicted(found: Measurement) -> list[str]:
-    expected = found.prediction
-    rows: list[tuple[str, float | None, float, Callable[[float], str]]] = [
+    expected, speed = found.prediction, found.decode_tokens_per_second
+    # The prediction is of kernels of the CPU.
+    elsewhere = found.runs_on.get("provider", "cpu") != "cpu"
+    known = None if elsewhere or len(found.steps) < LEAST_STEPS else speed
+    hits: Callable[[float], str] = "{:.1%}".format
+    values: list[tuple[str, float | None, float, Callable[[float], str]]] = [
         ("peak, anon. and swap", found.peak, expected.anonymous, format_size),
         ("mapped: backbone", found.mapped, expected.mapped, format_size),
-        (
-            "median step, tokens/s",
-            found.decode_tokens_per_second,
-            expected.decode_tokens_per_second,
-            format_rate,
-        ),
+        ("median step, tokens/s", known, expected.decode_tokens_per_second, format_rate),
+        ("hit rate", found.hit_rate, expected.hit_rate, hits),
     ]
-    if found.hit_rate is not None:
-        rows.append(("hit rate", found.hit_rate, expected.hit_rate, lambda v: f"{v:.1%}"))
-    lines = [f"{'':<22}{'measured':>11}{'predicted':>11}{'difference':>12}"]
-    for name, value, other, words in rows:
-        # The prediction is of kernels of the CPU.
-        elsewhere = found.runs_on.get("provider", "cpu") != "cpu"
-        unknown = "tokens/s" in name and (elsewhere or len(found.steps) < LEAST_STEPS)
-        if value is not None and not unknown:
+    rows = [("", "measured", "predicted", "difference")]
+    for name, value, other, words in values:
+        if value is not None:
             difference = f"{other / value - 1:+.1%}" if value else ""
-            lines.append(f"{name:<22}{words(value):>11}{words(other):>11}{difference:>12}")
-    return lines
+            rows.append((name, words(value), words(other), difference))
+    return table(rows)
 
 
 def _checks(found: Measurement) -> list[str]:
@@ -256,7 +252,3 @@ def _checks(found: Measurement) -> list[str]:
     if found.sampler_saw is not None:
         lines[-1] += f" saw {found.sampler_saw:.1%} of the kernel's mark"
     return [*lines, "Meanings of all words: --explain"]
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import platform
+import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any, Unpack
+from typing import Unpack
 
-from stem_edge.bundle import GGUF, TABLES, Bundle, open_bundle
+from stem_edge.bundle import BACKBONE_FILES, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.formats import EngineName
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.expected_run import expect_run, hit_curve
+from stem_edge.measuring.figures import Figures, Measured, Round, figures_of
 from stem_edge.measuring.fit import Way, fit_on_device, will_be_prepared
 from stem_edge.measuring.gpu import device_nbytes, on_cpu
 from stem_edge.measuring.limits import Limit, Limits
-from stem_edge.measuring.page_cache import cached_nbytes, drop_pages, files_in
+from stem_edge.measuring.page_cache import cached_nbytes, drop_pages
 from stem_edge.measuring.predict import Prediction
 from stem_edge.measuring.rates import Rates, between, measure_rates
 from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
-from stem_edge.measuring.workers import (
-    Answer,
-    Subject,
-    WorkerProcess,
-    prepare_now,
-    prepared_folders,
-)
+from stem_edge.measuring.subjects import bundle_subject, load_options
+from stem_edge.measuring.workers import Answer, Subject, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.engines import check_installed, choose_backbone
+from stem_edge.runtime.engines import choose_backbone
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.options import LoadKeywords, LoadOptions
 
@@ -72,10 +68,9 @@ class Measurement:
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
     prepared_seconds: float  # spent before on preparing the backbone; 0 if that was done already
-    steps: list[float]  # seconds of each decode step
+    round: Round  # what the worker said of prompt and decoding
+    speed: Figures  # of this round
     warm_slots: int  # of the row cache, filled while loading
-    counters: dict[str, float]  # of the engine, at the end
-    decode_counters: dict[str, float]  # of the decode steps alone
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
     runs_on: dict[str, str]  # provider, device, driver; empty where no provider was asked for
@@ -85,14 +80,24 @@ class Measurement:
         return next(one for one in self.phases if one.name == name)
 
     @property
-    def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens a second."""
-        return len(self.workload.prompt) / self.phase("prefill").seconds
+    def steps(self) -> list[float]:
+        """Seconds of each decode step."""
+        return self.round.decode.steps
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """What the engine had counted at the end."""
+        return self.round.decode.counters
 
     @property
     def decode_tokens_per_second(self) -> float:
         """By the median step, which leaves out what else the machine did."""
-        return 1 / median(self.steps)
+        return self.speed.median_step_tokens_per_second
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hits of the row cache while decoding, as a share; None for a dense model."""
+        return self.speed.hit_rate
 
     @property
     def peak(self) -> int:
@@ -103,12 +108,6 @@ class Measurement:
     def mapped(self) -> int | None:
         """Pages of the backbone's files at the end; None where the system does not tell."""
         return self.phases[-1].memory.at_end.backbone
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Of the row cache, while decoding; None for a dense model."""
-        uses = self.decode_counters.get("hits", 0) + self.decode_counters.get("misses", 0)
-        return self.decode_counters["hits"] / uses if uses else None
 
     @property
     def sampler_saw(self) -> float | None:
@@ -155,64 +154,56 @@ def measure(
     workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
     context = options.get("context_length") or workload.tokens
     engine = choose_backbone(opened, options.get("engine", "auto"))
-    check_installed(opened, engine)
     chosen = _on_device(opened, engine, options, known, context)
+    kept = load_options(chosen, "engine", "threads", "context_length")
+    subject = bundle_subject("bundle", opened, engine, kept)
     try:
         reads = opened.manifest.tables is not None and not options.get("resident")
         with Limits(known, chosen.get("emulate_flash") if reads else None) as limits:
             threads = threads or limits.cpus or usable_cpus()
-            run = _Run(opened, engine, workload, chosen, context, threads, notify)
-            return run.measure(limits, interval, cold=cold or known is not None)
+            run = _Run(opened, subject, engine, workload, chosen, context, threads, limits, notify)
+            return run.measure(interval, cold=cold or known is not None)
     finally:
         notify("")
 
 
+@dataclass
 class _Run:
     """A run of one worker through all phases."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        engine: EngineName,
-        workload: Workload,
-        options: LoadKeywords,
-        context: int,
-        threads: int,
-        notify: Callable[[str], None],
-    ) -> None:
-        self.bundle, self.engine = bundle, engine
-        self.workload, self.options = workload, options
-        self.context, self.threads, self.notify = context, threads, notify
-        self.phases: list[Phase] = []
-        self._mapped: tuple[Path, ...] = ()
-        self._warm_slots = 0
-        self._tables = files_in(bundle.file(TABLES)) if bundle.manifest.tables else []
-        self._backbone = [bundle.file(GGUF)]
-        if engine == "onnxruntime":
-            names = [name for name in bundle.manifest.files if ".onnx" in name]
-            self._backbone = [bundle.file(name) for name in names]
+    bundle: Bundle
+    subject: Subject
+    engine: EngineName
+    workload: Workload
+    options: LoadKeywords
+    context: int
+    threads: int
+    limits: Limits
+    notify: Callable[[str], None]
+    phases: list[Phase] = field(default_factory=list)
+    backbone: list[Path] = field(default_factory=list)  # files that are mapped
+    tables: list[Path] = field(default_factory=list)
 
-    @property
-    def _load_options(self) -> LoadOptions:
-        """As the worker loads it."""
-        return LoadOptions(
-            **self.options | {"context_length": self.context, "threads": self.threads}
-        )
-
-    def measure(self, limits: Limits, interval: float, *, cold: bool) -> Measurement:
+    def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
         prepared = self._prepare()
-        room = limits.device.memory if limits.device is not None else None
-        expected = expect_run(self.bundle, self.engine, self.workload, self._load_options, room)
+        files, own = self.subject.files(), BACKBONE_FILES[self.engine]
+        # Prepared graphs have names of their own.
+        self.backbone = [path for path in files if path.name in own or ".onnx" in path.name]
+        self.tables = [path for path in files if TABLES in path.parts]
+        device = self.limits.device
+        room = None if device is None else device.memory
+        loaded_with = LoadOptions(
+            **self.options | {"context_length": self.context, "threads": self.threads}
+        )
+        expected = expect_run(self.bundle, self.engine, self.workload, loaded_with, room)
         before = self._rates()
-        with self._open(limits, interval, cold=cold) as worker:
-            prompt, decoded = self._phases(worker)
-            sampler, runs_on = worker.sampler, worker.about
+        if cold:
+            _drop_pages(files)
+        with WorkerProcess(self.subject, interval, self.limits.confine) as worker:
+            done, loaded = self._phases(worker)
         rates = between(before, self._rates())
-        decode_counters = {
-            name: value - prompt.counters.get(name, 0) for name, value in decoded.counters.items()
-        }
-        chunk = int(decoded.counters["chunk_tokens"])
+        chunk = int(done.decode.counters["chunk_tokens"])
         return Measurement(
             bundle=str(self.bundle.path),
             engine=self.engine,
@@ -221,20 +212,19 @@ class _Run:
             context_length=self.context,
             options=self.options,
             workload=self.workload,
-            device=limits.device,
-            limits=limits.limits,
+            device=device,
+            limits=self.limits.limits,
             phases=self.phases,
-            samples=sampler.samples,
-            definitions=sampler.reader.definitions,
+            samples=worker.sampler.samples,
+            definitions=worker.sampler.reader.definitions,
             interval=interval,
             prepared_seconds=prepared,
-            steps=decoded.steps,
-            warm_slots=self._warm_slots,
-            counters=decoded.counters,
-            decode_counters=decode_counters,
-            hit_curve=hit_curve(self.bundle, self.workload, self._load_options, chunk),
+            round=done,
+            speed=figures_of(Measured([done])),
+            warm_slots=int(loaded.counters.get("filled_slots", 0)),
+            hit_curve=hit_curve(self.bundle, self.workload, loaded_with, chunk),
             prediction=expected.at(rates),
-            runs_on=runs_on,
+            runs_on=worker.about,
         )
 
     def _prepare(self) -> float:
@@ -243,12 +233,12 @@ class _Run:
             return 0.0
         if not self.options.get("prepare", True) or not on_cpu(self.options):
             return 0.0
+        from stem_edge.runtime.prepared import find_or_make
+
         self.notify("preparing")
-        cache_dir = self.options.get("cache_dir")
-        seconds = prepare_now(self.bundle.path, usable_cpus(), cache_dir)
-        self._mapped = prepared_folders(self.bundle.path, cache_dir)
-        self._backbone += [file for folder in self._mapped for file in files_in(folder)]
-        return seconds
+        started = time.perf_counter()
+        find_or_make(self.bundle, self.options.get("cache_dir"), usable_cpus(), progress=None)
+        return time.perf_counter() - started
 
     def _rates(self) -> Rates:
         self.notify("timing this machine's kernels")
@@ -256,49 +246,21 @@ class _Run:
         repack = self.options.get("repack", False)
         return measure_rates(footprint, self.threads, repack=repack)
 
-    def _open(self, limits: Limits, interval: float, *, cold: bool) -> WorkerProcess:
-        """A worker inside the limits, files cold if they are to be."""
-        if cold:
-            self._drop_pages()
-        skipped = ("threads", "context_length")
-        chosen: dict[str, Any] = {k: v for k, v in self.options.items() if k not in skipped}
-        chosen["engine"] = self.engine
-        libraries = self.options.get("provider_libraries") or {}
-        if libraries:  # which go to another process, as text
-            chosen["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
-        subject = Subject("bundle", "stem-edge", str(self.bundle.path.resolve()), chosen)
-        return WorkerProcess(subject, self._mapped, interval, limits.confine)
-
-    def _drop_pages(self) -> None:
-        files = [*self._tables, *self._backbone]
-        if not drop_pages(files):
-            raise InputError(
-                "this system cannot take files out of the page cache, as --cold and --device need"
-            )
-        left, whole = cached_nbytes(files), sum(file.stat().st_size for file in files)
-        if left is not None and left > MOST_LEFT * whole:
-            warnings.warn(
-                f"{left / whole:.0%} of the bundle stay in the page cache, so this run is not cold: "
-                "another process uses them, or their file system lies in memory",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def _phases(self, worker: WorkerProcess) -> tuple[Answer, Answer]:
-        """All phases in order; what the worker says of prefill and decode."""
+    def _phases(self, worker: WorkerProcess) -> tuple[Round, Answer]:
+        """All phases in order; what the worker says of prompt and decoding, and of loading."""
+        prompt, following = self.workload.prompt, self.workload.following
         self.notify("loading")
         self._add("start", worker, worker.start(), 0)
         imported, loaded = worker.load(self.context, self.threads)
         self._add("import", worker, imported, 0)
         self._add("load", worker, loaded, 0)
-        self._warm_slots = int(loaded.counters.get("filled_slots", 0))
-        self.notify(f"prefill of {len(self.workload.prompt)} tokens")
-        prompt = worker.prefill(self.workload.prompt)
-        self._add("prefill", worker, prompt, len(self.workload.prompt))
-        self.notify(f"decoding {len(self.workload.following)} tokens")
-        decoded = worker.decode(self.workload.following)
-        self._add("decode", worker, decoded, len(self.workload.following))
-        return prompt, decoded
+        self.notify(f"prefill of {len(prompt)} tokens")
+        prefill = worker.prefill(prompt)
+        self._add("prefill", worker, prefill, len(prompt))
+        self.notify(f"decoding {len(following)} tokens")
+        decode = worker.decode(following)
+        self._add("decode", worker, decode, len(following))
+        return Round(len(prompt), loaded.counters, prefill, decode), loaded
 
     def _add(self, name: str, worker: WorkerProcess, answer: Answer, tokens: int) -> None:
         self.phases.append(
@@ -307,12 +269,25 @@ class _Run:
                 answer.seconds,
                 tokens,
                 worker.sampler.phases[name],
-                cached_nbytes(self._backbone),
-                cached_nbytes(self._tables),
+                cached_nbytes(self.backbone),
+                cached_nbytes(self.tables),
                 int(answer.counters.get("kv_nbytes", 0)),
                 int(answer.counters.get("row_cache_nbytes", 0)),
                 device_nbytes(worker.pid, self.options.get("providers")),
             )
+        )
+
+
+def _drop_pages(files: list[Path]) -> None:
+    """Take files out of the page cache, and warn of what stays in it."""
+    drop_pages(files)
+    left, whole = cached_nbytes(files), sum(file.stat().st_size for file in files)
+    if left is not None and left > MOST_LEFT * whole:
+        warnings.warn(
+            f"{left / whole:.0%} of the bundle stay in the page cache, so this run is not cold: "
+            "another process uses them, or their file system lies in memory",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 

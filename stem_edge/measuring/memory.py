@@ -122,7 +122,7 @@ class LinuxReader:
         self._folder, self._files = proc / str(pid), files
 
     def memory(self) -> Memory:
-        """See MemoryReader. One walk over all mappings, so that the kinds belong together."""
+        """Walk over all mappings once, so that the kinds belong together."""
         sums = dict.fromkeys(DEFINITIONS, 0)
         kind, in_shared = "anonymous", False
         text = os.fsdecode((self._folder / "smaps").read_bytes())
@@ -150,7 +150,7 @@ class LinuxReader:
         return self._files.kind(path) if path.startswith("/") else "anonymous"
 
     def totals(self) -> Totals:
-        """See MemoryReader."""
+        """Read status, or walk over all mappings where it has no such line."""
         status = self._status()
         if "RssAnon" not in status:  # sandboxes that only resemble Linux
             memory = self.memory()
@@ -158,14 +158,14 @@ class LinuxReader:
         return Totals(status["RssAnon"] + status.get("VmSwap", 0), status["VmRSS"])
 
     def begin_peak(self) -> None:
-        """See MemoryReader."""
+        """Ask the kernel to forget the mark."""
         # Without the right, or in a sandbox without the file, the mark stays. A process that has
         # ended is noticed by whatever is read next.
         with suppress(OSError):
             (self._folder / "clear_refs").write_text("5")
 
     def peak_resident(self) -> int | None:
-        """See MemoryReader."""
+        """Read VmHWM of status."""
         return self._status().get("VmHWM")
 
     def _status(self) -> dict[str, int]:
@@ -197,7 +197,7 @@ class PortableReader:
             raise ProcessLookupError(str(error)) from error
 
     def memory(self) -> Memory:
-        """See MemoryReader."""
+        """Ask psutil for what is resident, and what of that no other process uses."""
         try:
             resident = self._process.memory_info().rss
             try:
@@ -211,7 +211,7 @@ class PortableReader:
         return Memory(alone, other_files=max(0, resident - alone))
 
     def totals(self) -> Totals:
-        """See MemoryReader."""
+        """Ask for all of it: psutil has nothing quicker."""
         memory = self.memory()
         return Totals(memory.unevictable, memory.resident)
 

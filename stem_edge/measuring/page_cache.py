@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from stem_edge.errors import InputError
+
 
 def cached_nbytes(paths: Iterable[Path]) -> int | None:
     """Bytes of these files that are in memory; None where the system does not tell.
@@ -34,19 +36,21 @@ def files_in(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def drop_pages(paths: Iterable[Path]) -> bool:
-    """Take files out of the page cache; False where that cannot be asked for.
+def drop_pages(paths: Iterable[Path]) -> None:
+    """Take files out of the page cache; what a process has mapped and touched stays.
 
-    What a process has mapped and touched stays.
+    Raises InputError where the system takes nothing out when asked.
     """
     if not hasattr(os, "posix_fadvise"):
-        return False
+        raise InputError(
+            "cold is not possible here: this system lets no program take files out of the page "
+            "cache (Linux does); leave out --cold and --device"
+        )
     for path in paths:
         with path.open("rb") as file:
             with suppress(OSError):  # only pages that are on disk can go; some mounts cannot sync
                 os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
 
 
 def _may_ask(path: Path) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,13 @@ def plot(found: Measurement, path: str | Path) -> None:
     for axes in (over_time, hits, of_token):
         plain(axes)
     save(figure, path)
+
+
+def draw(path: Path, plot: Callable[[Path], None]) -> None:
+    """Plot into a file, and say on stderr which one was written or replaced."""
+    done = "replaced" if path.exists() else "wrote"
+    plot(path)
+    print(f"{done} {path}", file=sys.stderr)
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
@@ -171,7 +180,7 @@ def _hit_rate(axes: Axes, found: Measurement) -> None:
 
 def _token(axes: Axes, found: Measurement) -> None:
     expected = found.prediction
-    rows = found.decode_counters.get("bytes_read", 0) / len(found.workload.following)
+    rows = found.speed.flash_bytes_per_token or 0
     parts = {
         "weights": expected.weights_per_token,
         "KV cache": expected.kv_per_token,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Unpack
 
@@ -17,9 +18,8 @@ import numpy as np
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_file import Edit
 from stem_edge.errors import InputError
-from stem_edge.measuring.documents import Documents, Task, make_task, read_text
 from stem_edge.measuring.logit_source import BundleLogits, open_reference
-from stem_edge.measuring.scores import Measured, Scores, measure
+from stem_edge.measuring.scores import Documents, Scored, Scores, make_task, read_text, score
 from stem_edge.progress import Progress
 from stem_edge.runtime import load
 from stem_edge.runtime.options import DeviceKeywords, EngineChoice
@@ -85,6 +85,7 @@ class Quality:
     engine: str
     prefill_graph: bool  # whether the graph for prompts computed this
     edits: int  # that were in effect
+    ids_sha256: str  # of the token ids: perplexities over other tokens cannot be compared
     log_likelihood: float  # mean over tokens, nats
     perplexity: float  # exp(-log_likelihood)
     bits_per_byte: float
@@ -165,20 +166,32 @@ def evaluate(
         found = BundleLogits(stack.enter_context(model))
         stack.enter_context(model.edited(*edits))
         bar = stack.enter_context(Progress(task.documents.nbytes, f"scoring {bundle}", progress))
-        measured = measure(task, found, expected, _in_bytes(bar, task.documents))
+        scored = score(task, found, expected, _in_bytes(bar, task.documents))
     divergence = None
-    if measured.expected is not None:
-        named = _worst(opened, task.documents, measured, measured.expected, worst)
+    if scored.expected is not None:
+        named = _worst(opened, task.documents, scored, scored.expected, worst)
         other = expected.engine if isinstance(expected, BundleLogits) else None
-        divergence = _divergence(str(against), other, measured, measured.expected, named)
-    return _quality(
-        str(bundle),
-        found.engine,
-        task,
-        measured.found,
-        divergence,
+        divergence = _divergence(str(against), other, scored, scored.expected, named)
+    documents, likelihood = task.documents, float(scored.found.likelihood.mean())
+    bits = -likelihood * documents.predicted / math.log(2)
+    return Quality(
+        bundle=str(bundle),
+        documents=len(documents.token_ids),
+        tokens=documents.predicted,
+        nbytes=documents.nbytes,
+        characters=documents.characters,
+        window=task.window,
+        window_asked=task.window_asked,
+        stride=task.stride,
+        engine=found.engine,
         prefill_graph=prefill_graph,
         edits=len(edits),
+        ids_sha256=sha256(repr(documents.token_ids).encode()).hexdigest(),
+        log_likelihood=likelihood,
+        perplexity=math.exp(-likelihood),
+        bits_per_byte=bits / documents.nbytes,
+        bits_per_character=bits / documents.characters,
+        divergence=divergence,
     )
 
 
@@ -195,46 +208,14 @@ def _in_bytes(bar: Progress, documents: Documents) -> Callable[[int], None]:
     return advance
 
 
-def _quality(
-    bundle: str,
-    engine: str,
-    task: Task,
-    found: Scores,
-    divergence: Divergence | None,
-    *,
-    prefill_graph: bool,
-    edits: int,
-) -> Quality:
-    documents, likelihood = task.documents, float(found.likelihood.mean())
-    bits = -likelihood * documents.predicted / math.log(2)
-    return Quality(
-        bundle=bundle,
-        documents=len(documents.token_ids),
-        tokens=documents.predicted,
-        nbytes=documents.nbytes,
-        characters=documents.characters,
-        window=task.window,
-        window_asked=task.window_asked,
-        stride=task.stride,
-        engine=engine,
-        prefill_graph=prefill_graph,
-        edits=edits,
-        log_likelihood=likelihood,
-        perplexity=math.exp(-likelihood),
-        bits_per_byte=bits / documents.nbytes,
-        bits_per_character=bits / documents.characters,
-        divergence=divergence,
-    )
-
-
 def _divergence(
     reference: str,
     engine: str | None,
-    measured: Measured,
+    scored: Scored,
     expected: Scores,
     worst: tuple[WorstToken, ...],
 ) -> Divergence:
-    nats, found = measured.divergence, measured.found
+    nats, found = scored.divergence, scored.found
     gain = found.likelihood - expected.likelihood
     error = float(gain.std(ddof=1) / math.sqrt(len(gain))) if len(gain) > 1 else None
     return Divergence(
@@ -253,10 +234,10 @@ def _divergence(
 
 
 def _worst(
-    bundle: Bundle, documents: Documents, measured: Measured, expected: Scores, count: int
+    bundle: Bundle, documents: Documents, scored: Scored, expected: Scores, count: int
 ) -> tuple[WorstToken, ...]:
     """The tokens of greatest divergence, the worst first."""
-    codec, found = TextCodec(bundle.file(TOKENIZER)), measured.found
+    codec, found = TextCodec(bundle.file(TOKENIZER)), scored.found
     starts = np.cumsum([0, *(len(ids) - 1 for ids in documents.token_ids)])
 
     def text(ids: list[int]) -> str:
@@ -274,10 +255,10 @@ def _worst(
             before=text(ids[max(0, position - BEFORE) : position]),
             token=text(ids[position : position + 1]),
             after=text(ids[position + 1 : position + 1 + AFTER]),
-            divergence=float(measured.divergence[at]),
+            divergence=float(scored.divergence[at]),
             reference=guess(expected, at),
             bundle=guess(found, at),
         )
 
-    order = np.argsort(-measured.divergence, kind="stable")[:count]
-    return tuple(describe(int(at)) for at in order if measured.divergence[at] > 0)
+    order = np.argsort(-scored.divergence, kind="stable")[:count]
+    return tuple(describe(int(at)) for at in order if scored.divergence[at] > 0)

@@ -1,4 +1,4 @@
-"""How well models predict the tokens of texts: each token once, by all models side by side.
+"""A text as documents and windows, and how well models predict its tokens, each once, side by side.
 
 Logits are asked for and dropped piece by piece: those of a whole text can be a thousand times its
 size in memory.
@@ -8,14 +8,102 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from stem_edge.distributions import F64, kullback_leibler, log_softmax, positions_at_once
-from stem_edge.measuring.documents import Task
-from stem_edge.quantize import F32
-from stem_edge.runtime.cache import I64
+from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.distributions import kullback_leibler, log_softmax, positions_at_once
+from stem_edge.errors import InputError
+from stem_edge.quantize import F32, F64, I64
+from stem_edge.runtime.text import TextCodec
+
+LONGEST_WINDOW = 2048
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Token ids of documents of at least two tokens, and how long their texts are."""
+
+    token_ids: list[list[int]]
+    nbytes: int  # in UTF-8
+    characters: int
+
+    @property
+    def predicted(self) -> int:
+        """Tokens that another token comes before."""
+        return sum(len(ids) - 1 for ids in self.token_ids)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document that another token comes after."""
+        return max(len(ids) - 1 for ids in self.token_ids)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be scored, and how."""
+
+    text: str
+    lines: bool
+    documents: Documents
+    window: int  # tokens seen at once
+    window_asked: int  # greater if no document has that many
+    stride: int  # tokens between the starts of windows
+
+
+def make_task(
+    bundle: Bundle, text: str, *, lines: bool, window: int | None, stride: int | None
+) -> Task:
+    """Fill in defaults; raises InputError for what the bundle cannot do."""
+    context = bundle.manifest.model.max_context
+    asked = min(context, LONGEST_WINDOW) if window is None else window
+    if not 0 < asked <= context:
+        raise InputError(f"window is {asked} tokens; {bundle.path} takes 1 to {context}")
+    step = max(1, asked // 2) if stride is None else stride
+    if not 0 < step <= asked:
+        raise InputError(f"stride is {step} tokens; expected 1 to {asked}, the window")
+    documents = split(bundle, text, lines=lines)
+    return Task(text, lines, documents, min(asked, documents.longest), asked, step)
+
+
+def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
+    """One document, or one a line that is not blank, closed by the end-of-text token.
+
+    A line counts with its end, for which that token stands. Raises InputError when there is nothing
+    to predict.
+    """
+    codec, closing, end = TextCodec(bundle.file(TOKENIZER)), list[int](), ""
+    texts = [text]
+    if lines:
+        texts = [line for line in text.splitlines() if line.strip()]
+        closing = list(bundle.manifest.model.eos_ids[:1])
+        end = "\n" if closing else ""
+    encoded = [(each + end, [*codec.encode(each), *closing]) for each in texts]
+    kept = [(each, ids) for each, ids in encoded if each and len(ids) > 1]
+    if not kept:
+        raise InputError(
+            f"the text of {len(text)} characters has too few tokens of {bundle.path} to predict one "
+            "from another, expected 2 or more; give a longer text"
+        )
+    return Documents(
+        token_ids=[ids for _, ids in kept],
+        nbytes=sum(len(each.encode()) for each, _ in kept),
+        characters=sum(len(each) for each, _ in kept),
+    )
+
+
+def read_text(path: Path) -> str:
+    """A file as it is, line ends included. Raises InputError."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot read ({error.strerror}); give a file in UTF-8") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 (byte {error.start}: {error.reason}); convert it first"
+        ) from error
 
 
 class LogitSource(Protocol):
@@ -28,8 +116,7 @@ class LogitSource(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Tokens that a model sees at once, and those of its predictions that count."""
 
     start: int  # first token of the document that goes in
@@ -67,7 +154,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Scored:
     """Scores of a bundle and, if there is one, of the reference beside it."""
 
     found: Scores
@@ -75,12 +162,12 @@ class Measured:
     divergence: F64  # KL(reference || bundle) in nats; without a reference empty
 
 
-def measure(
+def score(
     task: Task,
     found: LogitSource,
     expected: LogitSource | None,
     advance: Callable[[int], object],
-) -> Measured:
+) -> Scored:
     """Score all tokens but the first of each document; advance hears how many are done."""
     count = task.documents.predicted
     sources = [found] if expected is None else [found, expected]
@@ -93,17 +180,17 @@ def measure(
             for logits in side_by_side([source.logits(shown, skip) for source in sources]):
                 length = len(logits[0])
                 said = [log_softmax(piece) for piece in logits]
-                for score, log_probabilities in zip(scores, said, strict=True):
-                    score.put(at, log_probabilities, came[:length])
+                for each, log_probabilities in zip(scores, said, strict=True):
+                    each.put(at, log_probabilities, came[:length])
                 if expected is not None:
                     divergence[at : at + length] = kullback_leibler(said[1], said[0])
                 came, at = came[length:], at + length
                 advance(length)
-    return Measured(scores[0], scores[1] if expected is not None else None, divergence)
+    return Scored(scores[0], scores[1] if expected is not None else None, divergence)
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """The same positions of every stream of logits, few enough to compute with in float64."""
+    """Logits of every stream at the same positions, few enough to compute with in float64."""
     held = [next(stream) for stream in streams]
     most = positions_at_once(held[0].shape[1])
     while True:

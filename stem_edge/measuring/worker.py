@@ -1,8 +1,7 @@
 """One engine in a process of its own, told what to do: a line of JSON in, one out.
 
 A process each, so that memory is what that engine takes, from the first import on; several may be
-alive at once, so that measurements can take turns. See stem_edge.measuring.workers for the other
-end.
+alive at once, so that measurements can take turns. stem_edge.measuring.workers is the other end.
 """
 
 from __future__ import annotations
@@ -11,41 +10,41 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Protocol
 
-# What an engine imports first, so that imports and loading are measured apart.
-MODULES = {
-    "stem-edge": ("stem_edge.runtime",),
-    "llama.cpp": ("stem_edge.measuring.engine_llama",),
-    "torch": ("stem_edge.measuring.engine_torch",),
+# Kind of subject -> module and class of its engine. The module is imported first, so that imports
+# and loading are measured apart; with stem-edge also what it would import while loading.
+ENGINES = {
+    "stem-edge": ("stem_edge.runtime", ""),
+    "llama.cpp": ("stem_edge.measuring.engine_llama", "LlamaModel"),
+    "torch": ("stem_edge.measuring.engine_torch", "TorchModel"),
 }
-# And stem-edge for one of its engines, which it would import while loading.
-ENGINE_MODULES = {
-    "onnxruntime": ("stem_edge.runtime.loading_ort",),
-    "ggml": ("stem_edge.runtime.loading_ggml",),
+LOADERS = {
+    "onnxruntime": "stem_edge.runtime.loading_ort",
+    "ggml": "stem_edge.runtime.loading_ggml",
 }
 
 
 class MeasuredEngine(Protocol):
-    """What is measured."""
+    """A model that is measured. Engines other than stem-edge count nothing and run on the CPU."""
 
-    def prefill(self, token_ids: list[int]) -> None:
-        """Process a prompt in an empty context, up to the choice of the next token."""
+    def clear(self) -> None:
+        """Begin with an empty context."""
 
-    def decode(self, token_ids: list[int]) -> list[float]:
-        """Process tokens one by one after it, each with the choice of the next; seconds of each."""
+    def choose(self, token_ids: list[int]) -> int:
+        """Process ids after those before; the most probable next token."""
 
     def counters(self) -> dict[str, float]:
         """What the engine counted so far."""
+        return {}
 
     def about(self) -> dict[str, str]:
         """What it runs on, if that is more than the CPU."""
+        return {}
 
 
-class StemEdge:
+class StemEdge(MeasuredEngine):
     """stem-edge itself. Tokens are those of a real text, not its own: their rows are what counts."""
 
     def __init__(self, bundle: str, context: int, threads: int, options: dict[str, Any]) -> None:
@@ -55,139 +54,61 @@ class StemEdge:
 
         self._array = np.array
         self._model = stem_edge.load(bundle, context_length=context, threads=threads, **options)
-        self._engine, self._length = self._model.engine, context
+        self._engine, self._length, self._options = self._model.engine, context, options
         self._context = self._engine.open_context(1)
-        self._options = options
 
-    def prefill(self, token_ids: list[int]) -> None:
-        """See MeasuredEngine."""
+    def clear(self) -> None:
+        """Open another context."""
         self._context = self._engine.open_context(self._length)
-        for logits in self._engine.process(self._context, token_ids, top=1):
-            int(logits[0].argmax())
 
-    def decode(self, token_ids: list[int]) -> list[float]:
-        """See MeasuredEngine."""
-        times = []
-        for token in token_ids:
-            started = time.perf_counter()
-            ids = self._array([token])
+    def choose(self, token_ids: list[int]) -> int:
+        """Process a prompt in chunks, or a token as generating does."""
+        if len(token_ids) == 1:
+            ids = self._array(token_ids)
             self._engine.expect(ids)
-            int(self._engine.step(self._context, ids, top=1)[0].argmax())
-            times.append(time.perf_counter() - started)
-        return times
+            return int(self._engine.step(self._context, ids, top=1)[0].argmax())
+        best = -1
+        for logits in self._engine.process(self._context, token_ids, top=1):
+            best = int(logits[0].argmax())
+        return best
 
     def counters(self) -> dict[str, float]:
-        """See MeasuredEngine."""
-        rows, cache = self._engine.rows, getattr(self._engine.rows, "cache", None)
-        slot_nbytes = 0 if cache is None else cache.slot_nbytes
-        return {
+        """Counters of the rows, and what the plan and the caches hold, in bytes."""
+        plan, rows = self._model.plan, self._engine.rows
+        cache = getattr(rows, "cache", None)
+        filled, slot_nbytes = (0, 0) if cache is None else (cache.filled, cache.slot_nbytes)
+        found = {
             **vars(rows.counters()),
-            "planned": self._model.plan.total,
-            "slots": self._model.plan.slots,
-            "chunk_tokens": self._model.plan.chunk_tokens,
-            "filled_slots": 0 if cache is None else cache.filled,
-            "row_cache_nbytes": 0 if cache is None else cache.filled * slot_nbytes,
+            "planned": plan.total,
+            "slots": plan.slots,
+            "chunk_tokens": plan.chunk_tokens,
+            "filled_slots": filled,
+            "row_cache_nbytes": filled * slot_nbytes,
             "kv_nbytes": self._context.backend.nbytes,
-            **self._on_device(),
         }
-
-    def _on_device(self) -> dict[str, float]:
-        plan, backend = self._model.plan.device, self._engine.backend
-        if plan is None:
-            return {}
-        memory = getattr(
-            backend, "memory", None
-        )  # of the ways to compute on a device that have one
-        return {
-            "device_planned": plan.total,
-            "device_row_cache_planned": plan.row_cache,
-            "device_allocated": 0 if memory is None else memory.nbytes,
-            "host_slots": self._model.plan.host_slots,
-        }
+        if plan.device is not None:
+            memory = getattr(self._engine.backend, "memory", None)  # not of portable graphs
+            found |= {
+                "device_planned": plan.device.total,
+                "device_row_cache_planned": plan.device.row_cache,
+                "device_allocated": 0 if memory is None else memory.nbytes,
+                "host_slots": plan.host_slots,
+            }
+        return found
 
     def about(self) -> dict[str, str]:
-        """See MeasuredEngine."""
-        from stem_edge.measuring.accelerator import about_accelerator
+        """Name the accelerator, or the CPU that plays one."""
+        from stem_edge.measuring.gpu import about_accelerator
 
-        plan, options = self._model.plan, self._options
-        if plan.device is None and options.get("providers") is None:
+        device, providers = self._model.plan.device, self._options.get("providers")
+        if device is None and providers is None:
             return {}
-        libraries = options.get("provider_libraries")
-        found = about_accelerator(options.get("providers"), libraries)
-        if plan.device is not None:
-            found["variant"] = str(plan.device.variant)
+        found = about_accelerator(providers, self._options.get("provider_libraries"))
+        if device is not None:
+            found["variant"] = str(device.variant)
         elif found["provider"] != "cpu":
             found["variant"] = "portable"  # whose memory is this process's
         return found
-
-
-class LlamaCpp:
-    """llama.cpp on a GGUF."""
-
-    def __init__(self, gguf: str, context: int, threads: int, options: dict[str, Any]) -> None:
-        from stem_edge.measuring.engine_llama import LlamaModel
-
-        self._model = LlamaModel(Path(gguf), context, threads)
-
-    def prefill(self, token_ids: list[int]) -> None:
-        """See MeasuredEngine."""
-        self._model.clear()
-        int(self._model.process(token_ids).argmax())
-
-    def decode(self, token_ids: list[int]) -> list[float]:
-        """See MeasuredEngine."""
-        times = []
-        for token in token_ids:
-            started = time.perf_counter()
-            int(self._model.process([token]).argmax())
-            times.append(time.perf_counter() - started)
-        return times
-
-    def counters(self) -> dict[str, float]:
-        """Nothing is counted."""
-        return {}
-
-    def about(self) -> dict[str, str]:
-        """The CPU."""
-        return {}
-
-
-class TorchBf16:
-    """The public trainer's own way of computing: every matrix and table in memory, in bfloat16."""
-
-    def __init__(self, bundle: str, context: int, threads: int, options: dict[str, Any]) -> None:
-        from stem_edge.measuring.engine_torch import TorchModel
-
-        self._model = TorchModel(bundle, context, threads)
-
-    def prefill(self, token_ids: list[int]) -> None:
-        """See MeasuredEngine."""
-        self._model.clear()
-        self._model.process(token_ids)
-
-    def decode(self, token_ids: list[int]) -> list[float]:
-        """See MeasuredEngine."""
-        times = []
-        for token in token_ids:
-            started = time.perf_counter()
-            self._model.process([token])
-            times.append(time.perf_counter() - started)
-        return times
-
-    def counters(self) -> dict[str, float]:
-        """Nothing is counted."""
-        return {}
-
-    def about(self) -> dict[str, str]:
-        """The CPU."""
-        return {}
-
-
-ENGINES: dict[str, Callable[[str, int, int, dict[str, Any]], MeasuredEngine]] = {
-    "stem-edge": StemEdge,
-    "llama.cpp": LlamaCpp,
-    "torch": TorchBf16,
-}
 
 
 class Worker:
@@ -208,19 +129,35 @@ class Worker:
         return answer
 
     def _do(self, request: dict[str, Any]) -> list[float]:
-        if request["do"] == "import":
-            engine = ENGINE_MODULES.get(request.get("engine", ""), ())
-            for name in (*MODULES[request["kind"]], *engine):
-                import_module(name)
-        elif request["do"] == "load":
-            self._engine = ENGINES[request["kind"]](
-                request["path"], request["context"], request["threads"], request["options"]
-            )
-        elif self._engine is not None and request["do"] == "prefill":
-            self._engine.prefill(request["ids"])
-        elif self._engine is not None and request["do"] == "decode":
-            return self._engine.decode(request["ids"])
+        match request["do"], self._engine:
+            case "import", _:
+                import_module(ENGINES[request["kind"]][0])
+                if loader := LOADERS.get(request["engine"]):
+                    import_module(loader)
+            case "load", _:
+                self._engine = _load(**{k: v for k, v in request.items() if k != "do"})
+            case "prefill", engine if engine is not None:
+                engine.clear()
+                engine.choose(request["ids"])
+            case "decode", engine if engine is not None:
+                return [_timed(engine, token) for token in request["ids"]]
         return []
+
+
+def _load(
+    kind: str, path: str, context: int, threads: int, options: dict[str, Any]
+) -> MeasuredEngine:
+    module, name = ENGINES[kind]
+    if not name:
+        return StemEdge(path, context, threads, options)
+    engine: MeasuredEngine = getattr(import_module(module), name)(path, context, threads)
+    return engine
+
+
+def _timed(engine: MeasuredEngine, token: int) -> float:
+    started = time.perf_counter()
+    engine.choose([token])
+    return time.perf_counter() - started
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-import stem_edge
 from stem_edge import errors
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.measuring.memory import FileKinds, open_reader
+from stem_edge.measuring.page_cache import files_in
 from stem_edge.measuring.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
 
 # Ctrl-C goes to every process of a terminal; a worker has nothing to say to it.
@@ -37,6 +37,21 @@ class Subject:
     path: str
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 
+    def prepared_folders(self) -> tuple[Path, ...]:
+        """Where files of a bundle's backbone are mapped from, beside its own folder."""
+        if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
+            return ()
+        from stem_edge.runtime.prepared import find
+
+        found = find(open_bundle(self.path), self.options.get("cache_dir"))
+        return () if found is None else (found[0],)
+
+    def files(self) -> list[Path]:
+        """All that loading it may read."""
+        path = Path(self.path)
+        own = [path] if path.is_file() else files_in(path)
+        return [*own, *(file for folder in self.prepared_folders() for file in files_in(folder))]
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -54,12 +69,11 @@ class WorkerProcess:
     def __init__(
         self,
         subject: Subject,
-        mapped: tuple[Path, ...] = (),
-        interval: float | None = None,
+        interval: float = TOTALS_SECONDS,
         confine: Callable[[int], None] = lambda pid: None,
         kinds_interval: float = KINDS_SECONDS,
     ) -> None:
-        """`mapped`: folders with files of the backbone. `confine` gets the pid before any work."""
+        """Start it. `confine` gets its pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
         self.about: dict[str, str] = {}
         self._process = subprocess.Popen(
@@ -69,10 +83,10 @@ class WorkerProcess:
             text=True,
         )
         try:
-            tables = Path(subject.path) / TABLES
-            files = FileKinds(tables, (Path(subject.path), *mapped))
+            folders = (Path(subject.path), *subject.prepared_folders())
+            files = FileKinds(Path(subject.path) / TABLES, folders)
             reader = open_reader(self._process.pid, files)
-            self.sampler = Sampler(reader, interval or TOTALS_SECONDS, kinds_interval)
+            self.sampler = Sampler(reader, interval, kinds_interval)
             confine(self._process.pid)
         except BaseException:
             self.close()
@@ -80,7 +94,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the worker."""
+        """Number of the worker's process."""
         return self._process.pid
 
     def start(self) -> Answer:
@@ -90,18 +104,11 @@ class WorkerProcess:
 
     def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
         """Import the engine, then load; what each took."""
-        subject = self.subject
-        wanted = {"kind": subject.kind, "engine": subject.options.get("engine", "")}
-        imported = self._ask("import", {"do": "import"} | wanted)
-        request = {
-            "do": "load",
-            "kind": subject.kind,
-            "path": subject.path,
-            "options": subject.options,
-            "context": context,
-            "threads": threads,
-        }
-        loaded = self._ask("load", request)
+        kind, options = self.subject.kind, self.subject.options
+        importing = {"do": "import", "kind": kind, "engine": options.get("engine", "")}
+        imported = self._ask("import", importing)
+        loading = {"do": "load", "kind": kind, "path": self.subject.path, "options": options}
+        loaded = self._ask("load", loading | {"context": context, "threads": threads})
         self.about = loaded.about
         return imported, loaded
 
@@ -181,20 +188,3 @@ class WorkerProcess:
         if kind is not None:  # it may be busy for long, with something that nobody wants any more
             self._process.kill()
         self.close()
-
-
-def prepared_folders(path: str | Path, cache_dir: str | Path | None) -> tuple[Path, ...]:
-    """Where files of the backbone of a bundle are mapped from, beside its own folder."""
-    from stem_edge.runtime.prepared import find
-
-    found = find(open_bundle(path), cache_dir)
-    return () if found is None else (found[0],)
-
-
-def prepare_now(path: str | Path, threads: int, cache_dir: str | Path | None) -> float:
-    """Let the backbone be prepared before anything is measured; seconds it took, 0 if it was."""
-    from stem_edge.runtime.prepared import find_or_make
-
-    started = time.perf_counter()
-    find_or_make(stem_edge.open_bundle(path), cache_dir, threads, progress=None)
-    return time.perf_counter() - started

@@ -5,17 +5,23 @@ Which rows are read, and how often, is decided by the tokens: constants or noise
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.bundle import TOKENIZER, Bundle
 from stem_edge.errors import InputError
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.text import TextCodec
+
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
 ID_FILES = (".npy", ".int32")
+READ_CHARS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,13 @@ def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
     return prompt, new
 
 
-def read_ids(path: Path, bundle: Bundle) -> list[int]:
+def read_ids(
+    path: Path, bundle: Bundle, most: int | None = None, *, special: bool = True
+) -> list[int]:
     """Token ids of a text in UTF-8, or of a file of ids: .npy, or .int32 (little-endian).
 
-    Raises InputError.
+    most: read no further than so many tokens; special: with the begin-of-text token, where the
+    model was trained with it. Raises InputError.
     """
     try:
         if path.suffix == ".npy":
@@ -82,7 +91,7 @@ def read_ids(path: Path, bundle: Bundle) -> list[int]:
         elif path.suffix == ".int32":
             ids = np.frombuffer(path.read_bytes(), "<i4")
         else:
-            ids = np.array(_encode(path.read_text("utf-8"), bundle), np.int64)
+            ids = np.array(_encode(path, bundle, most, special), np.int64)
     except OSError as error:
         raise InputError(f"{path}: cannot read ({error.strerror}); give a text or ids") from error
     except ValueError as error:
@@ -97,13 +106,44 @@ def read_ids(path: Path, bundle: Bundle) -> list[int]:
             f"{path}: ids from {ids.min()} to {ids.max()}, the bundle has 0 to {vocab_size - 1}; "
             "they belong to another tokenizer"
         )
-    found: list[int] = ids.tolist()
+    found: list[int] = ids[:most].tolist()
     return found
 
 
-def _encode(text: str, bundle: Bundle) -> list[int]:
-    if not text:  # a tokenizer may begin even this with a token
-        return []
+def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list[int]:
+    """Ids of a text in pieces that end with a line: a tokenizer takes a hundred bytes a character."""
     from stem_edge.runtime.text import TextCodec
 
-    return TextCodec(bundle.file(TOKENIZER)).encode(text)
+    codec, ids = TextCodec(bundle.file(TOKENIZER)), list[int]()
+    with path.open(encoding="utf-8") as file:
+        while (most is None or len(ids) < most) and (lines := file.readlines(READ_CHARS)):
+            ids += codec.encode("".join(lines), add_special_tokens=special and not ids)
+    return ids
+
+
+def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
+    """The id of a text that is one token, or an id as Python's integer. Raises InputError."""
+    if isinstance(token, str):
+        ids = _plain(codec, token)
+        if len(ids) != 1:
+            others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
+            single = [other for other in others if len(_plain(codec, other)) == 1]
+            spaced = "" if token.startswith(" ") else ", or try it with a leading space"
+            cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
+            advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
+            raise InputError(
+                f"{token!r} is {len(ids)} tokens, expected one: {cut or 'nothing'}; {advice}"
+            )
+        token = ids[0]
+    try:
+        number = operator.index(token)
+    except TypeError:
+        raise InputError(f"a token is {token!r}; expected integers or text") from None
+    if not 0 <= number < bundle.manifest.model.vocab_size:
+        limit = bundle.manifest.model.vocab_size - 1
+        raise InputError(f"token id {number} is not in 0..{limit}")
+    return number
+
+
+def _plain(codec: TextCodec, text: str) -> list[int]:
+    return codec.encode(text, add_special_tokens=False)

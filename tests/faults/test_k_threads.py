@@ -26,8 +26,8 @@ from threads import (
 import stem_edge
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError, RowReadError
 from stem_edge.formats import EngineName
+from stem_edge.quantize import I64
 from stem_edge.runtime import background
-from stem_edge.runtime.cache import I64
 from stem_edge.runtime.model import Model
 
 pytestmark = pytest.mark.usefixtures("watchdog")

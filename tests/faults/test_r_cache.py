@@ -14,9 +14,9 @@ from threads import rows_of, tokens
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.formats import EngineName
-from stem_edge.quantize import U8
+from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.cache import I64, MOST_USES, RowCache
+from stem_edge.runtime.cache import MOST_USES, RowCache
 from stem_edge.runtime.slots import ArraySlots
 
 V = 1000

@@ -1,4 +1,4 @@
-"""What a bench measured, as figures: of each subject, and of the bundle against the others."""
+"""What was measured, as figures: of each subject, and of the bundle against the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Of a subject on an accelerator, or on the CPU playing one; bytes of memory."""
+    """A subject on an accelerator, or on the CPU playing one; bytes of memory."""
 
     about: dict[str, str]  # provider, device, driver, variant of the graphs
     planned: int  # by the memory plan, weights and all
@@ -51,38 +51,45 @@ class OnDevice:
     uploaded_bytes_per_prompt_token: float
 
 
+@dataclass(frozen=True)
+class Round:
+    """A prompt and the tokens after it, on one subject."""
+
+    prompt_tokens: int
+    before: dict[str, float]  # counters before the prompt; none: all began at 0
+    prefill: Answer
+    decode: Answer
+
+    def of_prompt(self) -> dict[str, float]:
+        """What was counted, a token of the prompt."""
+        return _grown(self.before, self.prefill.counters, self.prompt_tokens)
+
+    def of_steps(self) -> dict[str, float]:
+        """What was counted, a decode step."""
+        return _grown(self.prefill.counters, self.decode.counters, len(self.decode.steps))
+
+    def rates(self) -> dict[str, float]:
+        """Tokens a second: RATES."""
+        steps = self.decode.steps
+        speeds = (self.prompt_tokens / self.prefill.seconds, len(steps) / sum(steps))
+        return dict(zip(RATES, (*speeds, 1 / median(steps)), strict=True))
+
+
 @dataclass
 class Measured:
-    """One subject while it is measured; a list entry a round."""
+    """One subject while it is measured."""
 
-    prefill: list[float] = field(default_factory=list)  # tokens a second
-    decode: list[float] = field(default_factory=list)  # over all steps of a round
-    median_step: list[float] = field(default_factory=list)  # by the median step of a round
-    first: list[float] = field(default_factory=list)  # seconds from prompt to first token
-    counters: list[dict[str, float]] = field(default_factory=list)  # a decode step, on average
-    prompts: list[dict[str, float]] = field(default_factory=list)  # a prompt's token, on average
+    rounds: list[Round] = field(default_factory=list)
     loads: list[tuple[float, float]] = field(default_factory=list)  # seconds: loaded, first token
     cold_loads: list[tuple[float, float]] = field(default_factory=list)
     peaks: dict[str, PhasePeak] = field(default_factory=dict)  # by phase
     about: dict[str, str] = field(default_factory=dict)  # what it runs on
     driver_says: int | None = None  # bytes on NVIDIA GPUs after all rounds
-    last: dict[str, float] = field(default_factory=dict)  # counters after the last round
-
-    def add(self, prompt_tokens: int, prefill: Answer, decode: Answer) -> None:
-        """One round."""
-        steps, before, after = decode.steps, prefill.counters, decode.counters
-        self.prefill.append(prompt_tokens / prefill.seconds)
-        self.first.append(prefill.seconds)
-        self.decode.append(len(steps) / sum(steps))
-        self.median_step.append(1 / median(steps))
-        self.counters.append(_grown(before, after, len(steps)))
-        self.prompts.append(_grown(self.last, before, prompt_tokens))
-        self.last = after
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one subject: medians over the rounds; None where nothing is counted or was measured."""
+    """Medians over the rounds of one subject; None where nothing is counted or was measured."""
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
@@ -94,6 +101,7 @@ class Figures:
     flash_bytes_per_token: float | None
     stall_seconds_per_token: float | None
     hit_rate: float | None
+    slots: int | None  # of the row cache
     peak_memory: dict[str, PhasePeak]
     on_device: OnDevice | None
     rounds: dict[str, list[float]]  # tokens a second
@@ -149,21 +157,25 @@ class BenchReport:
 
 def figures_of(measured: Measured) -> Figures:
     """All figures of a subject."""
-    counters = measured.counters
+    steps = [counted for each in measured.rounds if (counted := each.of_steps())]
+    speeds = [each.rates() for each in measured.rounds]
+    rounds = {rate: [speed[rate] for speed in speeds] for rate in RATES}
+    slots = measured.rounds[-1].decode.counters.get("slots")
     return Figures(
-        prefill_tokens_per_second=median(measured.prefill),
-        decode_tokens_per_second=median(measured.decode),
-        median_step_tokens_per_second=median(measured.median_step),
-        first_token_seconds=median(measured.first),
+        prefill_tokens_per_second=median(rounds["prefill"]),
+        decode_tokens_per_second=median(rounds["decode"]),
+        median_step_tokens_per_second=median(rounds["median_step"]),
+        first_token_seconds=median(each.prefill.seconds for each in measured.rounds),
         load_seconds=_median([load for load, _ in measured.loads]),
         load_to_first_token_seconds=_median([first for _, first in measured.loads]),
         cold_load_to_first_token_seconds=_median([first for _, first in measured.cold_loads]),
-        flash_bytes_per_token=_median([c["bytes_read"] for c in counters if c]),
-        stall_seconds_per_token=_median([c["stall_seconds"] for c in counters if c]),
-        hit_rate=_hit_rate(counters, "hits", "misses"),
+        flash_bytes_per_token=_median([counted["bytes_read"] for counted in steps]),
+        stall_seconds_per_token=_median([counted["stall_seconds"] for counted in steps]),
+        hit_rate=_hit_rate(steps, "hits", "misses"),
+        slots=None if slots is None else int(slots),
         peak_memory=measured.peaks,
-        on_device=_on_device(measured),
-        rounds={rate: getattr(measured, rate) for rate in RATES},
+        on_device=_on_device(measured, steps),
+        rounds=rounds,
     )
 
 
@@ -197,10 +209,11 @@ def token_nbytes(bundle: Bundle, engine: EngineName, position: int) -> int:
     return footprint.step_nbytes + footprint.kv_nbytes(position) + record
 
 
-def _on_device(measured: Measured) -> OnDevice | None:
-    last, counters = measured.last, measured.counters
+def _on_device(measured: Measured, steps: list[dict[str, float]]) -> OnDevice | None:
     if not measured.about:
         return None
+    last = measured.rounds[-1].decode.counters
+    prompts = [each.of_prompt() for each in measured.rounds]
     return OnDevice(
         about=measured.about,
         planned=int(last.get("device_planned", 0)),
@@ -209,10 +222,10 @@ def _on_device(measured: Measured) -> OnDevice | None:
         host_slots=int(last.get("host_slots", 0)),
         allocated=int(last.get("device_allocated", 0)),
         driver_says=measured.driver_says,
-        host_hit_rate=_hit_rate(counters, "host_hits", "host_misses"),
-        uploaded_rows_per_token=_mean(counters, "uploaded_rows"),
-        uploaded_bytes_per_token=_mean(counters, "uploaded_bytes"),
-        uploaded_bytes_per_prompt_token=_mean(measured.prompts, "uploaded_bytes"),
+        host_hit_rate=_hit_rate(steps, "host_hits", "host_misses"),
+        uploaded_rows_per_token=_mean(steps, "uploaded_rows"),
+        uploaded_bytes_per_token=_mean(steps, "uploaded_bytes"),
+        uploaded_bytes_per_prompt_token=_mean(prompts, "uploaded_bytes"),
     )
 
 

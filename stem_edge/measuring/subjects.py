@@ -1,0 +1,194 @@
+"""What is measured: a bundle, and what names after --against stand for beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Any, cast
+
+from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.errors import BackendError, InputError
+from stem_edge.formats import EngineName
+from stem_edge.measuring.workers import Subject
+from stem_edge.runtime import load
+from stem_edge.runtime.engines import check_installed, choose_engine
+from stem_edge.runtime.flash import FlashName, open_flash
+from stem_edge.runtime.options import EngineChoice, LoadKeywords
+
+# What may follow --against, and what it means.
+AGAINST = {
+    "resident": "the same bundle with all tables in memory, of the device if it runs on one",
+    "flash=NAME": "the same bundle on emulated flash",
+    "dense=BUNDLE": "another bundle in the same engine",
+    "block=BUNDLE": "the same, where only the block size differs",
+    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
+    "Q5_K_M, Q6_K, ...",
+    "torch": "the public trainer's way of computing, in bfloat16",
+    "unprepared": "the same bundle without a prepared backbone",
+    "mmap": "the same bundle, records read through a mapping",
+    "plain": "the same bundle, no rows read ahead",
+    "cpu": "the same bundle on the CPU, where it runs on another provider",
+    "onnxruntime": "the same bundle on onnxruntime",
+    "ggml": "the same bundle on ggml",
+    "repacked": "the same bundle on ggml, matrices rearranged in memory",
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "resident": {"resident": True},
+    "unprepared": {"prepare": False},
+    "mmap": {"reads": "mmap"},
+    "plain": {"overlap": False},
+    "cpu": {},
+    "onnxruntime": {},
+    "ggml": {},
+    "repacked": {"repack": True},
+}
+# Options of load that are for accelerators, and that a dense model has no use for.
+DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
+OF_ROWS = ("memory", "slots", "host_slots", "resident", "emulate_flash")
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all subjects share."""
+
+    bundle: Bundle
+    engine: EngineName
+    options: dict[str, Any]  # others of stem_edge.load
+    threads: int
+    work: Path  # GGUF files are made there
+
+
+def load_options(options: LoadKeywords, *left_out: str) -> dict[str, Any]:
+    """Options of load that differ from what it does anyway, as JSON can hold them.
+
+    Raises TypeError, as load does, for one that it does not have.
+    """
+    defaults = signature(load).parameters
+    if unknown := options.keys() - defaults.keys():
+        raise TypeError(f"unexpected options of load: {', '.join(sorted(unknown))}")
+    found: dict[str, Any] = {
+        name: value
+        for name, value in options.items()
+        if name not in left_out and value != defaults[name].default
+    }
+    if libraries := found.get("provider_libraries"):
+        found["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
+    return found
+
+
+def on_device(options: Mapping[str, Any]) -> bool:
+    """Whether options of load put the backbone on a device, or on the CPU playing one."""
+    return options.get("providers") is not None or options.get("device_memory") is not None
+
+
+def bundle_subject(
+    name: str, bundle: Bundle, engine: EngineChoice, options: dict[str, Any]
+) -> Subject:
+    """A bundle on an engine. Raises BackendError if it has no backbone for it, or it is missing."""
+    chosen = choose_engine(bundle, engine)
+    check_installed(bundle, chosen)
+    return Subject(name, "stem-edge", str(bundle.path.resolve()), options | {"engine": chosen})
+
+
+def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
+    """The bundle, and what it is compared with, each once.
+
+    Raises InputError for a name that is not known, BackendError if an engine is not installed.
+    """
+    subjects = [bundle_subject("bundle", common.bundle, common.engine, common.options)]
+    for wanted in against:
+        subjects += _compared(wanted, common)
+    return list({subject.name: subject for subject in subjects}.values())
+
+
+def _compared(wanted: str, common: Common) -> list[Subject]:
+    name, _, value = wanted.partition("=")
+    bundle, engine, options = common.bundle, common.engine, common.options
+    match name, bool(value):
+        case (("dense" | "block"), True):
+            bundle = open_bundle(value)
+            options = options if bundle.manifest.tables else _without(options, *OF_ROWS)
+        case "flash", True:
+            open_flash(cast(FlashName, value))  # raises if it is none
+            options = options | {"emulate_flash": value}
+        case "torch", False:
+            _need("torch", name)
+            return [Subject(wanted, name, str(bundle.path.resolve()))]
+        case "llama.cpp", _:
+            return _llama(common, value)
+        case known, False if known in WAYS:
+            engine, options = _way(name, engine, options)
+        case _:
+            raise InputError(
+                f"--against {wanted} is not known; expected one of {', '.join(AGAINST)}"
+            )
+    return [bundle_subject(wanted, bundle, engine, options)]
+
+
+def _way(
+    name: str, engine: EngineName, options: dict[str, Any]
+) -> tuple[EngineName, dict[str, Any]]:
+    """Engine and options of another way to run the same bundle."""
+    device = on_device(options)
+    if name == "resident":
+        options = _without(options, "slots")
+        # What the host tier would be asked for is in the slots; a limit is for them.
+        options |= {"host_slots": 0} if device else {}
+        options |= {"device_memory": UNLIMITED} if "device_memory" in options else {}
+    elif name == "cpu":
+        if not device:
+            raise InputError(
+                "--against cpu: the bundle runs on the CPU itself; leave it out, or name another "
+                "provider with --providers"
+            )
+        options = _without(options, *DEVICE)
+    elif name == "onnxruntime":
+        engine, options = "onnxruntime", _without(options, "repack")
+    elif name in ("ggml", "repacked"):
+        engine, options = "ggml", _without(options, "repack", *DEVICE)
+    elif name == "unprepared" and (engine != "onnxruntime" or device):
+        accelerated = engine == "onnxruntime"
+        raise InputError(
+            "--against unprepared: nothing is prepared on "
+            f"{'accelerators' if accelerated else engine}; leave it out, or "
+            f"{'run it on the CPU' if accelerated else 'add --engine onnxruntime'}"
+        )
+    return engine, options | WAYS[name]
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _llama(common: Common, kind: str) -> list[Subject]:
+    """Dense models of the bundle's shape for llama.cpp, made in the work folder."""
+    for package in ("llama_cpp", "gguf"):
+        _need(package, "llama.cpp")
+    from stem_edge.measuring.engine_llama import TYPES, USUAL, make_model
+
+    if kind and kind not in TYPES:
+        raise InputError(f"--against llama.cpp={kind}; expected one of {', '.join(TYPES)}")
+    subjects = []
+    for each in [kind] if kind else USUAL:
+        try:
+            common.work.mkdir(parents=True, exist_ok=True)
+            path = make_model(common.work, common.bundle.manifest.model, each, common.threads)
+        except OSError as error:
+            raise InputError(
+                f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
+                "give another folder with --work"
+            ) from error
+        subjects.append(Subject(f"llama.cpp {each}", "llama.cpp", str(path)))
+    return subjects
+
+
+def _need(package: str, engine: str) -> None:
+    if find_spec(package) is None:
+        raise BackendError(
+            f"--against {engine} needs the package {package}; "
+            "install it with: pip install 'stem-edge[bench]'"
+        )
