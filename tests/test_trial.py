@@ -298,7 +298,7 @@ def test_how_a_worker_may_end(
         assert said in str(caught.value)
         assert str(caught.value).startswith(f"{bundle.path}: ")
     assert len(seen) == (1 if kept else 2)
-    arguments = [str(trials.path.resolve()), "onnxruntime", "1000", "5", str(trials.cache)]
+    arguments = [str(trials.path.resolve()), "onnxruntime", "1000", "5"]
     assert seen[0] == (["worker", *arguments], 60.0, 3.0)
     verdict = Records(bundle, "onnxruntime", trials.cache).verdict()
     assert (verdict is not None) == kept
