@@ -16,7 +16,7 @@ from test_shards import edit
 
 import stem_edge
 from stem_edge.bundle import (
-    BACKBONE_DATA,
+    BACKBONE_GRAPH,
     MANIFEST,
     MAX_MANIFEST_NBYTES,
     TABLES,
@@ -28,19 +28,18 @@ from stem_edge.bundle import (
     QualityReport,
     encode_manifest,
     open_bundle,
+    weight_nbytes,
 )
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph.names import graph_file
+from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.rows import RecordLayout
 
 LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
-GRAPHS = [graph_file(graph) for graph in ("embed", "early", "late", "head")]
-BACKBONE = graph_file("late")
 GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"
 SHARDS = [f"{TABLES}/records/c/0/0", f"{TABLES}/records/c/1/0"]
-NAMES = sorted([*GRAPHS, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
+NAMES = sorted([BACKBONE_GRAPH, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
 
 
 REPORT = QualityReport(
@@ -57,7 +56,7 @@ REPORT = QualityReport(
 
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
-        format_version=3,
+        format_version=4,
         model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
         tables=LAYOUT,
@@ -66,11 +65,15 @@ def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     )
 
 
+WEIGHTS_NBYTES = weight_nbytes(make_manifest({name: FileEntry(1, "0" * 64) for name in NAMES}))[
+    BACKBONE_DATA
+]
+
+
 def make_bundle(path: Path) -> Path:
     path.mkdir()
-    for name in GRAPHS:
-        (path / name).write_bytes(b"backbone")
-    (path / BACKBONE_DATA).write_bytes(b"data" * 1000)
+    (path / BACKBONE_GRAPH).write_bytes(b"backbone")
+    (path / BACKBONE_DATA).write_bytes(bytes(WEIGHTS_NBYTES))
     (path / TOKENIZER).write_bytes(b"{}")
     (path / TOKENIZER_CONFIG).write_bytes(b'{"a": 1}')
     write_store(path / TABLES, LAYOUT, np.zeros((10, LAYOUT.record_nbytes), np.uint8), 6)
@@ -106,7 +109,7 @@ def test_a_bundle_opens(bundle: Path) -> None:
         assert opened.path == bundle
         assert opened.manifest.model == config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,))
         assert opened.manifest.tables == LAYOUT
-        assert opened.file(BACKBONE).read_bytes() == b"backbone"
+        assert opened.file(BACKBONE_GRAPH).read_bytes() == b"backbone"
 
 
 SHA = "0123456789abcdef" * 4
@@ -114,28 +117,16 @@ GOLDEN = """\
 {
  "backbone": {
   "asymmetric": false,
+  "balanced": [],
   "block_size": 32,
   "head": "int8",
   "kinds": {},
   "prefill": false,
   "quantizer": "rtn",
-  "variants": [],
   "weights": "int4"
  },
  "files": {
-  "backbone.early.onnx": {
-   "nbytes": 1,
-   "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-  },
-  "backbone.embed.onnx": {
-   "nbytes": 1,
-   "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-  },
-  "backbone.head.onnx": {
-   "nbytes": 1,
-   "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-  },
-  "backbone.late.onnx": {
+  "backbone.onnx": {
    "nbytes": 1,
    "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
   },
@@ -168,7 +159,7 @@ GOLDEN = """\
    "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
   }
  },
- "format_version": 3,
+ "format_version": 4,
  "gguf": null,
  "indexed": false,
  "model": {
@@ -246,7 +237,7 @@ GOLDEN = """\
 }
 """
 GOLDEN_SIZES = {
-    **dict.fromkeys(GRAPHS, 1),
+    BACKBONE_GRAPH: 1,
     BACKBONE_DATA: 8,
     GROUP: 2,
     ARRAY: 3,
@@ -301,7 +292,7 @@ REQUIRED = [
         "reports onnxruntime errors",
         "reports onnxruntime errors tables worst",
     ],
-    *["files backbone.late.onnx", "files tokenizer.json", "files tokenizer_config.json"],
+    *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
     # Without these two nothing could be read of the tables.
     *[f"files {GROUP}", f"files {ARRAY}"],
 ]
@@ -311,7 +302,7 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 3 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
@@ -319,7 +310,7 @@ def test_missing_fields(bundle: Path, where: str) -> None:
 INTEGERS = [
     *["format_version", "model vocab_size", "model dim", "backbone block_size", "tables records"],
     *[
-        "files backbone.late.onnx nbytes",
+        "files backbone.onnx nbytes",
         "reports onnxruntime checkpoint_nbytes",
         "reports onnxruntime backbone_nbytes",
     ],
@@ -337,7 +328,6 @@ def test_numbers_that_count_nothing(bundle: Path, where: str, value: object) -> 
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("format_version", 0, "format_version is 0"),
         ("model", [], "Expected `object`, got `array` - at `$.model`"),
         ("model stem_layers", "1", "Expected `array`, got `str` - at `$.model.stem_layers`"),
         ("model stem_layers", [1.0], "Expected `int`, got `float`"),
@@ -349,8 +339,8 @@ def test_numbers_that_count_nothing(bundle: Path, where: str, value: object) -> 
         ("tables row_type", "bf16", "Invalid enum value 'bf16' - at `$.tables.row_type`"),
         ("tables group_size", 24, "group_size 24 must be a power of two"),
         ("files", [], "Expected `object`, got `array` - at `$.files`"),
-        (f"files {BACKBONE} sha256", 5, "Expected `str`, got `int`"),
-        (f"files {BACKBONE} nbytes", -1, "Expected `int` >= 0"),
+        (f"files {BACKBONE_GRAPH} sha256", 5, "Expected `str`, got `int`"),
+        (f"files {BACKBONE_GRAPH} nbytes", -1, "Expected `int` >= 0"),
         (
             "reports onnxruntime errors",
             [],
@@ -366,7 +356,7 @@ def test_numbers_that_count_nothing(bundle: Path, where: str, value: object) -> 
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 3 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
     assert said in message
 
 
@@ -424,24 +414,48 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 def test_a_dense_model_has_no_index() -> None:
     manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
     dense = msgspec.structs.replace(
-        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None, files=files_of_dense()
+        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None
     )
     assert dense.table_format is None
     with pytest.raises(ValueError, match="rare tables or index"):
         msgspec.structs.replace(dense, indexed=True)
 
 
-def files_of_dense() -> dict[str, FileEntry]:
-    names = [*NAMES, *(graph_file(graph) for graph in ("layers", "all"))]
-    return {name: FileEntry(1, SHA) for name in names}
-
-
-@pytest.mark.parametrize("version", [4, 10**9])
+@pytest.mark.parametrize("version", [5, 10**9])
 def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
     (bundle / MANIFEST).write_text(json.dumps({"format_version": version, "files": "elsewhere"}))
     message = refusal(bundle)
-    assert f"bundle format {version} is newer than this stem-edge reads (3)" in message
+    assert f"bundle format {version} is newer than this stem-edge reads (4)" in message
     assert message.endswith("upgrade stem-edge")
+
+
+@pytest.mark.parametrize("version", [3, 0])
+def test_an_older_format_asks_for_another_export(bundle: Path, version: int) -> None:
+    (bundle / MANIFEST).write_text(json.dumps({"format_version": version, "files": "elsewhere"}))
+    message = refusal(bundle)
+    assert f"bundle format {version} is older than this stem-edge reads (4)" in message
+    assert message.endswith(f"again with: stem-edge export CHECKPOINT {bundle} --force")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("model vocab_size", 9, "but the weights of this model take "),
+        ("model n_layers", 3, "but the weights of this model take "),
+        ("backbone head", "int4", "but the weights of this model take "),
+        ("backbone asymmetric", True, "but the weights of this model take "),
+        ("model dim", 24, "cannot be stored as it says (embedding: its width 24"),
+    ],
+)
+def test_weights_of_another_size_than_the_models(
+    bundle: Path, where: str, value: object, said: str
+) -> None:
+    if where == "model vocab_size":
+        edit(bundle / MANIFEST, "tables records", value)
+    edit(bundle / MANIFEST, where, value)
+    message = refusal(bundle)
+    assert said in message
+    assert message.endswith("copy or export the bundle again")
 
 
 @pytest.mark.parametrize(
@@ -467,7 +481,7 @@ def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
         pytest.param(
             lambda data: data.replace(
                 b'"tokenizer.json": {',
-                b'"backbone.early.onnx": {"nbytes": 8, "sha256": ""}, "tokenizer.json": {',
+                b'"backbone.onnx": {"nbytes": 8, "sha256": ""}, "tokenizer.json": {',
             ),
             id="file given twice",
         ),
@@ -476,7 +490,7 @@ def test_a_newer_format_asks_for_an_upgrade(bundle: Path, version: int) -> None:
 def test_manifests_that_are_not_plain_json(bundle: Path, change: Callable[[bytes], bytes]) -> None:
     path = bundle / MANIFEST
     path.write_bytes(change(path.read_bytes()))
-    assert refusal(bundle).startswith(f"{path}: not a manifest of format 3 (")
+    assert refusal(bundle).startswith(f"{path}: not a manifest of format 4 (")
 
 
 def test_a_manifest_that_is_too_large(bundle: Path) -> None:
@@ -559,7 +573,7 @@ def folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("instead", [link, pipe, folder])
-@pytest.mark.parametrize("name", [BACKBONE, GROUP, SHARDS[0]])
+@pytest.mark.parametrize("name", [BACKBONE_GRAPH, GROUP, SHARDS[0]])
 @pytest.mark.usefixtures("two_seconds")
 def test_something_else_than_a_file(
     bundle: Path, name: str, instead: Callable[[Path], None]
@@ -581,7 +595,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_file_instead_of_a_folder(bundle: Path) -> None:
-    assert f"{bundle / BACKBONE}: no such bundle folder" in refusal(bundle / BACKBONE)
+    assert f"{bundle / BACKBONE_GRAPH}: no such bundle folder" in refusal(bundle / BACKBONE_GRAPH)
 
 
 def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
@@ -591,7 +605,7 @@ def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_opening_does_not_hash(bundle: Path) -> None:
-    (bundle / BACKBONE).write_bytes(b"BACKBONE")
+    (bundle / BACKBONE_GRAPH).write_bytes(b"BACKBONE")
     open_bundle(bundle)
 
 
@@ -617,10 +631,10 @@ def test_verify_finds_a_flipped_bit(bundle: Path, name: str) -> None:
 
 
 def test_verify_finds_a_cut_and_a_missing_file(bundle: Path) -> None:
-    (bundle / BACKBONE).write_bytes(b"back")
+    (bundle / BACKBONE_GRAPH).write_bytes(b"back")
     (bundle / SHARDS[1]).unlink()
     results = verify(bundle)
-    assert results.pop(BACKBONE).startswith("4 bytes found, 8 expected")
+    assert results.pop(BACKBONE_GRAPH).startswith("4 bytes found, 8 expected")
     assert results.pop(SHARDS[1]).startswith("missing")
     assert set(results.values()) == {"ok"}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnx
 import pytest
 from conftest import DEMO
 from stores import write_store
@@ -25,7 +24,7 @@ from stem_edge.measuring.geometry import Geometry, geometry
 from stem_edge.measuring.geometry_plot import plot_geometry
 from stem_edge.measuring.geometry_rows import row_norms, stream
 from stem_edge.measuring.geometry_spread import THRESHOLDS, Spread, pair_cosines, spread
-from stem_edge.measuring.geometry_taps import TappedGraphs, further_outputs
+from stem_edge.measuring.geometry_taps import TappedGraphs
 from stem_edge.measuring.geometry_text import choose, gated_name, prepare, up_name
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.quantize import F32
@@ -270,15 +269,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 2)
     return path
-
-
-def test_further_outputs_merge_into_a_graph(tiny_bundle: Path) -> None:
-    data = (tiny_bundle / io.graph_file(io.LATE)).read_bytes()
-    names = ["layers.1.product", "x" * 300]
-    before, after = (onnx.load_from_string(d) for d in (data, data + further_outputs(names)))
-    assert [value.name for value in after.graph.output[-2:]] == names
-    del after.graph.output[-2:]
-    assert after == before
 
 
 def test_one_position_for_each_token() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stem_edge.bundle import (
-    BACKBONE_DATA,
+    BACKBONE_GRAPH,
     FORMAT_VERSION,
     TABLES,
     TOKENIZER,
@@ -23,7 +23,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph.names import decode_graphs, graph_file
+from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module
 from stem_edge.runtime.cache import RowCache
@@ -59,8 +59,8 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
         max_context=4096,
     )
     embedding = vocab_size * (64 // 2 + 2 * 4 + 1)  # int4, two blocks of 32 with a zero point byte
-    names = [graph_file(graph) for graph in decode_graphs(config)]
-    names += [TOKENIZER, TOKENIZER_CONFIG, f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"]
+    names = [BACKBONE_GRAPH, TOKENIZER, TOKENIZER_CONFIG]
+    names += [f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"]
     files = {name: FileEntry(100, "0" * 64) for name in names}
     report = QualityReport(
         checkpoint_nbytes=0,
