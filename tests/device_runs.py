@@ -47,6 +47,21 @@ def logits(
     bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations | None = None
 ) -> F32:
     """Logits [T, V] through the graphs, all tokens in one step."""
+    feeds = inputs(bundle, ids, graphs, variant)
+    for graph in io.decode_graphs(bundle.manifest.model):
+        found = run(graphs[graph], feeds)
+        feeds[io.HIDDEN] = found.get(io.NEW + io.HIDDEN)
+    result: F32 = found[io.LOGITS][0]
+    return result
+
+
+def inputs(
+    bundle: Bundle,
+    ids: list[int],
+    graphs: Graphs | None = None,
+    variant: Activations | None = None,
+) -> Feeds:
+    """What the graphs, or those of a variant, need for a step of these tokens from the start."""
     model, floats = bundle.manifest.model, np.float16 if variant == "fp16" else np.float32
     count = len(ids)
     feeds: Feeds = {
@@ -63,12 +78,8 @@ def logits(
         shape = (1, model.n_kv_heads, capacity, width)
         feeds |= {f"{name}{layer}": np.zeros(shape, floats) for name in (io.KEYS, io.VALUES)}
     if bundle.manifest.tables is not None:
-        feeds |= _slots(bundle, graphs, ids, variant)
-    for graph in io.decode_graphs(model):
-        found = run(graphs[graph], feeds)
-        feeds[io.HIDDEN] = found.get(io.NEW + io.HIDDEN)
-    result: F32 = found[io.LOGITS][0]
-    return result
+        feeds |= _slots(bundle, graphs or {}, ids, variant)
+    return feeds
 
 
 def _slots(bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations | None) -> Feeds:

@@ -7,11 +7,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_bundle import BACKBONE, LAYOUT, NAMES, SHARDS, make_bundle
+from test_bundle import LAYOUT, NAMES, SHARDS, make_bundle
 from test_shards import edit
 
 import stem_edge
-from stem_edge.bundle import MANIFEST, TABLES, TOKENIZER, encode_manifest, open_bundle
+from stem_edge.bundle import (
+    BACKBONE_GRAPH,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    encode_manifest,
+    open_bundle,
+)
 from stem_edge.cli import main
 from stem_edge.runtime.text import TextCodec
 from stem_edge.units import format_size
@@ -69,7 +76,7 @@ def test_text_lists_the_files(bundle: Path, capsys: Capture) -> None:
 def test_text_sums_up_what_would_be_a_long_list(bundle: Path, capsys: Capture) -> None:
     manifest = open_bundle(bundle).manifest
     extra = [f"z{number:02}" for number in range(12 - len(NAMES) + 3)]
-    entry = msgspec.structs.replace(manifest.files[BACKBONE], nbytes=100)
+    entry = msgspec.structs.replace(manifest.files[BACKBONE_GRAPH], nbytes=100)
     files = manifest.files | dict.fromkeys(extra, entry)
     data = encode_manifest(msgspec.structs.replace(manifest, files=files))
     (bundle / MANIFEST).write_bytes(data)

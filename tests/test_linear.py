@@ -239,7 +239,10 @@ def test_outliers_without_a_norm_are_balanced_by_a_multiplication(tmp_path: Path
     x = outliers(X)
     small = [matrix / outliers(np.ones(K, np.float32)) for matrix in MATRICES]
     errors = [
-        mean(prompt(tmp_path / str(len(peaks)), x, small, peaks), X @ STACKED.T)
+        mean(
+            prompt(tmp_path / str(len(peaks)), x, small, peaks),
+            np.asarray(X @ STACKED.T, np.float32),
+        )
         for peaks in ({}, {NAME: np.abs(x)[0].max(axis=0)})
     ]
     assert errors[1] < 0.1 * errors[0]

@@ -280,7 +280,7 @@ def test_a_manifest_that_cannot_be_read(
 # Checksums
 
 
-@pytest.mark.parametrize("piece", [1000, 4000, 4001, 1 << 22])
+@pytest.mark.parametrize("piece", [1000, WEIGHTS_NBYTES, WEIGHTS_NBYTES + 1, 1 << 22])
 def test_every_byte_is_hashed_in_pieces(
     bundle: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +290,7 @@ def test_every_byte_is_hashed_in_pieces(
     assert set(results.values()) == {"ok"}
     assert list(results) == sorted(open_manifest(bundle).files)
     assert sum(counted) == open_manifest(bundle).nbytes
-    assert (max(counted) == piece) == (piece <= 4000)
+    assert (max(counted) == piece) == (piece <= WEIGHTS_NBYTES)
     assert open_files() == before
 
 
