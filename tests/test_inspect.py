@@ -125,7 +125,7 @@ def test_no_bundle(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
-    edit(bundle / MANIFEST, "format_version", 4)
+    edit(bundle / MANIFEST, "format_version", 5)
     assert main(["inspect", str(bundle)]) == 1
     assert "upgrade stem-edge" in one_line(capsys)
 
@@ -201,6 +201,9 @@ def test_cost_of_a_dense_bundle(bundle: Path, capsys: Capture) -> None:
     model = msgspec.structs.replace(manifest.model, stem_layers=())
     files = {n: entry for n, entry in manifest.files.items() if not n.startswith(TABLES + "/")}
     dense = msgspec.structs.replace(manifest, model=model, tables=None, files=files)
+    for name, nbytes in weight_nbytes(dense).items():
+        (bundle / name).write_bytes(bytes(nbytes))
+        files[name] = msgspec.structs.replace(files[name], nbytes=nbytes)
     (bundle / MANIFEST).write_bytes(encode_manifest(dense))
     assert main(["inspect", str(bundle), "--cost"]) == 0
     out = capsys.readouterr().out
