@@ -180,7 +180,6 @@ def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
 ALL_STEPS = [
     "tokenizer",
     "backbone",
-    "variants",
     "prefill",
     "tables",
     *(f"records {n}" for n in range(3)),

@@ -184,7 +184,9 @@ def test_weight_files_are_as_planned(
 
 
 def test_large_weights_are_aligned_to_pages() -> None:
-    config = ModelConfig(**(SIZES | {"vocab_size": 128_256, "dim": 2048, "d_ff": 8192, "stem_layers": ()}))
+    config = ModelConfig(
+        **(SIZES | {"vocab_size": 128_256, "dim": 2048, "d_ff": 8192, "stem_layers": ()})
+    )
     format = BackboneFormat(weights="int4", head="int8", block_size=32, prefill=True)
     for graphs, plan in (decoding(config, None, format), prompts(config, None, format)):
         check_places(plan, graphs)

@@ -18,6 +18,7 @@ from stem_edge.bundle import (
     TOKENIZER,
     encode_manifest,
     open_bundle,
+    weight_nbytes,
 )
 from stem_edge.cli import main
 from stem_edge.runtime.text import TextCodec

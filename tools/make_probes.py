@@ -16,7 +16,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from stem_edge.export.graph import CONTRIB, IR_VERSION, OPSET
+from stem_edge.graph.encoder import IR_VERSION, OPSET
+from stem_edge.graph.ir import CONTRIB
 from stem_edge.measuring.rates import MATRIX_SHAPE
 from stem_edge.measuring.rates_ort import ATTENTION, ATTENTION_SHAPE, PAIRS, PROBES, matmul_probe
 
