@@ -28,7 +28,7 @@ from stem_edge import disk
 from stem_edge.config import MAX_VOCAB, ModelConfig
 from stem_edge.errors import BundleError
 from stem_edge.file_names import check_names
-from stem_edge.formats import BackboneFormat, EngineName, GgufFormat
+from stem_edge.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.plain_files import PlainFolders, check_file, not_plain, unreadable
@@ -41,7 +41,7 @@ FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 BACKBONE_GRAPH = "backbone.onnx"
 GGUF = "backbone.gguf"
-# Engine -> what its backbone may be made of.
+# Engine -> what its backbone may be made of, its matrices first.
 BACKBONE_FILES: dict[EngineName, tuple[str, ...]] = {
     "onnxruntime": (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
     "ggml": (GGUF,),
@@ -222,7 +222,18 @@ def open_bundle(path: str | Path) -> Bundle:
 
 
 def _check_backbones(root: Path, manifest: Manifest) -> None:
-    """Weights are as many bytes as the model has: nothing later needs to look for their ends."""
+    """Weights are as many bytes as the model has: nothing later needs to look for their ends.
+
+    A model that is larger than its files is refused before its shapes size anything.
+    """
+    least = manifest.model.backbone_parameters * min(WEIGHT_BITS.values()) // 8
+    for engine in manifest.engines:
+        if (found := manifest.files[BACKBONE_FILES[engine][0]].nbytes) < least:
+            raise BundleError(
+                f"{root / MANIFEST}: a model of {manifest.model.backbone_parameters} parameters "
+                f"outside of tables, but its backbone for {engine} has {found} bytes, expected at "
+                f"least {least}; {COPY_AGAIN}"
+            )
     try:
         expected = weight_nbytes(manifest)
     except ValueError as error:

@@ -12,10 +12,10 @@ from stem_edge.text_table import printable
 
 DESCRIPTION = """\
 Say in one line whether a bundle is safe to load, and why: every file has the size and sha256 that
-the manifest lists, and nothing beside them can be run; every record of the tables, the graphs and the
-tokenizer are of the kinds that stem-edge writes; and a process of its own, with limits of memory
-and time, loads it and computes some tokens. Safe means that no damage, no code, no crash and no hang
-was found here; it is no proof, and says nothing about what the model writes.
+the manifest lists, and nothing beside them can be run; weights are as many bytes as the model has;
+every record of the tables and the tokenizer are of the kinds that stem-edge writes; and a process of
+its own, with limits of memory and time, loads the tokenizer. Safe means that no damage, no code, no
+crash and no hang was found here; it is no proof, and says nothing about what the model writes.
 With --runs, generate instead with every size of cache, way of reading and way of loading, on every
 engine that is installed: on one engine, they must not change a single token.
 Exit status 0 if all is right, 1 if not."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 from conftest import DEMO
+from device_runs import exact_graphs
 
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.graph import names as io
@@ -22,6 +20,7 @@ from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
+from stem_edge.runtime.graphs import cpu_graphs, variant_graphs
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.providers import CPU, Provider
@@ -50,13 +49,13 @@ def on_device(
     """Everything on a device, with an empty row cache."""
     bundle = open_bundle(DEMO)
     memory = DeviceMemory(provider, limit)
-    files = variant_files(bundle, activations)
-    session = open_session(files[io.ROWS], 1, [provider])
+    graphs = variant_graphs(bundle, activations)
+    session = open_session(graphs[io.ROWS], 1, [provider])
     layout = bundle.manifest.tables
     assert layout is not None
     storage = DeviceSlots(DeviceRows(layout, activations), slots, memory, session)
     config = bundle.manifest.model
-    backend = DeviceBackend(config, files, storage, 1, [provider], memory, activations)
+    backend = DeviceBackend(config, graphs, storage, 1, [provider], memory, activations)
     rows = prefetcher(bundle, RowCache(storage), overlap)
     try:
         yield Parts(backend, storage, rows, memory)
@@ -66,20 +65,17 @@ def on_device(
 
 
 @contextlib.contextmanager
-def on_host(folder: Path | None = None) -> Iterator[tuple[OrtBackend, Prefetcher]]:
+def on_host(*, exact: bool = True) -> Iterator[tuple[OrtBackend, Prefetcher]]:
     """The graphs that decode, on the CPU.
 
-    folder: where they are written anew, with products that do not round activations to int8.
+    exact: with products that do not round activations to int8.
     """
     bundle = open_bundle(DEMO)
     config, layout = bundle.manifest.model, bundle.manifest.tables
     assert layout is not None
-    files = {graph: bundle.file(io.graph_file(graph)) for graph in io.decode_graphs(config)}
-    if folder is not None:
-        shutil.copy(bundle.file("backbone.onnx.data"), folder)
-        files = {graph: _exact(path, folder) for graph, path in files.items()}
+    graphs = exact_graphs(bundle) if exact else cpu_graphs(bundle, prefill=False)
     storage = ArraySlots(layout, 256)
-    backend = OrtBackend(config, files, storage, 1, [CPU])
+    backend = OrtBackend(config, graphs, storage, 1, [CPU])
     rows = prefetcher(bundle, RowCache(storage), overlap=False)
     try:
         yield backend, rows
@@ -88,24 +84,10 @@ def on_host(folder: Path | None = None) -> Iterator[tuple[OrtBackend, Prefetcher
         backend.close()
 
 
-def _exact(path: Path, folder: Path) -> Path:
-    model = onnx.load(path, load_external_data=False)
-    for node in model.graph.node:
-        for attribute in [one for one in node.attribute if one.name == "accuracy_level"]:
-            node.attribute.remove(attribute)
-    (folder / path.name).write_bytes(model.SerializeToString())
-    return folder / path.name
-
-
 def prefetcher(bundle: Bundle, cache: RowCache, overlap: bool) -> Prefetcher:
     assert bundle.manifest.table_format is not None
     store = open_store(bundle.file("tables.zarr"), bundle.manifest.table_format)
     return Prefetcher(store, cache, overlap=overlap)
-
-
-def variant_files(bundle: Bundle, variant: io.Variant) -> dict[str, Path]:
-    graphs = io.variant_graphs(bundle.manifest.model, variant)
-    return {graph: bundle.file(io.graph_file(graph, variant)) for graph in graphs}
 
 
 def step(

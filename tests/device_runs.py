@@ -2,53 +2,66 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 
-from stem_edge.bundle import BACKBONE_DATA, TABLES, Bundle
-from stem_edge.device_io import slab_name
+from stem_edge.bundle import TABLES, Bundle
 from stem_edge.graph import names as io
+from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.encoder import encode
 from stem_edge.quantize import F32, U8
 from stem_edge.rope import rope_tables
+from stem_edge.runtime.graphs import GraphSource, format_of
 from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import open_store
 
 Feeds = dict[str, Any]
+Graphs = Mapping[str, GraphSource]
 SPARE = 2  # slots and places of the KV cache that are not used
 
 
-def run(path: Path, feeds: Feeds) -> Feeds:
+def run(graph: GraphSource, feeds: Feeds) -> Feeds:
     """Outputs of a graph by name; it takes of the feeds what it needs."""
-    session = new_session(path, 1, [CPU])
+    session = new_session(graph, 1, [CPU])
     names = [output.name for output in session.get_outputs()]
     found = session.run(names, {one.name: feeds[one.name] for one in session.get_inputs()})
     return dict(zip(names, found, strict=True))
 
 
-def exact_graphs(bundle: Bundle, folder: Path) -> Path:
-    """The plain graphs in a folder, whose products do not round activations to int8."""
-    folder.mkdir(parents=True)
+def exact_graphs(bundle: Bundle) -> dict[str, GraphSource]:
+    """The graphs that decode, whose products do not round activations to int8."""
+    manifest = bundle.manifest
+    made = decoding(manifest.model, manifest.tables, format_of(bundle)).graphs
+    for graph in made.values():
+        for node in graph.nodes:
+            node.attributes.pop("accuracy_level", None)
+    return {n: GraphSource(n, encode(graph), bundle.path) for n, graph in made.items()}
+
+
+def logits(
+    bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations | None = None
+) -> F32:
+    """Logits [T, V] through the graphs, all tokens in one step."""
+    feeds = inputs(bundle, ids, graphs, variant)
     for graph in io.decode_graphs(bundle.manifest.model):
-        name = io.graph_file(graph)
-        model = onnx.load_model(str(bundle.file(name)), load_external_data=False)
-        for node in model.graph.node:
-            kept = [one for one in node.attribute if one.name != "accuracy_level"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-        (folder / name).write_bytes(model.SerializeToString())
-    shutil.copy(bundle.file(BACKBONE_DATA), folder)
-    return folder
+        found = run(graphs[graph], feeds)
+        feeds[io.HIDDEN] = found.get(io.NEW + io.HIDDEN)
+    result: F32 = found[io.LOGITS][0]
+    return result
 
 
-def logits(bundle: Bundle, folder: Path, ids: list[int], variant: Activations | None = None) -> F32:
-    """Logits [T, V] through the graphs in a folder, all tokens in one step."""
+def inputs(
+    bundle: Bundle,
+    ids: list[int],
+    graphs: Graphs | None = None,
+    variant: Activations | None = None,
+) -> Feeds:
+    """What the graphs, or those of a variant, need for a step of these tokens from the start."""
     model, floats = bundle.manifest.model, np.float16 if variant == "fp16" else np.float32
     count = len(ids)
     feeds: Feeds = {
@@ -65,22 +78,18 @@ def logits(bundle: Bundle, folder: Path, ids: list[int], variant: Activations | 
         shape = (1, model.n_kv_heads, capacity, width)
         feeds |= {f"{name}{layer}": np.zeros(shape, floats) for name in (io.KEYS, io.VALUES)}
     if bundle.manifest.tables is not None:
-        feeds |= _slots(bundle, folder, ids, variant)
-    for graph in io.decode_graphs(model):
-        found = run(folder / io.graph_file(graph, variant), feeds)
-        feeds[io.HIDDEN] = found.get(io.NEW + io.HIDDEN)
-    result: F32 = found[io.LOGITS][0]
-    return result
+        feeds |= _slots(bundle, graphs or {}, ids, variant)
+    return feeds
 
 
-def _slots(bundle: Bundle, folder: Path, ids: list[int], variant: Activations | None) -> Feeds:
+def _slots(bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations | None) -> Feeds:
     """Slots with the rows of some tokens in their order."""
     layout, format = bundle.manifest.tables, bundle.manifest.table_format
     assert layout is not None and format is not None
     with open_store(bundle.file(TABLES), format) as store:
         records = store.read(np.array(ids))
     if variant is not None:
-        return device_slots(DeviceRows(layout, variant), folder, records)
+        return device_slots(DeviceRows(layout, variant), graphs, records)
     slots, feeds = ArraySlots(layout, len(ids)), Feeds()
     slots.write(np.arange(len(ids)), records)
     for index, layer in enumerate(layout.layers):
@@ -90,16 +99,14 @@ def _slots(bundle: Bundle, folder: Path, ids: list[int], variant: Activations | 
     return feeds | {io.ROW_ZERO_POINTS: layout.zero_points(len(ids)) if layout.quantized else 0}
 
 
-def device_slots(rows: DeviceRows, folder: Path, records: U8) -> Feeds:
+def device_slots(rows: DeviceRows, graphs: Graphs, records: U8) -> Feeds:
     """What the rows graph makes of slots that were full of something else, in another order."""
     order = np.random.default_rng(0).permutation(len(records))
     feeds: Feeds = {io.RECORDS: rows.pack(records)[order], io.SLOTS: order[:, None]}
     for slab in rows.slabs:
-        feeds[slab_name(slab)] = np.full((len(records) + SPARE, slab.words), 0x7F7F7F7F, np.int32)
-    made = run(folder / io.graph_file(io.ROWS, rows.activations), feeds)
-    named: Feeds = {
-        slab_name(slab): made[io.NEW + slab_name(slab)].view(slab.dtype) for slab in rows.slabs
-    }
+        feeds[slab.name] = np.full((len(records) + SPARE, slab.words), 0x7F7F7F7F, np.int32)
+    made = run(graphs[io.ROWS], feeds)
+    named: Feeds = {slab.name: made[io.NEW + slab.name].view(slab.dtype) for slab in rows.slabs}
     if rows.layout.quantized:
         named[io.ROW_ZERO_POINTS] = rows.zero_points(len(records) + SPARE)
     return named

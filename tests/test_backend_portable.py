@@ -8,25 +8,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime as ort
 import pytest
 from conftest import DEMO
+from device_runs import exact_graphs
 from test_architectures import SIZES, VARIANTS, write
 from test_conformance import CASES, CONFORMANCE, reference
-from test_portable import KINDS, QUANTIZED, portable_files, quantized
+from test_portable import KINDS, QUANTIZED, quantized
 
 import stem_edge
 from stem_edge.bundle import TABLES, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.footprint import footprint_of
-from stem_edge.graph.names import HEAD, LATE, graph_file
-from stem_edge.onnx_check import check_graph
+from stem_edge.graph import linear
+from stem_edge.graph.names import HEAD, LATE
+from stem_edge.graph.variants import graphs
 from stem_edge.quantize import F32
 from stem_edge.runtime import backend_ort
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.backend_portable import PortableBackend, PortableContext
+from stem_edge.runtime.graphs import format_of, variant_graphs
 from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.plan_portable import portable_nbytes
 from stem_edge.runtime.providers import CPU, Provider, resolve
@@ -40,7 +42,7 @@ class Runner:
     """A bundle on portable graphs, with a slot for each of some tokens."""
 
     def __init__(
-        self, bundle: Bundle, folder: Path, tokens: Sequence[int], providers: Sequence[Provider]
+        self, bundle: Bundle, tokens: Sequence[int], providers: Sequence[Provider]
     ) -> None:
         manifest = bundle.manifest
         self._slot = {token: n for n, token in enumerate(dict.fromkeys(tokens))}
@@ -50,9 +52,9 @@ class Runner:
             with open_store(bundle.file(TABLES), manifest.table_format) as store:
                 records = store.read(np.array([*self._slot]))
             self.slots.write(np.arange(len(self._slot)), records)
-        self.files = portable_files(bundle, folder)
+        made = variant_graphs(bundle, "portable")
         self.backend = PortableBackend(
-            manifest.model, manifest.tables, self.files, self.slots, 1, providers
+            manifest.model, manifest.tables, made, self.slots, 1, providers
         )
 
     def step(self, context: PortableContext, ids: Sequence[int], position: int, logits: int) -> F32:
@@ -83,7 +85,7 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
     config = ModelConfig(**(SIZES | VARIANTS[name]))
     path, ids, expected = write(tmp_path / "checkpoint", config)
     bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
-    runner = Runner(bundle, tmp_path / "portable", ids, [CPU])
+    runner = Runner(bundle, ids, [CPU])
     for chunks in CHUNKS:
         assert np.abs(runner.logits(ids, chunks) - expected).max() < TOLERANCE
 
@@ -93,9 +95,8 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
 def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
     """Against the plain graphs, where those do not round what they multiply."""
     bundle, ids = quantized(tmp_path, name)
-    runner = Runner(bundle, tmp_path / "portable", ids, [CPU])
-    files = {name: _exact(bundle.file(graph_file(name))) for name in runner.files}
-    backend = OrtBackend(bundle.manifest.model, files, runner.slots, 1, [CPU])
+    runner = Runner(bundle, ids, [CPU])
+    backend = OrtBackend(bundle.manifest.model, exact_graphs(bundle), runner.slots, 1, [CPU])
     context = backend.open_context(len(ids))
     context.begin(np.array(ids), 0)
     expected = context.finish(runner.slot_ids(ids), len(ids))
@@ -104,27 +105,14 @@ def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
 
 
 def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.export.linear.SPLIT_VALUES", 48 * 32)  # rows of 48, 32 at a time
-    bundle, ids = quantized(tmp_path, "int8")
-    runner = Runner(bundle, tmp_path / "portable", ids, [CPU])
-    model = onnx.load_model(str(runner.files[HEAD]), load_external_data=False)
-    assert [len(node.input) for node in model.graph.node if node.op_type == "Concat"] == [9]
-    data = runner.files[HEAD].read_bytes()
-    check_graph(data, runner.files[HEAD], HEAD, bundle.manifest, "portable")
-    monkeypatch.undo()
-    whole, _ = quantized(tmp_path / "whole", "int8")
-    other = Runner(whole, tmp_path / "other", ids, [CPU])
-    assert np.abs(runner.logits(ids, [64]) - other.logits(ids, [64])).max() < TOLERANCE
-
-
-def _exact(path: Path) -> Path:
-    model = onnx.load_model(str(path), load_external_data=False)
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "accuracy_level":
-                attribute.i = 1
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return path
+    whole, ids = quantized(tmp_path / "whole", "int8")
+    expected = Runner(whole, ids, [CPU]).logits(ids, [64])
+    monkeypatch.setattr(linear, "SPLIT_VALUES", 48 * 32)  # rows of 48, 32 at a time
+    bundle, _ = quantized(tmp_path, "int8")
+    manifest = bundle.manifest
+    made = graphs("portable", manifest.model, manifest.tables, format_of(bundle))[HEAD]
+    assert [len(node.inputs) for node in made.nodes if node.op == "Concat"] == [9]
+    assert np.abs(Runner(bundle, ids, [CPU]).logits(ids, [64]) - expected).max() < TOLERANCE
 
 
 @pytest.mark.slow
@@ -133,7 +121,7 @@ def test_the_trainers_logits(case: str, tmp_path: Path) -> None:
     source = CONFORMANCE / case
     bundle = stem_edge.export_bundle(source, tmp_path / "out", backbone="fp32", tables="fp32")
     ids, expected = reference(case)
-    runner = Runner(bundle, tmp_path / "portable", [token for line in ids for token in line], [CPU])
+    runner = Runner(bundle, [token for line in ids for token in line], [CPU])
     for line, logits in zip(ids, expected, strict=True):
         assert np.abs(runner.logits(line, [len(line)]) - logits).max() < TOLERANCE
         assert np.abs(runner.logits(line, [1]) - logits).max() < TOLERANCE
@@ -145,8 +133,8 @@ LONG = np.random.default_rng(3).integers(0, 1500, 200).tolist()
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return Runner(open_bundle(DEMO), tmp_path_factory.mktemp("demo"), LONG, [CPU])
+def demo() -> Runner:
+    return Runner(open_bundle(DEMO), LONG, [CPU])
 
 
 def test_the_cache_grows_under_way(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +233,8 @@ def test_no_memory_left_to_grow(demo: Runner, monkeypatch: pytest.MonkeyPatch) -
     assert np.abs(np.concatenate(found) - expected[10:]).max() < TOLERANCE
 
 
-def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
-    runner = Runner(open_bundle(DEMO), tmp_path, LONG[:3], [CPU])
+def test_logits_that_are_no_numbers() -> None:
+    runner = Runner(open_bundle(DEMO), LONG[:3], [CPU])
     slots = runner.slots
     assert slots is not None
     expected = runner.logits(LONG[:3], [3])
@@ -261,18 +249,10 @@ def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
     assert np.abs(np.concatenate(found) - expected[1:]).max() < TOLERANCE
 
 
-def test_a_closed_backend_holds_no_sessions(tmp_path: Path) -> None:
-    runner = Runner(open_bundle(DEMO), tmp_path, LONG[:3], [CPU])
+def test_a_closed_backend_holds_no_sessions() -> None:
+    runner = Runner(open_bundle(DEMO), LONG[:3], [CPU])
     runner.backend.close()
     assert not runner.backend._sessions
-
-
-def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
-    files = portable_files(open_bundle(DEMO), tmp_path)
-    files[LATE].write_bytes(b"no graph")
-    manifest = open_bundle(DEMO).manifest
-    with pytest.raises(BackendError, match="late"):
-        PortableBackend(manifest.model, manifest.tables, files, None, 1, [CPU])
 
 
 def test_what_it_takes_beside_the_plan_grows_with_chunks_and_contexts() -> None:
@@ -299,22 +279,20 @@ def openvino() -> Sequence[Provider]:
     return resolve([("openvino", ACCURATE)], {"openvino": module.get_library_path()})
 
 
-def test_openvino_runs_every_operator(
-    demo: Runner, openvino: Sequence[Provider], tmp_path: Path
-) -> None:
+def test_openvino_runs_every_operator(demo: Runner, openvino: Sequence[Provider]) -> None:
     """Opened without the CPU, so that nothing is left to it."""
-    runner = Runner(open_bundle(DEMO), tmp_path, LONG, openvino)
+    runner = Runner(open_bundle(DEMO), LONG, openvino)
     expected = demo.logits(LONG[:48], [48])
     for chunks in ([48], [1], [16, 31, 1]):
         assert np.abs(runner.logits(LONG[:48], chunks) - expected).max() < 1e-3
 
 
-def test_openvino_writes_the_same_text(openvino: Sequence[Provider], tmp_path: Path) -> None:
+def test_openvino_writes_the_same_text(openvino: Sequence[Provider]) -> None:
     bundle = open_bundle(DEMO)
     every = range(bundle.manifest.model.vocab_size)
     texts = []
-    for name, providers in {"cpu": [CPU], "openvino": openvino}.items():
-        runner = Runner(bundle, tmp_path / name, every, providers)
+    for providers in ([CPU], openvino):
+        runner = Runner(bundle, every, providers)
         texts.append(_greedy(runner, LONG[:8], 64))
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 8

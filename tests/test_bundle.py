@@ -13,7 +13,7 @@ from test_shards import edit
 
 import stem_edge
 from stem_edge.bundle import (
-    BACKBONE_DATA,
+    BACKBONE_GRAPH,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -24,19 +24,18 @@ from stem_edge.bundle import (
     QualityReport,
     encode_manifest,
     open_bundle,
+    weight_nbytes,
 )
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph.names import graph_file
+from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.rows import RecordLayout
 
 LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
-GRAPHS = [graph_file(graph) for graph in ("embed", "early", "late", "head")]
-BACKBONE = graph_file("late")
 GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"
 SHARDS = [f"{TABLES}/records/c/0/0", f"{TABLES}/records/c/1/0"]
-NAMES = sorted([*GRAPHS, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
+NAMES = sorted([BACKBONE_GRAPH, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
 
 
 REPORT = QualityReport(
@@ -53,7 +52,7 @@ REPORT = QualityReport(
 
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
-        format_version=3,
+        format_version=4,
         model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
         tables=LAYOUT,
@@ -62,11 +61,15 @@ def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     )
 
 
+WEIGHTS_NBYTES = weight_nbytes(make_manifest({name: FileEntry(1, "0" * 64) for name in NAMES}))[
+    BACKBONE_DATA
+]
+
+
 def make_bundle(path: Path) -> Path:
     path.mkdir()
-    for name in GRAPHS:
-        (path / name).write_bytes(b"backbone")
-    (path / BACKBONE_DATA).write_bytes(b"data" * 1000)
+    (path / BACKBONE_GRAPH).write_bytes(b"backbone")
+    (path / BACKBONE_DATA).write_bytes(bytes(WEIGHTS_NBYTES))
     (path / TOKENIZER).write_bytes(b"{}")
     (path / TOKENIZER_CONFIG).write_bytes(b'{"a": 1}')
     write_store(path / TABLES, LAYOUT, np.zeros((10, LAYOUT.record_nbytes), np.uint8), 6)
@@ -98,21 +101,21 @@ def test_a_bundle_opens(bundle: Path) -> None:
         assert opened.path == bundle
         assert opened.manifest.model == config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,))
         assert opened.manifest.tables == LAYOUT
-        assert opened.file(BACKBONE).read_bytes() == b"backbone"
+        assert opened.file(BACKBONE_GRAPH).read_bytes() == b"backbone"
 
 
 SHA = "0123456789abcdef" * 4
-GOLDEN_SIZES = dict.fromkeys(GRAPHS, 1) | {BACKBONE_DATA: 8, GROUP: 2, ARRAY: 3, SHARDS[1]: 4}
+GOLDEN_SIZES = {BACKBONE_GRAPH: 1, BACKBONE_DATA: 8, GROUP: 2, ARRAY: 3, SHARDS[1]: 4}
 GOLDEN_SIZES |= {SHARDS[0]: 5, TOKENIZER: 6, TOKENIZER_CONFIG: 7}
 
 
 GOLDEN: dict[str, Any] = {
     "backbone": {
-        "asymmetric": False, "block_size": 32, "head": "int8", "kinds": {}, "prefill": False,
-        "quantizer": "rtn", "variants": [], "weights": "int4",
+        "asymmetric": False, "balanced": [], "block_size": 32, "head": "int8", "kinds": {},
+        "prefill": False, "quantizer": "rtn", "weights": "int4",
     },
     "files": {name: {"nbytes": size, "sha256": SHA} for name, size in GOLDEN_SIZES.items()},
-    "format_version": 3,
+    "format_version": 4,
     "gguf": None,
     "indexed": False,
     "model": {
@@ -165,7 +168,7 @@ REQUIRED = [
         "reports onnxruntime errors",
         "reports onnxruntime errors tables worst",
     ],
-    *["files backbone.late.onnx", "files tokenizer.json", "files tokenizer_config.json"],
+    *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
     # Without these two nothing could be read of the tables.
     *[f"files {GROUP}", f"files {ARRAY}"],
 ]
@@ -175,7 +178,7 @@ REQUIRED = [
 def test_missing_fields(bundle: Path, where: str) -> None:
     edit(bundle / MANIFEST, where, ...)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 3 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
     assert where.split(" ")[-1] in message
     assert message.endswith("export the bundle again")
 
@@ -183,20 +186,19 @@ def test_missing_fields(bundle: Path, where: str) -> None:
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("format_version", 0, "format_version is 0"),
         ("model", [], "Expected `object`, got `array` - at `$.model`"),
         ("model tied_head", 1, "Expected `bool`, got `int` - at `$.model.tied_head`"),
         ("model head_dim", 3, "head_dim 3 is odd"),
         ("backbone weights", "int3", "Invalid enum value 'int3' - at `$.backbone.weights`"),
         ("tables row_type", "bf16", "Invalid enum value 'bf16' - at `$.tables.row_type`"),
         ("tables group_size", 24, "group_size 24 must be a power of two"),
-        (f"files {BACKBONE} sha256", 5, "Expected `str`, got `int`"),
+        (f"files {BACKBONE_GRAPH} sha256", 5, "Expected `str`, got `int`"),
     ],
 )
 def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
     edit(bundle / MANIFEST, where, value)
     message = refusal(bundle)
-    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 3 (")
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
     assert said in message
 
 
@@ -254,16 +256,37 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 def test_a_dense_model_has_no_index() -> None:
     manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
     dense = msgspec.structs.replace(
-        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None, files=files_of_dense()
+        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None
     )
     assert dense.table_format is None
     with pytest.raises(ValueError, match="rare tables or index"):
         msgspec.structs.replace(dense, indexed=True)
 
 
-def files_of_dense() -> dict[str, FileEntry]:
-    names = [*NAMES, *(graph_file(graph) for graph in ("layers", "all"))]
-    return {name: FileEntry(1, SHA) for name in names}
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("format_version", 5, "is newer than this stem-edge reads (4); upgrade stem-edge"),
+        ("format_version", 3, "with: stem-edge export CHECKPOINT"),
+        (
+            "format_version",
+            0,
+            "is older than this stem-edge reads (4); export the checkpoint again",
+        ),
+        ("model vocab_size", 9, "but the weights of this model take "),
+        ("model n_layers", 3, "but the weights of this model take "),
+        ("backbone head", "int4", "but the weights of this model take "),
+        ("backbone asymmetric", True, "but the weights of this model take "),
+        ("model dim", 24, "cannot be stored as it says (embedding: its width 24"),
+    ],
+)
+def test_other_formats_and_weights_of_another_size_than_the_models(
+    bundle: Path, where: str, value: object, said: str
+) -> None:
+    if where == "model vocab_size":
+        edit(bundle / MANIFEST, "tables records", value)
+    edit(bundle / MANIFEST, where, value)
+    assert said in refusal(bundle)
 
 
 def test_a_missing_folder(bundle: Path) -> None:
@@ -276,7 +299,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_file_instead_of_a_folder(bundle: Path) -> None:
-    assert f"{bundle / BACKBONE}: no such bundle folder" in refusal(bundle / BACKBONE)
+    assert f"{bundle / BACKBONE_GRAPH}: no such bundle folder" in refusal(bundle / BACKBONE_GRAPH)
 
 
 def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
@@ -286,7 +309,7 @@ def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_opening_does_not_hash(bundle: Path) -> None:
-    (bundle / BACKBONE).write_bytes(b"BACKBONE")
+    (bundle / BACKBONE_GRAPH).write_bytes(b"BACKBONE")
     open_bundle(bundle)
 
 
@@ -301,9 +324,9 @@ def test_verify_counts_every_byte(bundle: Path) -> None:
 
 
 def test_verify_finds_a_cut_and_a_missing_file(bundle: Path) -> None:
-    (bundle / BACKBONE).write_bytes(b"back")
+    (bundle / BACKBONE_GRAPH).write_bytes(b"back")
     (bundle / SHARDS[1]).unlink()
     results = verify(bundle)
-    assert results.pop(BACKBONE).startswith("4 bytes found, 8 expected")
+    assert results.pop(BACKBONE_GRAPH).startswith("4 bytes found, 8 expected")
     assert results.pop(SHARDS[1]).startswith("missing")
     assert set(results.values()) == {"ok"}

@@ -237,7 +237,7 @@ def test_version(capsys: Capture) -> None:
 
 def test_export_needs_only_a_hint_when_its_packages_are_missing() -> None:
     code = (
-        "import sys; sys.modules['onnx'] = None\n"
+        "import sys; sys.modules['filelock'] = None\n"
         "from stem_edge.cli import main; sys.exit(main(['export', 'a', 'b']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

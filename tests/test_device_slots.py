@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import DEMO
-from device_parts import prefetcher, variant_files
+from device_parts import prefetcher
 
 from stem_edge.bundle import open_bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
@@ -17,6 +17,7 @@ from stem_edge.runtime.bound_session import BoundSession
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots, piece_records
+from stem_edge.runtime.graphs import variant_graphs
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.store import open_store
@@ -31,7 +32,7 @@ def make(
 ) -> tuple[DeviceSlots, DeviceMemory]:
     assert LAYOUT is not None
     memory = DeviceMemory(CPU, limit)
-    session = open_session(variant_files(BUNDLE, activations)[ROWS], 1, [CPU])
+    session = open_session(variant_graphs(BUNDLE, activations)[ROWS], 1, [CPU])
     return DeviceSlots(DeviceRows(LAYOUT, activations), count, memory, session), memory
 
 
@@ -160,8 +161,8 @@ def test_what_onnxruntime_refuses_is_an_error_of_ours() -> None:
 
 def test_slots_are_bound_as_graphs_declare_them() -> None:
     slots, _ = make(5, "fp16")
-    files = variant_files(BUNDLE, "fp16")
-    late = BoundSession(open_session(files["late"], 1, [CPU]))
+    graphs = variant_graphs(BUNDLE, "fp16")
+    late = BoundSession(open_session(graphs["late"], 1, [CPU]))
     slots.bind(late)
     views = {name: view for name, view in slots._views.items() if name in late.inputs}
     assert len(views) == 7

@@ -13,11 +13,11 @@ from conftest import DEMO
 import stem_edge
 from stem_edge import disk
 from stem_edge.bundle import TABLES, open_bundle
-from stem_edge.graph.names import graph_file
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine, cut
+from stem_edge.runtime.graphs import cpu_graphs
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.providers import CPU
@@ -42,12 +42,12 @@ def run(
     opened = open_bundle(bundle)
     tables = opened.manifest.table_format
     assert tables is not None
-    files = {name: opened.file(graph_file(name)) for name in opened.manifest.graphs()}
+    graphs = cpu_graphs(opened, prefill=opened.manifest.has_prefill)
     storage = ArraySlots(tables.tables, slots)
     cache = RowCache(storage)
     flash = open_store(opened.file(TABLES), tables, reads)
     store = HostTier(flash, host_slots) if host_slots else flash
-    backend = OrtBackend(opened.manifest.model, files, storage, threads, [CPU])
+    backend = OrtBackend(opened.manifest.model, graphs, storage, threads, [CPU])
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)

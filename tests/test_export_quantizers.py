@@ -13,7 +13,7 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import ExportError
-from stem_edge.bundle import Bundle
+from stem_edge.bundle import BACKBONE_GRAPH, Bundle
 from stem_edge.cli import main
 from stem_edge.export.journal import Journal
 from stem_edge.export.options import QUANTIZERS
@@ -38,16 +38,14 @@ def format_of(bundle: Bundle) -> BackboneFormat:
 def bits_in_graphs(bundle: Bundle) -> dict[str, int]:
     """Bits of the first product of each kind."""
     found: dict[str, int] = {}
-    for path in sorted(bundle.path.glob("backbone.*.onnx")):
-        for node in onnx.load(path, load_external_data=False).graph.node:
-            kind = {"logits": "head", "new_hidden": "embedding"}.get(
-                node.name.rsplit(".", 1)[-1], node.name.rsplit(".", 1)[-1]
-            )
-            if kind in MATRIX_KINDS and node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
-                (bits,) = (a.i for a in node.attribute if a.name == "bits")
-                found.setdefault(kind, bits)
-            elif kind in MATRIX_KINDS and node.op_type in ("FusedMatMul", "Gather"):
-                found.setdefault(kind, 32)
+    for node in onnx.load(bundle.file(BACKBONE_GRAPH), load_external_data=False).graph.node:
+        last = node.name.rsplit(".", 1)[-1]
+        kind = {"logits": "head", "hidden": "embedding"}.get(last, last)
+        if kind in MATRIX_KINDS and node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+            (bits,) = (a.i for a in node.attribute if a.name == "bits")
+            found.setdefault(kind, bits)
+        elif kind in MATRIX_KINDS and node.op_type in ("FusedMatMul", "Gather"):
+            found.setdefault(kind, 32)
     return found
 
 
@@ -179,7 +177,7 @@ def test_the_search_loses_less_than_rounding(tiny_checkpoint: Path, tmp_path: Pa
 def test_any_number_of_threads_gives_identical_bytes(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.export.linear.PIECE_VALUES", 4096)  # several pieces
+    monkeypatch.setattr("stem_edge.export.weights.PIECE_VALUES", 4096)  # several pieces
     for name, threads in (("a", 1), ("b", 3)):
         stem_edge.export_bundle(
             tiny_checkpoint, tmp_path / name, quantizer="gptq", calibration=text, threads=threads

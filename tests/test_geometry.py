@@ -375,7 +375,7 @@ def test_a_quantized_backbone_shows_its_own_activations(text: Path) -> None:
 
 
 def test_a_value_that_a_graph_does_not_have(tiny_bundle: Path) -> None:
-    with pytest.raises(BackendError, match=r"layers\.9\.row"):
+    with pytest.raises(BackendError, match=r"late.*layers\.9\.row"):
         TappedGraphs(open_bundle(tiny_bundle), {io.LATE: ["layers.9.row"]}, 1)
 
 

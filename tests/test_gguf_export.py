@@ -16,16 +16,15 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import BackendError, ExportError
-from stem_edge.bundle import GGUF, MANIFEST, Bundle
+from stem_edge.bundle import GGUF, MANIFEST, Bundle, tables_hash
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
-from stem_edge.export import exporter, linear
+from stem_edge.export import exporter, weights
 from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.formats import GGUF_TYPES
-from stem_edge.gguf_check import check_backbone
-from stem_edge.gguf_file import read_gguf
-from stem_edge.gguf_schema import gguf_name, tables_hash
+from stem_edge.gguf_schema import gguf_name
+from stem_edge.gguf_tensors import planned_tensors
 from stem_edge.reference import forward, whole
 
 gguf = pytest.importorskip("gguf")
@@ -37,6 +36,19 @@ DIVERGENCE = {"f32": 1e-9, "f16": 1e-5, "q8_0": 1e-3, "q6_k": 3e-3, "q5_k_m": 1e
 
 def export(checkpoint: Path, out: Path, **options: Any) -> Bundle:
     return stem_edge.export_bundle(checkpoint, out, **({"engine": "gguf"} | options))
+
+
+def tensors_are_as_planned(bundle: Bundle) -> None:
+    """An independent reader finds the plan's tensors, and each where the plan says that it lies."""
+    manifest, reader = bundle.manifest, gguf.GGUFReader(bundle.file(GGUF))
+    assert manifest.gguf is not None
+    planned = planned_tensors(manifest.model, manifest.gguf.weights)
+    start = manifest.files[GGUF].nbytes - planned[-1].end
+    assert reader.data_offset == start
+    assert [
+        (t.name, t.tensor_type.value, tuple(t.shape.tolist()), int(t.data_offset), int(t.n_bytes))
+        for t in reader.tensors
+    ] == [(t.name, t.type.number, t.shape[::-1], start + t.offset, t.nbytes) for t in planned]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +73,7 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
 ) -> None:
     bundle = export(wide, tmp_path / "out", backbone=type, tables="fp32")
     manifest, path = bundle.manifest, bundle.file(GGUF)
-    check_backbone(read_gguf(path), manifest)
+    tensors_are_as_planned(bundle)
     assert set(stem_edge.verify(bundle.path).values()) == {"ok"}
     assert (manifest.engines, manifest.backbone) == (("ggml",), None)
     report = manifest.reports["ggml"]
@@ -84,7 +96,7 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
 def test_kinds_of_models(tmp_path: Path, name: str) -> None:
     folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))
     bundle = export(folder, tmp_path / "out", backbone="f32", tables="fp32")
-    check_backbone(read_gguf(bundle.file(GGUF)), bundle.manifest)
+    tensors_are_as_planned(bundle)
     assert bundle.manifest.report.worst_logit_difference < 1e-4
     with stem_edge.load(bundle.path, engine="ggml") as model:
         assert np.abs(model.logits(ids) - expected).max() < 1e-4
@@ -116,7 +128,7 @@ def test_any_threads_give_identical_bytes(
     wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
-    monkeypatch.setattr(linear, "PIECE_VALUES", 20_000)  # several pieces
+    monkeypatch.setattr(weights, "PIECE_VALUES", 20_000)  # several pieces
     export(wide, tmp_path / "a", threads=1, **options)
     export(wide, tmp_path / "b", threads=3, **options)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

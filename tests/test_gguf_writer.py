@@ -12,7 +12,7 @@ import pytest
 from stem_edge import CheckpointError, ExportError
 from stem_edge import ggml_types as types
 from stem_edge.errors import BackendError
-from stem_edge.export import linear
+from stem_edge.export import weights
 from stem_edge.export.gguf_values import EVERY
 from stem_edge.export.gguf_writer import GgufValue, TensorSource, encode_header, write_gguf
 from stem_edge.export.report import ErrorMeter, errors
@@ -77,8 +77,10 @@ def write(
 def quantize(ggml: Ggml, array: F32, type: TensorType, importance: F32 | None = None) -> U8:
     """Bytes of the whole matrix, by ggml in one call."""
     coded = np.empty((len(array), type.row_nbytes(array.shape[1])), np.uint8)
-    weights = None if importance is None else importance.ctypes.data
-    ggml.quantize_chunk(type.number, array.ctypes.data, coded.ctypes.data, 0, *array.shape, weights)
+    channels = None if importance is None else importance.ctypes.data
+    ggml.quantize_chunk(
+        type.number, array.ctypes.data, coded.ctypes.data, 0, *array.shape, channels
+    )
     return coded
 
 
@@ -175,7 +177,7 @@ def test_pieces_and_threads_do_not_matter(
     importance = np.abs(values(512, seed=1)) if weighted else None
     whole = quantize(ggml, array, type, importance)
     for rows, threads in itertools.product((1, 5, 64), (1, 3)):
-        monkeypatch.setattr(linear, "PIECE_VALUES", rows * 512)
+        monkeypatch.setattr(weights, "PIECE_VALUES", rows * 512)
         path = tmp_path / f"{rows}-{threads}"
         tensors = [source("m", array, type, importance)]
         found = write(path, ggml, tensors, threads=threads).tensors[0].data

@@ -7,11 +7,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_bundle import BACKBONE, LAYOUT, NAMES, SHARDS, make_bundle
+from test_bundle import LAYOUT, NAMES, SHARDS, make_bundle
 from test_shards import edit
 
 import stem_edge
-from stem_edge.bundle import MANIFEST, TABLES, TOKENIZER, encode_manifest, open_bundle
+from stem_edge.bundle import (
+    BACKBONE_GRAPH,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    encode_manifest,
+    open_bundle,
+    weight_nbytes,
+)
 from stem_edge.cli import main
 from stem_edge.runtime.text import TextCodec
 from stem_edge.units import format_size
@@ -69,7 +77,7 @@ def test_text_lists_the_files(bundle: Path, capsys: Capture) -> None:
 def test_text_sums_up_what_would_be_a_long_list(bundle: Path, capsys: Capture) -> None:
     manifest = open_bundle(bundle).manifest
     extra = [f"z{number:02}" for number in range(12 - len(NAMES) + 3)]
-    entry = msgspec.structs.replace(manifest.files[BACKBONE], nbytes=100)
+    entry = msgspec.structs.replace(manifest.files[BACKBONE_GRAPH], nbytes=100)
     files = manifest.files | dict.fromkeys(extra, entry)
     data = encode_manifest(msgspec.structs.replace(manifest, files=files))
     (bundle / MANIFEST).write_bytes(data)
@@ -118,7 +126,7 @@ def test_no_bundle(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
-    edit(bundle / MANIFEST, "format_version", 4)
+    edit(bundle / MANIFEST, "format_version", 5)
     assert main(["inspect", str(bundle)]) == 1
     assert "upgrade stem-edge" in one_line(capsys)
 
@@ -202,6 +210,9 @@ def test_cost_of_a_dense_bundle(bundle: Path, capsys: Capture) -> None:
     model = msgspec.structs.replace(manifest.model, stem_layers=())
     files = {n: entry for n, entry in manifest.files.items() if not n.startswith(TABLES + "/")}
     dense = msgspec.structs.replace(manifest, model=model, tables=None, files=files)
+    for name, nbytes in weight_nbytes(dense).items():
+        (bundle / name).write_bytes(bytes(nbytes))
+        files[name] = msgspec.structs.replace(files[name], nbytes=nbytes)
     (bundle / MANIFEST).write_bytes(encode_manifest(dense))
     assert main(["inspect", str(bundle), "--cost"]) == 0
     out = capsys.readouterr().out

@@ -60,13 +60,8 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
         max_context=4096,
     )
     embedding = vocab_size * (64 // 2 + 2 * 4 + 1)  # int4, two blocks of 32 with a zero point byte
-    names = [
-        BACKBONE_GRAPH,
-        TOKENIZER,
-        TOKENIZER_CONFIG,
-        f"{TABLES}/zarr.json",
-        f"{TABLES}/records/zarr.json",
-    ]
+    names = [BACKBONE_GRAPH, TOKENIZER, TOKENIZER_CONFIG]
+    names += [f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"]
     files = {name: FileEntry(100, "0" * 64) for name in names}
     report = QualityReport(
         checkpoint_nbytes=0,

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from test_architectures import HASHED, SIZES, VARIANTS, write
 
 import stem_edge
-from stem_edge.bundle import BACKBONE_DATA, Bundle, open_bundle
+from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.export.portable import lower, obstacle
 from stem_edge.formats import BackboneFormat
-from stem_edge.graph.names import decode_graphs, graph_file
-from stem_edge.onnx_check import check_graph
-from stem_edge.onnx_portable import OPERATORS
+from stem_edge.graph.portable import obstacle
 from stem_edge.rows import make_layout
+from stem_edge.runtime.graphs import variant_graphs
 
 KINDS = [name for name, fields in VARIANTS.items() if "n_experts" not in fields]
 # Of these, those whose graphs have nodes that no other's have.
@@ -41,28 +36,6 @@ QUANTIZED: dict[str, Quantized] = {
         {"backbone": "int4", "tables": "int4"},
     ),
 }
-
-
-def graph_of(bundle: Bundle, graph: str) -> onnx.ModelProto:
-    return onnx.load_model(str(bundle.file(graph_file(graph))), load_external_data=False)
-
-
-def lowered(bundle: Bundle) -> dict[str, onnx.ModelProto]:
-    """The portable graphs of a bundle."""
-    config, layout = bundle.manifest.model, bundle.manifest.tables
-    graphs = decode_graphs(config)
-    return {name: lower(name, graph_of(bundle, name), config, layout) for name in graphs}
-
-
-def portable_files(bundle: Bundle, folder: Path) -> dict[str, Path]:
-    """They as files, beside the same weights."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(bundle.file(BACKBONE_DATA), folder / BACKBONE_DATA)
-    files = {}
-    for name, model in lowered(bundle).items():
-        files[name] = folder / graph_file(name, "portable")
-        files[name].write_bytes(model.SerializeToString(deterministic=True))
-    return files
 
 
 def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
@@ -85,39 +58,13 @@ def bundle(
     yield stem_edge.export_bundle(path, folder / "bundle", backbone="fp32", tables="fp32")
 
 
-def test_graphs_are_valid_onnx_of_known_operators(bundle: Bundle, tmp_path: Path) -> None:
-    for name, path in portable_files(bundle, tmp_path).items():
+def test_graphs_are_valid_onnx_of_its_own_operators(bundle: Bundle) -> None:
+    for name, source in variant_graphs(bundle, "portable").items():
+        path = source.folder / f"{name}.onnx"
+        path.write_bytes(source.data)
         onnx.checker.check_model(str(path), full_check=True)
         model = onnx.load_model(str(path), load_external_data=False)
-        assert {(node.domain, node.op_type) for node in model.graph.node} <= OPERATORS.keys()
-        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 21)]
-        check_graph(path.read_bytes(), path, name, bundle.manifest, "portable")
-
-
-@pytest.mark.slow
-def test_weights_stay_where_they_are(bundle: Bundle) -> None:
-    for name, model in lowered(bundle).items():
-        before = _places(graph_of(bundle, name))
-        assert _places(model) == before
-    assert bundle.manifest.files.keys() >= {BACKBONE_DATA}
-
-
-def _places(model: onnx.ModelProto) -> dict[str, list[tuple[str, str]]]:
-    return {
-        tensor.name: sorted((entry.key, entry.value) for entry in tensor.external_data)
-        for tensor in model.graph.initializer
-        if tensor.external_data
-    }
-
-
-def test_the_graph_that_decodes_is_left_alone(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    plain = graph_of(bundle, "late")
-    before = hashlib.sha256(plain.SerializeToString(deterministic=True)).digest()
-    config, layout = bundle.manifest.model, bundle.manifest.tables
-    one, other = (lower("late", plain, config, layout) for _ in range(2))
-    assert hashlib.sha256(plain.SerializeToString(deterministic=True)).digest() == before
-    assert one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
+        assert {node.domain for node in model.graph.node} == {""}
 
 
 FORMAT = BackboneFormat(weights="int4", head="int8", block_size=32)
@@ -149,12 +96,3 @@ def test_zero_points_that_can_be_read() -> None:
     assert obstacle(even, None, ODD) == ""
     assert obstacle(ModelConfig(**SIZES), None, bytes_of_each) == ""
     assert obstacle(ModelConfig(**SIZES), None, floats) == ""
-
-
-def test_an_odd_number_of_zero_points_of_the_embedding(tmp_path: Path) -> None:
-    """They are taken apart in the graph: 48 values are three blocks."""
-    bundle, _ = quantized(tmp_path, "int4")
-    model = lowered(bundle)["embed"]
-    cut = [node for node in model.graph.node if node.op_type == "Slice"]
-    assert len(cut) == 1
-    assert np.prod(next(t for t in model.graph.initializer if "zero_points" in t.name).dims) > 0

@@ -20,7 +20,7 @@ from stem_edge.prefill_check import mean_divergence, prefill_refusal, probe_toke
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtContext
-from stem_edge.runtime.trial_worker import try_backbone
+from stem_edge.runtime.trial_worker import measure_prefill
 from stem_edge.verdicts import Records
 
 PROMPT = "a prompt of more than eight tokens"
@@ -92,7 +92,7 @@ def test_the_trial_measures_with_the_rows_of_the_tokens(
     bundle = stem_edge.export_bundle(
         source, tmp_path / "out", backbone="int4", prefill_graph=True, **options
     )
-    found = try_backbone(bundle, "onnxruntime", None, lambda step: None)
+    found = measure_prefill(bundle, lambda step: None)
     assert found == pytest.approx(bundle.manifest.report.prefill_from_decode, rel=0.01)
 
 
@@ -103,7 +103,7 @@ def test_rows_that_cannot_be_read_measure_nothing(
         raise RowReadError("flash failed")
 
     monkeypatch.setattr("stem_edge.runtime.store.RowStore.read", fails)
-    assert try_backbone(open_bundle(quantized), "onnxruntime", None, lambda step: None) is None
+    assert measure_prefill(open_bundle(quantized), lambda step: None) is None
 
 
 def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
@@ -118,7 +118,7 @@ def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
 
     monkeypatch.setattr(OrtContext, "finish", finish)
     bundle = open_bundle(quantized)
-    found = try_backbone(bundle, "onnxruntime", None, lambda step: None)
+    found = measure_prefill(bundle, lambda step: None)
     kept = Records(bundle, "onnxruntime", tmp_path).keep_verdict(prefill_from_decode=found)
     assert Records(bundle, "onnxruntime", tmp_path).verdict() == kept
     assert "it is 1e+09 nats" in prefill_refusal(bundle.manifest, found)

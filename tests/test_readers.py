@@ -99,7 +99,7 @@ def test_the_bundle_may_lie_inside_of_its_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         stem_edge.export_bundle(llama, llama / "bundle")
     stem_edge.export_bundle(llama, llama / "bundle")
-    assert done == ["tokenizer", "backbone", "variants", "prefill"]
+    assert done == ["tokenizer", "backbone", "prefill"]
     assert contents(llama / "bundle") == contents(expected.path)
 
 
@@ -166,5 +166,5 @@ def test_a_step_that_was_taken_back_does_not_take_others_with_it(
         with pytest.raises(KeyboardInterrupt):
             stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=True)
     stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=True)
-    first = ["tokenizer", "backbone", "variants", "prefill", "tables", "records 0"]
+    first = ["tokenizer", "backbone", "prefill", "tables", "records 0"]
     assert done == [*first, "prefill"]

@@ -78,6 +78,7 @@ def test_the_tree_lists_every_module() -> None:
     folders = (
         "stem_edge",
         "stem_edge/editing",
+        "stem_edge/graph",
         "stem_edge/measuring",
         "export",
         "runtime",

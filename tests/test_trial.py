@@ -83,7 +83,7 @@ def test_a_dense_bundle(tmp_path: Path) -> None:
 def test_once(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = hashed(monkeypatch)
     assert [trials.count(), trials.count()] == [1, 0]
-    assert len(seen) == 28
+    assert len(seen) == 7
 
 
 def test_what_is_known_costs_next_to_nothing(trials: Trials) -> None:
@@ -103,7 +103,7 @@ def test_a_copy_is_hashed_and_not_tried(
     seen = hashed(monkeypatch)
     copy = Path(shutil.copytree(trials.path, tmp_path / "copy"))
     assert [trials.count(copy), trials.count(copy)] == [0, 0]
-    assert len(seen) == 28
+    assert len(seen) == 7
 
 
 def test_tables_of_another_export_are_found_at_the_first_load(
@@ -298,7 +298,7 @@ def test_how_a_worker_may_end(
         assert said in str(caught.value)
         assert str(caught.value).startswith(f"{bundle.path}: ")
     assert len(seen) == (1 if kept else 2)
-    arguments = [str(trials.path.resolve()), "onnxruntime", "1000", "5", str(trials.cache)]
+    arguments = [str(trials.path.resolve()), "onnxruntime", "1000", "5"]
     assert seen[0] == (["worker", *arguments], 60.0, 3.0)
     verdict = Records(bundle, "onnxruntime", trials.cache).verdict()
     assert (verdict is not None) == kept
@@ -383,15 +383,3 @@ def test_files_are_hashed_under_a_bar(trials: Trials, monkeypatch: pytest.Monkey
         try_first(bundle, "onnxruntime", trials.cache, True)
         assert shown[-1] == (nbytes, "checking files", show, 0)
     assert shown[0] == (nbytes, "checking files", False, nbytes)
-
-
-def test_ggml_is_tried_before_a_bundle_is(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(cache_dir: object) -> None:
-        raise BackendError(f"{cache_dir}: no ggml; install it")
-
-    monkeypatch.setattr(trial, "checked_ggml", fails)
-    monkeypatch.setattr(trial, "run_steps", None)
-    with pytest.raises(BackendError, match=f"^{tmp_path}: no ggml"):
-        try_first(open_bundle(tiny_gguf), "ggml", tmp_path)

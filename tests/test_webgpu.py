@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,9 +64,9 @@ def activations(request: pytest.FixtureRequest, webgpu: Provider) -> Activations
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> F32:
+def expected() -> F32:
     """Logits of IDS on the CPU."""
-    with on_host(tmp_path_factory.mktemp("host")) as (backend, rows):
+    with on_host() as (backend, rows):
         return all_logits(backend.open_context(64), rows, [len(IDS)])
 
 
@@ -107,12 +106,10 @@ def test_the_largest_logits(webgpu: Provider, activations: Activations) -> None:
             assert np.abs(found[best] - whole[best]).max() < 1e-6
 
 
-def test_greedy_text_is_that_of_the_cpu(
-    webgpu: Provider, activations: Activations, tmp_path: Path
-) -> None:
+def test_greedy_text_is_that_of_the_cpu(webgpu: Provider, activations: Activations) -> None:
     codec = TextCodec(DEMO / "tokenizer.json")
     prompts = [codec.encode(text) for text in PROMPTS]
-    with on_host(tmp_path) as (backend, rows):
+    with on_host() as (backend, rows):
         wanted = [greedy(backend.open_context(64), rows, prompt) for prompt in prompts]
     with on_device(activations, webgpu) as parts:
         found = [greedy(parts.backend.open_context(64), parts.rows, p) for p in prompts]

@@ -1,4 +1,4 @@
-"""Files that crash, hang or bloat the native code that loads them: B9, B10, B15, R7.
+"""Files that crash, hang or bloat the native code that loads them: B9, B10, R7.
 
 What loads them first is a process of its own. Here it is either a small one that does what a library
 would do, always in the same way; or the real one without the checks that refuse such files before.
@@ -12,16 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-import onnx
 import pytest
 from contract import command_refused, refused
-from hostile_graphs import changed, resealed
-from onnx import TensorProto, helper
+from tiny_exports import resealed
 
 import stem_edge
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import BackendError
-from stem_edge.graph.names import HEAD, graph_file
 from stem_edge.runtime import trial
 from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records
@@ -29,7 +26,7 @@ from stem_edge.verdicts import Records
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no signals")
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
 
-STEP = "backbone.late.onnx"
+STEP = "texts through tokenizer.json"
 SAY = f"print({STEP!r}, flush=True)"
 GOOD = "print('done')"
 LONG = 120.0
@@ -40,7 +37,7 @@ import sys
 from stem_edge.runtime import text, trial_worker
 from stem_edge.tokenizer_gate import CheckedTokenizer
 read = lambda path, *_: CheckedTokenizer(path.read_text("utf-8"), 1, 1, ())
-text.check_tokenizer, trial_worker.check_graphs = read, lambda bundle: None
+text.check_tokenizer = read
 sys.exit(trial_worker.main())"""
 
 
@@ -50,7 +47,7 @@ def child(code: str) -> list[str]:
 
 
 def dies(number: int) -> list[str]:
-    """A worker that a signal ends where it loads a graph."""
+    """A worker that a signal ends where it uses the tokenizer."""
     return child(f"import os; {SAY}; os.kill(os.getpid(), {number})")
 
 
@@ -190,46 +187,6 @@ def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> Non
 def patient(bundle: Bundle, cache: Path) -> Limits:
     """Those of the bundle, on a machine that other tests keep busy."""
     return Limits.of(Records(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
-
-
-def huge(model: onnx.ModelProto) -> None:
-    """Let it compute a sum of a million million ones on the way."""
-    last = model.graph.node[-1]
-    name = last.output[0]
-    last.output[0] = "before"
-    model.graph.initializer.append(helper.make_tensor("huge", TensorProto.INT64, [1], [10**12]))
-    model.graph.node.extend(
-        [
-            helper.make_node("ConstantOfShape", ["huge"], ["ones"]),
-            helper.make_node("ReduceSum", ["ones"], ["sum"], keepdims=0),
-            helper.make_node("Add", ["before", "sum"], [name]),
-        ]
-    )
-
-
-@needs_limits
-def test_b15_a_graph_that_takes_all_memory(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {graph_file(HEAD): changed(tiny_bundle, HEAD, huge)}
-    hostile = open_bundle(resealed(tiny_bundle, tmp_path / "hostile", files))
-
-    def load(code: str) -> None:
-        limits = patient(hostile, tmp_path)
-        try_first(hostile, "onnxruntime", tmp_path, command=child(code), limits=limits)
-
-    naming = (hostile.path, "GB of memory", "computing")
-    monkeypatch.setattr(trial, "_check_headers", lambda *_: None)
-    refused(lambda: load(UNCHECKED), BackendError, *naming, seconds=LONG)
-    assert len(kept(tmp_path)) == 1
-    refused(lambda: load(GOOD), BackendError, *naming)
-    # And with the checks it does not come so far.
-    monkeypatch.undo()
-    refused(
-        lambda: try_first(hostile, "onnxruntime", tmp_path, anew=True),
-        stem_edge.BundleError,
-        seconds=LONG,
-    )
 
 
 def grows(told: dict[str, object]) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_files
 import msgspec
 import pytest
 from contract import refused
 
-from stem_edge import bundle, config, edit_file, gguf_file, shards, token_index, zarr_json
+from stem_edge import bundle, config, edit_file, shards, token_index, zarr_json
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit, read_edit
 from stem_edge.errors import BundleError, EditError
-from stem_edge.gguf_file import read_gguf
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat
 
@@ -32,9 +29,6 @@ def test_limits_are_what_is_documented() -> None:
     assert (config.MAX_WIDTH, config.MAX_CONTEXT) == (1_048_576, 16_777_216)
     assert edit_file.MAX_NBYTES == 268_435_456
     assert edit_file.MAX_TEXT == 4096
-    assert (gguf_file.MAX_HEADER_NBYTES, gguf_file.MAX_ALIGNMENT) == (67_108_864, 65_536)
-    assert (gguf_file.MAX_KEYS, gguf_file.MAX_TENSORS) == (4096, 8192)
-    assert (gguf_file.MAX_KEY_NBYTES, gguf_file.MAX_TENSOR_NAME_NBYTES) == (256, 63)
     assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES, token_index.ENTRY_NBYTES) == (4, 16, 4)
 
 
@@ -92,70 +86,6 @@ def test_the_layout_of_records(change: dict[str, Any], valid: bool) -> None:
     else:
         with pytest.raises(ValueError, match=r"."):
             msgspec.structs.replace(LAYOUT, **change)
-
-
-def write_gguf(path: Path, **parts: Any) -> Path:
-    path.write_bytes(gguf_files.gguf(**parts))
-    return path
-
-
-def gguf_is(path: Path, valid: bool, *naming: str) -> None:
-    if valid:
-        read_gguf(path)
-    else:
-        refused(lambda: read_gguf(path), BundleError, path, *naming)
-
-
-@pytest.mark.parametrize(("length", "valid"), [(0, False), (1, True), (256, True), (257, False)])
-def test_the_length_of_a_key(tmp_path: Path, length: int, valid: bool) -> None:
-    keys = [("k" * length, gguf_files.number(gguf_files.UINT8, 1))]
-    gguf_is(write_gguf(tmp_path / "x.gguf", keys=keys), valid, "key")
-
-
-@pytest.mark.parametrize(("length", "valid"), [(0, False), (1, True), (63, True), (64, False)])
-def test_the_length_of_a_tensors_name(tmp_path: Path, length: int, valid: bool) -> None:
-    tensors = [gguf_files.Tensor("t" * length, (8,), 0, 0)]
-    path = write_gguf(tmp_path / "x.gguf", tensors=tensors, data=bytes(32))
-    gguf_is(path, valid, "name of a tensor")
-
-
-@pytest.mark.parametrize(
-    ("alignment", "valid"),
-    [(16, False), (32, True), (48, False), (1 << 16, True), (1 << 17, False)],
-)
-def test_the_alignment_of_tensors(tmp_path: Path, alignment: int, valid: bool) -> None:
-    keys = [("general.alignment", gguf_files.number(gguf_files.UINT32, alignment))]
-    tensors = [gguf_files.Tensor("t", (8,), 0, 0)]
-    path = tmp_path / "x.gguf"
-    write_gguf(path, keys=keys, tensors=tensors, data=bytes(32), alignment=alignment)
-    gguf_is(path, valid, "general.alignment")
-
-
-@pytest.mark.parametrize(("count", "valid"), [(4096, True), (4097, False)])
-def test_the_number_of_keys(tmp_path: Path, count: int, valid: bool) -> None:
-    value = gguf_files.number(gguf_files.UINT8, 1)
-    path = write_gguf(tmp_path / "x.gguf", keys=[(f"k{n}", value) for n in range(count)])
-    gguf_is(path, valid, "keys")
-
-
-@pytest.mark.parametrize(("dimensions", "valid"), [(0, False), (1, True), (2, True), (3, False)])
-def test_the_dimensions_of_a_tensor(tmp_path: Path, dimensions: int, valid: bool) -> None:
-    sizes = (8, 1, 1)[:dimensions]
-    tensors = [gguf_files.Tensor("t", sizes, 0, 0)]
-    gguf_is(write_gguf(tmp_path / "x.gguf", tensors=tensors, data=bytes(32)), valid, "dimensions")
-
-
-@pytest.mark.parametrize(("extra", "valid"), [(-1, False), (0, True), (1, False)])
-def test_the_end_of_the_data(tmp_path: Path, extra: int, valid: bool) -> None:
-    tensors = [gguf_files.Tensor("t", (8,), 0, 0)]
-    gguf_is(write_gguf(tmp_path / "x.gguf", tensors=tensors, data=bytes(32 + extra)), valid)
-
-
-@pytest.mark.parametrize("cut", range(24))
-def test_a_header_that_is_cut_anywhere(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "x.gguf"
-    path.write_bytes((b"GGUF" + struct.pack("<IQQ", 3, 0, 0))[:cut])
-    gguf_is(path, valid=False)
 
 
 def saved(tmp_path: Path, edit: Edit, old: bytes = b"", new: bytes = b"") -> Path:

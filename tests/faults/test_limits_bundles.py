@@ -13,13 +13,12 @@ import msgspec
 import pytest
 from contract import refused
 from faulty_disk import Failing, watch
-from test_bundle import GRAPHS, REPORT, make_bundle
+from test_bundle import REPORT, WEIGHTS_NBYTES, make_bundle
 from test_limits_disk import open_files
 
 from stem_edge import bundle as bundles
-from stem_edge import checksums, disk
+from stem_edge import checksums, disk, formats
 from stem_edge.bundle import (
-    BACKBONE_DATA,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -33,7 +32,7 @@ from stem_edge.bundle import (
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat, GgufFormat
-from stem_edge.graph.names import PREFILL, graph_file
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 
 SHA = "0" * 64
 Fields = dict[str, Any]
@@ -62,7 +61,7 @@ def changed(bundle: Path, *places: tuple[str, Any]) -> Manifest:
 def test_what_a_manifest_need_not_say(bundle: Path) -> None:
     """Those of earlier exports do not."""
     document = json.loads((bundle / MANIFEST).read_bytes())
-    for name in ("asymmetric", "kinds", "prefill", "quantizer"):
+    for name in ("asymmetric", "balanced", "kinds", "prefill", "quantizer"):
         del document["backbone"][name]
     for name in ("rare_tables", "indexed", "gguf"):
         del document[name]
@@ -92,8 +91,8 @@ def test_what_a_manifest_need_not_say(bundle: Path) -> None:
         ("reports|onnxruntime|checkpoint_nbytes", 2**63 - 1, 2**63),
         ("reports|onnxruntime|probe_tokens", [0, (1 << 24) - 1], [1 << 24]),
         ("reports|onnxruntime|probe_tokens", [], [-1]),
-        ("format_version", 3, 2),
-        ("format_version", 3, 0),
+        ("format_version", 4, 3),
+        ("format_version", 4, 0),
     ],
 )
 def test_the_edges_of_each_field(bundle: Path, where: str, inside: object, outside: object) -> None:
@@ -109,22 +108,33 @@ def test_m13_the_sum_of_all_sizes(bundle: Path) -> None:
     refused(call, BundleError, str(2**63))
 
 
-@pytest.mark.parametrize(("missing", "valid"), [(0, True), (1, False)])
-def test_a_backbone_that_is_smaller_than_its_model(bundle: Path, missing: int, valid: bool) -> None:
-    """Four bits for each number are the least."""
-    manifest = open_manifest(bundle)
-    least = manifest.model.backbone_parameters * 4 // 8
-    names = [*GRAPHS, BACKBONE_DATA]
-    sizes = dict.fromkeys(GRAPHS, 1) | {BACKBONE_DATA: least - len(GRAPHS) - missing}
-    files = manifest.files | {name: FileEntry(sizes[name], SHA) for name in names}
-    for name, size in sizes.items():
-        (bundle / name).write_bytes(bytes(size))
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_size_of_a_manifest(bundle: Path, more: int) -> None:
+    data = (bundle / MANIFEST).read_bytes().ljust(bundles.MAX_MANIFEST_NBYTES + more)
+    (bundle / MANIFEST).write_bytes(data)
+    calls: list[Callable[[], Manifest]] = [
+        lambda: parse_manifest(data, bundle / MANIFEST),
+        lambda: open_manifest(bundle),
+    ]
+    for call in calls:
+        if more:
+            refused(call, BundleError, bundle / MANIFEST, "larger than 1048576 bytes")
+        else:
+            assert call().format_version == 4
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_weights_are_as_many_bytes_as_the_model_has(bundle: Path, more: int) -> None:
+    manifest, nbytes = open_manifest(bundle), WEIGHTS_NBYTES + more
+    (bundle / BACKBONE_DATA).write_bytes(bytes(nbytes))
+    files = manifest.files | {BACKBONE_DATA: FileEntry(nbytes, SHA)}
     written = msgspec.structs.replace(manifest, files=files)
     (bundle / MANIFEST).write_bytes(encode_manifest(written))
-    if valid:
+    if not more:
         assert open_bundle(bundle).manifest == written
     else:
-        refused(lambda: open_bundle(bundle), BundleError, "onnxruntime", f"at least {least}")
+        said = (bundle / BACKBONE_DATA, f"{nbytes} bytes", f"take {WEIGHTS_NBYTES}")
+        refused(lambda: open_bundle(bundle), BundleError, *said)
 
 
 @pytest.mark.parametrize("name", sorted(bundles.MAX_SMALL_NBYTES))
@@ -142,20 +152,9 @@ def test_a_small_file_that_is_large(bundle: Path, name: str, more: int) -> None:
         open_bundle(bundle)
 
 
-def test_a_model_that_cannot_be_cut_into_blocks(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = open_manifest(bundle)
-    monkeypatch.setattr(bundles, "fitting_block", lambda dim, block: None)
-    with pytest.raises(ValueError, match="dim 16 cannot be cut into blocks"):
-        msgspec.structs.replace(manifest)
-    plain = BackboneFormat(weights="fp32", head="fp32", block_size=32)
-    assert msgspec.structs.replace(manifest, backbone=plain).backbone == plain
-
-
 def test_types_of_each_kind_of_matrix() -> None:
     plain = BackboneFormat(weights="int4", head="int8", block_size=32)
-    assert {k: plain.bits(k) for k in bundles.MATRIX_KINDS} == {
+    assert {k: plain.bits(k) for k in formats.MATRIX_KINDS} == {
         "embedding": 8,
         "head": 8,
         "qkv": 4,
@@ -174,7 +173,7 @@ def test_types_of_each_kind_of_matrix() -> None:
 def both_engines(bundle: Path) -> Fields:
     """Fields of a manifest with both backbones and a prefill graph."""
     manifest = open_manifest(bundle)
-    names = [bundles.GGUF, bundles.PREFILL_DATA, graph_file(PREFILL)]
+    names = [bundles.GGUF, PREFILL_DATA]
     assert manifest.backbone is not None
     return {
         "backbone": msgspec.structs.replace(manifest.backbone, prefill=True),
@@ -190,16 +189,11 @@ def test_a_bundle_for_both_engines(bundle: Path) -> None:
     assert both.engines == ("onnxruntime", "ggml")
     assert (both.report, plain.report) == (REPORT, REPORT)
     assert (both.has_prefill, plain.has_prefill) == (True, False)
-    assert both.graphs() == [*plain.graphs(), PREFILL]
-    added = {bundles.GGUF, bundles.PREFILL_DATA, graph_file(PREFILL)}
+    added = {bundles.GGUF, PREFILL_DATA}
     assert set(both.required_files()) == set(plain.required_files()) | added
-    assert both.backbone_files() == {
-        "onnxruntime": [BACKBONE_DATA, *GRAPHS],
-        "ggml": [bundles.GGUF],
-    }
-    assert both.nbytes == plain.nbytes + 15000
+    assert both.nbytes == plain.nbytes + 10000
     only = msgspec.structs.replace(both, backbone=None, reports={"ggml": REPORT})
-    assert (only.engines, only.graphs(), only.has_prefill) == (("ggml",), [], False)
+    assert (only.engines, only.has_prefill) == (("ggml",), False)
     assert BACKBONE_DATA not in only.required_files()
     for name in sorted(added):
         files = {n: entry for n, entry in both.files.items() if n != name}
@@ -249,7 +243,7 @@ def test_a_manifest_that_cannot_be_read(
 # Checksums
 
 
-@pytest.mark.parametrize("piece", [1000, 4000, 4001, 1 << 22])
+@pytest.mark.parametrize("piece", [1000, WEIGHTS_NBYTES, WEIGHTS_NBYTES + 1, 1 << 22])
 def test_every_byte_is_hashed_in_pieces(
     bundle: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +253,7 @@ def test_every_byte_is_hashed_in_pieces(
     assert set(results.values()) == {"ok"}
     assert list(results) == sorted(open_manifest(bundle).files)
     assert sum(counted) == open_manifest(bundle).nbytes
-    assert (max(counted) == piece) == (piece <= 4000)
+    assert (max(counted) == piece) == (piece <= WEIGHTS_NBYTES)
     assert open_files() == before
 
 
@@ -270,7 +264,7 @@ def test_a_device_that_fails_while_it_is_hashed(
     fill, before = disk.fill, open_files()
 
     def fail(descriptor: int, buffer: memoryview, offset: int) -> int:
-        if offset == 1000 * at and disk.size(descriptor) == 4000:
+        if offset == 1000 * at and disk.size(descriptor) == WEIGHTS_NBYTES:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return fill(descriptor, buffer, offset)
 
@@ -289,13 +283,13 @@ def test_a_file_that_is_cut_while_it_is_hashed(
     fill = disk.fill
 
     def cut(descriptor: int, buffer: memoryview, offset: int) -> int:
-        left = 1500 - offset if disk.size(descriptor) == 4000 else len(buffer)
+        left = 1500 - offset if disk.size(descriptor) == WEIGHTS_NBYTES else len(buffer)
         return fill(descriptor, buffer[: max(0, left)], offset)
 
     monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
     monkeypatch.setattr(disk, "fill", cut)
     said = verify(bundle)[BACKBONE_DATA]
-    assert said.startswith("ends at byte 1500 of 4000; it was cut while it was read")
+    assert said.startswith(f"ends at byte 1500 of {WEIGHTS_NBYTES}; it was cut while it was read")
 
 
 def test_a_folder_that_cannot_be_listed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,21 @@
-"""Exports that take a twentieth of a second, to be cut off in every way."""
+"""Exports that take a twentieth of a second, to be cut off in every way; and bundles changed."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from faulty_disk import shorten
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
+from stem_edge.bundle import MANIFEST, FileEntry, encode_manifest, open_manifest
 
 Kind = Literal["new", "force", "add"]
 KINDS: tuple[Kind, ...] = ("new", "force", "add")
@@ -31,6 +35,18 @@ def bundle_files(folder: Path) -> dict[str, bytes] | None:
         return None
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def resealed(bundle: Path, out: Path, files: Mapping[str, bytes]) -> Path:
+    """A copy with other files, whose manifest has their sizes and checksums."""
+    shutil.copytree(bundle, out)
+    manifest = open_manifest(out)
+    for name, data in files.items():
+        (out / name).write_bytes(data)
+    sealed = {n: FileEntry(len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
+    manifest = msgspec.structs.replace(manifest, files=manifest.files | sealed)
+    (out / MANIFEST).write_bytes(encode_manifest(manifest))
+    return out
 
 
 @dataclass(frozen=True)
