@@ -169,6 +169,6 @@ def first_that_runs(
             reason = str(error).replace(f"{bundle.path}{os.sep}", "").rsplit("; ", 1)[0]
             reasons.append(f"{way.name}: {reason}")
     raise BackendError(
-        f"{bundle.path}: none of its graphs runs there ({'; '.join(reasons)}); let the CPU take what is "
+        f"{bundle.path}: none of its graphs runs ({'; '.join(reasons)}); let the CPU take what is "
         "lacking (cpu as the last of providers), or run it on the CPU alone"
     )

@@ -59,7 +59,7 @@ class DeviceLoader:
         variant: Variant,
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
-        self.variant, self.name = variant, str(variant)
+        self.variant, self.name = variant, f"{providers[0].name} {variant}"
         self._limit = options.device_nbytes
         self._memory = DeviceMemory(self.provider)
         self.step_tokens = ANY_NUMBER

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.quantize import U8
+from stem_edge.quantize import I32, I64, U8
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.cache import I64, RowCache
+from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import RowStore
 from stem_edge.shards import ShardGrid, array_metadata
 from stem_edge.table_store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
-from stem_edge.token_index import I32, INDEX, encode_index, index_chunk, index_metadata
+from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.zarr_json import encode_metadata
 
 

@@ -18,7 +18,8 @@ from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.bound_session import BoundSession
 from stem_edge.runtime.device_memory import device_errors
-from stem_edge.runtime.plan_device import DevicePlanner, OnDevice
+from stem_edge.runtime.needs_ort import device_needs
+from stem_edge.runtime.plan import Planner
 
 LENGTH = 64
 CHUNKED = [16, 16, 5, 1, 1, 4, 1]  # steps of 44 tokens
@@ -100,15 +101,19 @@ def test_the_largest_of_several_tokens_and_more_than_there_are(expected: F32) ->
 
 
 def test_a_context_holds_what_the_plan_says() -> None:
-    for activations, width in (("fp32", 4), ("fp16", 2)):
-        with on_device(activations) as parts:  # type: ignore[arg-type]
+    widths: dict[Activations, int] = {"fp32": 4, "fp16": 2}
+    for activations, width in widths.items():
+        with on_device(activations) as parts:
             before = parts.memory.nbytes
             context = parts.backend.open_context(LENGTH)
             assert context.nbytes == width * 2 * 6 * 2 * LENGTH * 32
             step(context, parts.rows, IDS[:9], 0, 1, 40)
-            device = OnDevice("cpu", activations, None, asked=False, shared=True)  # type: ignore[arg-type]
-            plan = DevicePlanner(footprint_of(open_manifest(DEMO)), device, LENGTH).plan(9, 40)
-            assert plan.kv_cache == context.nbytes
+            needs = device_needs(
+                footprint_of(open_manifest(DEMO)), LENGTH, "cpu", activations,
+                limit=None, asked=False, shared=True,
+            )  # fmt: skip
+            plan = Planner(needs, 0).plan(9, 40).device
+            assert plan is not None and plan.kv_cache == context.nbytes
             assert plan.kv_cache < parts.memory.nbytes - before <= plan.kv_cache + plan.activations
             assert parts.backend.nbytes == parts.memory.nbytes
             del context

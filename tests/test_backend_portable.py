@@ -30,7 +30,7 @@ from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.backend_portable import PortableBackend, PortableContext
 from stem_edge.runtime.graphs import format_of, variant_graphs
 from stem_edge.runtime.machine import own_pages
-from stem_edge.runtime.plan_portable import portable_nbytes
+from stem_edge.runtime.needs_ort import cpu_needs, portable_needs
 from stem_edge.runtime.providers import CPU, Provider, resolve
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import open_store
@@ -257,9 +257,13 @@ def test_a_closed_backend_holds_no_sessions() -> None:
 
 def test_what_it_takes_beside_the_plan_grows_with_chunks_and_contexts() -> None:
     footprint = footprint_of(open_bundle(DEMO).manifest, "onnxruntime")
-    least, chunk, context = (
-        portable_nbytes(footprint, *sizes) for sizes in ((16, 64), (32, 64), (16, 128))
-    )
+
+    def beside(chunk: int, context: int) -> int:
+        usual = cpu_needs(footprint, context, 1, prepared=False, prefill=False).host
+        found = portable_needs(footprint, context, "webgpu").host
+        return found.fixed - usual.fixed + chunk * (found.chunk_token - usual.chunk_token)
+
+    least, chunk, context = beside(16, 64), beside(32, 64), beside(16, 128)
     matrix = 2 * 4 * 1756 * 128  # the head, in floats and turned
     rows = 16 * 384 * 3 * 4
     assert least > matrix + rows

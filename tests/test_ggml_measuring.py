@@ -178,7 +178,7 @@ def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capt
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5", "--engine", "ggml"]) == 0
     assert "OUT --engine gguf --backbone q8_0 --tables int8" in capsys.readouterr().out
     with pytest.raises(InputError, match="engine is 'torch'"):
-        stem_edge.fit(tiny_checkpoint, device="pi5", engine="torch")  # type: ignore[arg-type]
+        stem_edge.fit(tiny_checkpoint, device="pi5", engine="torch")
 
 
 def test_bench_takes_engines_against_each_other(

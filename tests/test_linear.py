@@ -210,7 +210,7 @@ def test_tokens_are_scaled_one_by_one(tmp_path: Path) -> None:
     x = X * np.logspace(-6, 6, T, dtype=np.float32)[None, :, None]
     x[0, 3] = 0
     found = prompt(tmp_path, x, MATRICES, {})
-    expected = x @ STACKED.T
+    expected: F32 = np.asarray(x @ STACKED.T, np.float32)
     for token in range(T):
         if token != 3:
             assert worst(found[:, token], expected[:, token]) < 0.02
@@ -226,7 +226,7 @@ def outliers(x: F32) -> F32:
 
 def test_outliers_are_balanced_through_the_norm(tmp_path: Path) -> None:
     norm = outliers(np.ones(K, np.float32))
-    expected = (X * norm) @ STACKED.T
+    expected: F32 = np.asarray((X * norm) @ STACKED.T, np.float32)
     errors = [
         # Without the three channels, whose share of the sum hides what the others lost.
         mean(prompt(tmp_path / str(len(peaks)), X, MATRICES, peaks, norm), expected)

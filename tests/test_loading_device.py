@@ -22,12 +22,9 @@ from stem_edge.errors import (
 from stem_edge.graph.names import Variant
 from stem_edge.runtime import loading_device, machine, providers
 from stem_edge.runtime.backend import NotFiniteError
-from stem_edge.runtime.loading_device import (
-    DeviceLoader,
-    NotRunnableError,
-    WrongStepsWarning,
-    first_that_runs,
-)
+from stem_edge.runtime.engines import NotRunnableError, first_that_runs
+from stem_edge.runtime.loading_device import DeviceLoader, WrongStepsWarning
+from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import CPU
 
@@ -168,14 +165,13 @@ class TestFirstThatRuns:
     bundle: Bundle = open_bundle(DEMO)
 
     def loaders(self, *variants: Variant) -> list[DeviceLoader]:
-        provider = SimpleNamespace(name="magic")
-        made = [SimpleNamespace(variant=variant, provider=provider) for variant in variants]
+        made = [SimpleNamespace(variant=one, name=f"magic {one}") for one in variants]
         return cast(list[DeviceLoader], made)
 
     def test_the_first_is_taken_and_no_other_tried(self) -> None:
         tried: list[str] = []
 
-        def load(loader: DeviceLoader) -> str:
+        def load(loader: Any) -> str:
             tried.append(loader.variant)
             if loader.variant == "fp16":
                 raise NotRunnableError("no fp16 here")
@@ -186,7 +182,7 @@ class TestFirstThatRuns:
         assert tried == ["fp16", "fp32"]
 
     def test_all_reasons_are_told(self) -> None:
-        def load(loader: DeviceLoader) -> str:
+        def load(loader: Any) -> str:
             raise NotRunnableError(f"cannot run Foo of {loader.variant}")
 
         with pytest.raises(BackendError, match=r"magic.*Foo of fp16.*Foo of portable") as caught:
@@ -195,7 +191,7 @@ class TestFirstThatRuns:
 
     @pytest.mark.parametrize("error", (OutOfMemoryError, MemoryPlanError, InputError))
     def test_other_errors_are_no_reason_to_try_the_next(self, error: type[Exception]) -> None:
-        def load(loader: DeviceLoader) -> str:
+        def load(loader: Any) -> str:
             raise error(loader.variant)
 
         with pytest.raises(error, match="fp16"):
@@ -207,7 +203,7 @@ def test_a_failing_trial_token_leaves_nothing_open(monkeypatch: pytest.MonkeyPat
         raise BackendError("the device does not know f16")
 
     monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
-    with pytest.raises(BackendError, match=r"cpu runs none.*does not know f16"):
+    with pytest.raises(BackendError, match=r"cpu fp32: .*does not know f16"):
         stem_edge.load(DEMO, device_memory=SIZE)  # the fixture no_leaks looks
 
 
@@ -233,7 +229,7 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
     closed: list[Variant] = []
     closing: Any = SimpleNamespace(close=lambda: closed.append(variant))
     monkeypatch.setattr(DeviceLoader, "_backend", lambda *_: closing)
-    loader = DeviceLoader(stem_edge.open_bundle(DEMO), 1, [CPU], variant, None)
+    loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
         assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER
     else:

@@ -18,6 +18,7 @@ from stem_edge.inspect_cli import table
 from stem_edge.measuring.expected_run import warm_counts
 from stem_edge.measuring.hit_rates import record_ids
 from stem_edge.reference import ArrayMatrix, forward
+from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.token_counts import read_counts
 
@@ -88,7 +89,7 @@ def test_uses_are_kept_by_record_and_come_back(bundle: Path, tmp_path: Path) -> 
     counts = read_counts(counts_file(cache_folder(tmp_path), opened), 300)
     assert counts is not None
     assert counts[records].tolist() == [2, 2, 1]
-    found = warm_counts(opened, {"cache_dir": str(tmp_path)})
+    found = warm_counts(opened, LoadOptions(cache_dir=tmp_path))
     assert found is not None and np.array_equal(found, counts)
     with stem_edge.load(bundle, slots=4, cache_dir=tmp_path) as model:
         model.logits([48, 97])

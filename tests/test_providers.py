@@ -23,10 +23,12 @@ from stem_edge.errors import (
     MissingOperatorsError,
     OutOfMemoryError,
 )
+from stem_edge.graph.encoder import encode
 from stem_edge.measuring import gpu
-from stem_edge.measuring.rates_ort import ATTENTION, PROBES
+from stem_edge.measuring.probes import attention
 from stem_edge.runtime import plugins, provider_start
 from stem_edge.runtime.backend import check_device
+from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import REFUSED, open_session, products_saturate
 from stem_edge.runtime.provider_names import KNOWN, short_name
 from stem_edge.runtime.provider_start import check_starts
@@ -49,6 +51,8 @@ NO_CPU = (
     "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the "
     "default CPU EP, but fallback to CPU EP has been explicitly disabled by the user."
 )
+
+ATTENTION = GraphSource("attention", encode(attention()), Path())
 
 
 @dataclass
@@ -295,9 +299,9 @@ def test_a_session_names_operators_that_would_go_to_the_cpu() -> None:
     with pytest.raises(
         MissingOperatorsError, match="azure cannot run GroupQueryAttention"
     ) as caught:
-        open_session(PROBES / ATTENTION, 1, [azure])
+        open_session(ATTENTION, 1, [azure])
     assert caught.value.operators == ("GroupQueryAttention",)
-    assert open_session(PROBES / ATTENTION, 1, [azure, CPU]).get_providers()[0] == azure.full
+    assert open_session(ATTENTION, 1, [azure, CPU]).get_providers()[0] == azure.full
 
 
 def test_a_provider_that_onnxruntime_leaves_out_is_no_missing_operator(monkeypatch: Patch) -> None:
@@ -316,7 +320,7 @@ def test_a_provider_that_onnxruntime_leaves_out_is_no_missing_operator(monkeypat
     ):
         opening = [False, strict] if strict else [False]
         with pytest.raises(BackendError, match="did not start cuda and says not why") as caught:
-            open_session(PROBES / ATTENTION, 1, providers)
+            open_session(ATTENTION, 1, providers)
         assert not isinstance(caught.value, MissingOperatorsError)
 
 
@@ -457,9 +461,9 @@ def test_real_plug_ins(name: str) -> None:
     assert name in [listed.name for listed in stem_edge.providers() if listed.available]
     if name == "openvino":
         with pytest.raises(MissingOperatorsError, match="openvino cannot run GroupQueryAttention"):
-            open_session(PROBES / ATTENTION, 1, [found])
+            open_session(ATTENTION, 1, [found])
     else:
-        assert open_session(PROBES / ATTENTION, 1, [found]).get_providers()[0] == found.full
+        assert open_session(ATTENTION, 1, [found]).get_providers()[0] == found.full
 
 
 @pytest.mark.parametrize("wanted", (5, 1.5, {"cuda"}))
