@@ -12,14 +12,19 @@ WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 # weights in its own memory, with small ones.
 PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
+# That holds for so many layers; each beyond is a few dozen nodes more, in each graph that has it.
+LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
 
 
 def weights_nbytes(footprint: Footprint, *, prepared: bool, prefill: bool) -> int:
     """Of external data, what does not stay in its file."""
+    deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
+    nodes = deep * LAYER_NBYTES * (2 if prefill else 1)
     if prepared:
-        return PREPARED_FIXED_NBYTES
+        return PREPARED_FIXED_NBYTES + nodes
     return (
         UNPREPARED_FIXED_NBYTES
+        + nodes
         + footprint.step_nbytes
         + (footprint.prefill_nbytes if prefill else 0)
     )
