@@ -16,6 +16,8 @@ WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 # never was more than the weights there; beside weights in its own memory, with small ones.
 PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
+# That holds for so many layers; each beyond is a few dozen nodes more, in each graph that has it.
+LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
 # What a provider's library keeps in this process for itself.
 HOST_FIXED_NBYTES = 64 << 20
 # What onnxruntime keeps on a device beside what it was given: buffers of kernels, and pools.
@@ -33,6 +35,8 @@ def cpu_needs(
     weights = UNPREPARED_FIXED_NBYTES + data
     if prepared:
         weights = min(PREPARED_FIXED_NBYTES, weights)
+    deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
+    weights += deep * LAYER_NBYTES * (2 if prefill else 1)
     fixed, chunk_token = _activations(footprint, context, threads, prefill=prefill)
     part = Part(weights, footprint.kv_nbytes(context), fixed, chunk_token, footprint.slot_nbytes)
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)

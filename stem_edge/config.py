@@ -10,13 +10,15 @@ import msgspec
 
 # Far above any published model; a damaged or hostile number is refused before it sizes an array.
 MAX_VOCAB = 1 << 24
-MAX_LAYERS = 1 << 12
+MAX_LAYERS = 1 << 8  # twice the deepest: each takes time and memory before its weights do
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
+MAX_PARAMETERS = 1 << 40  # of the backbone, whose matrices become a node for each few millions
 MAX_FACTOR = 1 << 16
 MAX_THETA = 1e15
 LEAST_SCALING = 1e-6
+MAX_SOFTCAP = 1e6
 
 Term = Literal["matrix", "row"]
 # An FFN is W_down (SiLU(gate) * up); gate and up are sums of W x and of the token's row. Experts are
@@ -118,6 +120,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         self._check_layers("window_layers", self.window_layers or ())
         self._check_rows()
         self._check_extras()
+        if (count := self.backbone_parameters) > MAX_PARAMETERS:
+            raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
         for token in (*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
@@ -159,8 +163,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(
                 f"sliding_window is {self.sliding_window}; expected 0 to {MAX_CONTEXT}"
             )
-        if not 0 <= self.logit_softcap < float("inf"):
-            raise ValueError(f"logit_softcap is {self.logit_softcap}; expected 0 or more")
+        if self.logit_softcap and not LEAST_SCALING <= self.logit_softcap <= MAX_SOFTCAP:
+            raise ValueError(
+                f"logit_softcap is {self.logit_softcap}; expected 0, or {LEAST_SCALING:g} to "
+                f"{MAX_SOFTCAP:g}"
+            )
         if self.qk_norm_eps is not None and not 0 <= self.qk_norm_eps < 1:
             raise ValueError(f"qk_norm_eps is {self.qk_norm_eps}; expected 0 to 1")
         if self.rope_scaling is not None:

@@ -64,6 +64,8 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"head_dim": MAX_WIDTH}, f"n_heads 2 times head_dim {MAX_WIDTH} is above {MAX_WIDTH}"),
         *[({"norm_eps": eps}, "norm_eps") for eps in (0.0, -1e-5, 1.0, float("nan"))],
         *[({"rope_theta": t}, "rope_theta") for t in (0.0, -1.0, float("inf"), float("nan"))],
+        ({"vocab_size": MAX_VOCAB, "dim": MAX_WIDTH}, "parameters; expected at most 1099511627776"),
+        *[({"logit_softcap": cap}, "logit_softcap") for cap in (-1.0, 1e-40, 1e300, float("nan"))],
         ({"stem_layers": (1, 0)}, "not ascending without repeats"),
         ({"stem_layers": (1, 1)}, "not ascending without repeats"),
         ({"stem_layers": (-1, 1)}, "outside of the 2 layers"),

@@ -175,7 +175,7 @@ class TestFirstThatRuns:
             tried.append(loader.variant)
             if loader.variant == "fp16":
                 raise NotRunnableError("no fp16 here")
-            return loader.variant
+            return str(loader.variant)
 
         loaders = self.loaders("fp16", "fp32", "portable")
         assert first_that_runs(self.bundle, loaders, load) == "fp32"

@@ -22,7 +22,8 @@ class PromptProducts:
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, balanced: tuple[str, ...]) -> None:
-        self.graph, self.plan, self._balanced = graph, plan, balanced
+        self.graph, self.plan = graph, plan
+        self._balanced = frozenset(balanced)  # a manifest may name very many
         self._normed: set[str] = set()  # consumers whose norm is divided already
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 

@@ -25,7 +25,8 @@ def test_limits_are_what_is_documented() -> None:
     """A limit that moves by accident is seen here; formats depend on them."""
     assert bundle.MAX_MANIFEST_NBYTES == 1_048_576
     assert zarr_json.MAX_JSON_NBYTES == 1_048_576
-    assert (config.MAX_VOCAB, config.MAX_LAYERS) == (16_777_216, 4096)
+    assert (config.MAX_VOCAB, config.MAX_LAYERS) == (16_777_216, 256)
+    assert config.MAX_PARAMETERS == 1_099_511_627_776
     assert (config.MAX_WIDTH, config.MAX_CONTEXT) == (1_048_576, 16_777_216)
     assert edit_file.MAX_NBYTES == 268_435_456
     assert edit_file.MAX_TEXT == 4096
