@@ -25,26 +25,10 @@ _TABLES = (
     "tests/faults/test_z_tables.py",
     "tests/faults/test_z_reading.py",
 )
-_GGUF = (
-    "tests/test_gguf_file.py",
-    "tests/test_gguf_check.py",
-    "tests/faults/test_b_gguf.py",
-)
-_ONNX = (
-    "tests/faults/test_b_protobuf.py",
-    "tests/faults/test_limits_operators.py",
-    "tests/faults/test_limits_portable.py",
-    "tests/faults/test_limits_devices.py",
-    "tests/faults/test_limits_rules.py",
-    "tests/faults/test_limits_fused.py",
-    "tests/faults/test_limits_backbones.py",
-    "tests/faults/test_b_onnx.py",
-)
-_DEVICES = (
+_GRAPHS = (
+    "tests/test_linear.py",
+    "tests/test_graph.py",
     "tests/test_device_rows.py",
-    "tests/faults/test_limits_devices.py",
-    "tests/faults/test_limits_portable.py",
-    "tests/faults/test_limits_backbones.py",
 )
 _SAFETENSORS = (
     "tests/test_safetensors_files.py",
@@ -100,20 +84,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "stem_edge/disk.py": _DISK,
     "stem_edge/whole_file.py": (*_FILES, "tests/test_edit_file.py"),
     "stem_edge/edit_file.py": ("tests/test_edit_file.py", "tests/faults/test_e_edits.py"),
-    "stem_edge/gguf_file.py": _GGUF,
-    "stem_edge/gguf_check.py": _GGUF,
-    "stem_edge/device_io.py": _DEVICES,
-    "stem_edge/device_rows.py": (*_DEVICES, "tests/test_device_slots.py"),
-    "stem_edge/portable_io.py": _DEVICES,
-    "stem_edge/onnx_check.py": _ONNX,
-    "stem_edge/onnx_device.py": _ONNX,
-    "stem_edge/onnx_expected.py": (*_DEVICES, *_ONNX),
-    "stem_edge/onnx_file.py": _ONNX,
-    "stem_edge/onnx_operators.py": _ONNX,
-    "stem_edge/onnx_portable.py": ("tests/faults/test_limits_portable.py", *_ONNX),
-    "stem_edge/onnx_rules.py": _ONNX,
-    "stem_edge/onnx_fused.py": _ONNX,
-    "stem_edge/protobuf.py": _ONNX,
+    "stem_edge/gguf_tensors.py": ("tests/faults/test_b_backbones.py", "tests/test_gguf_export.py"),
+    "stem_edge/graph/encoder.py": _GRAPHS,
+    "stem_edge/graph/plan.py": _GRAPHS,
+    "stem_edge/graph/device_rows.py": (*_GRAPHS, "tests/test_device_slots.py"),
     "export/magic.py": (*_SAFETENSORS, *_TORCH),
     "export/json_files.py": (*_SAFETENSORS, "tests/test_lingua.py"),
     "export/stored.py": (*_SAFETENSORS, *_TORCH),

@@ -2,8 +2,8 @@
 
     python tools/fuzz.py --list
     python tools/fuzz.py manifest                      # 2 million inputs
-    python tools/fuzz.py gguf --seconds 60 --jobs 2
-    python tools/fuzz.py gguf --replay build/fuzz/gguf/finding-0123456789ab
+    python tools/fuzz.py edit --seconds 60 --jobs 2
+    python tools/fuzz.py edit --replay build/fuzz/edit/finding-0123456789ab
 
 Each input must be read, or be refused with a StemEdgeError of one printable line that names the file,
 within 10 seconds and 1 GiB. What ends in another way is written to --findings; then the exit status is

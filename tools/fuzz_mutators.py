@@ -16,7 +16,6 @@ from random import Random
 from typing import TypeAlias
 
 import google_crc32c
-from fuzz_binary import mutate_gguf, mutate_message
 from fuzz_bytes import border, mutate_bytes, packed
 from fuzz_json import mutate_json
 
@@ -41,8 +40,6 @@ def _mostly(first: Mutator, share: float = 0.85) -> Mutator:
 
 
 json_file = _mostly(mutate_json)
-gguf_file = _mostly(mutate_gguf)
-message_file = _mostly(mutate_message)
 text_file: Mutator = mutate_bytes
 
 
@@ -77,15 +74,6 @@ def _store(data: bytes, other: bytes, rng: Random) -> bytes:
     if rng.randrange(40) == 0:
         del files[rng.choice(sorted(files))]
     return join(files)
-
-
-def _graph(data: bytes, other: bytes, rng: Random) -> bytes:
-    """A graph with changed fields, now and then taken for another of the bundle."""
-    ((name, graph),) = split(data).items()
-    donor = rng.choice([*split(other).items()])
-    if rng.randrange(50) == 0:
-        name = donor[0]
-    return join({name: message_file(graph, donor[1], rng)})
 
 
 def _crc(data: bytes) -> bytes:
@@ -184,7 +172,6 @@ def _tokenizer_config(data: bytes, other: bytes, rng: Random) -> bytes:
 
 
 store_files = _mostly(_store, 0.97)
-graph_file = _mostly(_graph, 0.99)
 edit_file = _mostly(_edit, 0.97)
 safetensors_file = _mostly(_safetensors)
 tokenizer_config = _mostly(_tokenizer_config)

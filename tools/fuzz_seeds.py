@@ -16,15 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from fuzz_binary import Walk
 from fuzz_mutators import join
 from fuzz_targets import SEEDS
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge.bundle import open_manifest
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit
-from stem_edge.gguf_file import read_gguf
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import ShardGrid, array_metadata
 from stem_edge.table_store import RECORDS, TableFormat, group_metadata
@@ -46,28 +43,6 @@ def exported(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     stem_edge.export_bundle(checkpoint, gguf, engine="gguf", backbone="q4_0", tables="fp32")
     for name, bundle in (("onnx", onnx), ("gguf", gguf)):
         yield "manifest", f"{name}.json", (bundle / "manifest.json").read_bytes()
-    for graph in open_manifest(onnx).graphs():
-        path = next(onnx.glob(f"*{graph}.onnx"))
-        yield "onnx", path.name, join({graph: path.read_bytes()})
-    yield "gguf", "backbone.gguf", _small_gguf(gguf / "backbone.gguf")
-
-
-def _small_gguf(path: Path) -> bytes:
-    """The file without its weights, and with a tokenizer of three tokens."""
-    data, file = path.read_bytes(), read_gguf(path)
-    walk = Walk(data)
-    walk.walk()
-    pieces = {
-        counter: [data[a:b] for a, b, c in walk.entries if c == counter] for counter in (8, 16)
-    }
-    keys = [piece for piece in pieces[16] if not piece[8:].startswith(b"tokenizer.")]
-    tokens = [struct.pack("<Q", len(text)) + text for text in (b"a", b"", "é".encode())]
-    name = b"tokenizer.ggml.tokens"
-    array = struct.pack("<IIQ", 9, 8, len(tokens)) + b"".join(tokens)
-    keys.append(struct.pack("<Q", len(name)) + name + array)
-    head = data[:8] + struct.pack("<QQ", len(pieces[8]), len(keys)) + b"".join(keys + pieces[8])
-    weights = file.nbytes - min(tensor.offset for tensor in file.tensors.values())
-    return head + bytes(-len(head) % 32 + weights)
 
 
 def stores() -> Iterator[tuple[str, str, bytes]]:

@@ -117,32 +117,6 @@ def _edit(folder: Path, end: ExitStack) -> Read:
     return _file(folder / "x.edit", read_edit)
 
 
-def _gguf(folder: Path, end: ExitStack) -> Read:
-    from stem_edge.bundle import parse_manifest
-    from stem_edge.gguf_check import check_backbone
-    from stem_edge.gguf_file import read_gguf
-
-    place = SEEDS / "manifest" / "gguf.json"
-    manifest = parse_manifest(place.read_bytes(), place)
-    return _file(folder / "x.gguf", lambda path: check_backbone(read_gguf(path), manifest))
-
-
-def _onnx(folder: Path, end: ExitStack) -> Read:
-    from stem_edge.bundle import parse_manifest
-    from stem_edge.onnx_check import check_graph
-
-    place = SEEDS / "manifest" / "onnx.json"
-    manifest = parse_manifest(place.read_bytes(), place)
-    graphs = set(manifest.graphs())
-
-    def read(data: bytes) -> None:
-        for graph, content in mutators.split(data).items():
-            if graph in graphs:
-                check_graph(content, folder / graph, graph, manifest)
-
-    return read
-
-
 def _safetensors(folder: Path, end: ExitStack) -> Read:
     from stem_edge.export.safetensors_files import open_tensors
 
@@ -223,26 +197,6 @@ TARGETS = {
         ("stem_edge.edit_file", "stem_edge.edit_schemes"),
         mutators.edit_file,
         _edit,
-    ),
-    "gguf": Target(
-        "backbone.gguf before ggml sees it",
-        ("stem_edge.gguf_file", "stem_edge.gguf_check", "stem_edge.gguf_schema"),
-        mutators.gguf_file,
-        _gguf,
-        10_000,
-    ),
-    "onnx": Target(
-        "an .onnx file of a bundle before onnxruntime sees it",
-        (
-            "stem_edge.onnx_check",
-            "stem_edge.onnx_file",
-            "stem_edge.onnx_operators",
-            "stem_edge.onnx_rules",
-            "stem_edge.protobuf",
-        ),
-        mutators.graph_file,
-        _onnx,
-        5_000,
     ),
     "safetensors": Target(
         "a safetensors file of a checkpoint",

@@ -50,16 +50,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         """b'"[0-9A-Za-z+/]{64,}+={0,2}"' changed""",
     ): "rows are then looked at like all else, which only takes longer",
     (
-        "stem_edge/gguf_check.py",
-        "if isinstance(found, tuple) and isinstance(expected, tuple):",
-        "-> Or",
-    ): "a tuple never equals what is none",
-    (
-        "stem_edge/onnx_rules.py",
-        "return [Value(F32, (*lines[0][0], width))]",
-        "0 -> 1",
-    ): "all lines are alike but for their widths",
-    (
         "runtime/store.py",
         "jobs = list(zip(numbers.tolist(), sealed, strict=True))",
         "True -> False",
