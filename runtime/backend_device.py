@@ -2,7 +2,7 @@
 
 Into a step go ids, places and lengths, a few bytes a token; out comes the logits of those tokens
 that they are wanted of, or only the largest of them. The sessions run the variants "fp32" or "fp16"
-(stem_edge.graph_io). On a provider without memory of its own all of it is in this process's.
+(stem_edge.graph.names). On a provider without memory of its own all of it is in this process's.
 """
 
 from __future__ import annotations

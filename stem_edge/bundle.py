@@ -235,7 +235,6 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 f"least {least}; {COPY_AGAIN}"
             )
     try:
-        _check_parameters(manifest)
         expected = weight_nbytes(manifest)
     except ValueError as error:
         raise BundleError(
@@ -250,13 +249,6 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
     gguf = manifest.gguf
     if gguf is not None:
         locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, gguf.weights)
-
-
-def _check_parameters(manifest: Manifest) -> None:
-    """Raises ValueError for more than can be in the file; a plan of them could take gigabytes."""
-    count, name = manifest.model.backbone_parameters, BACKBONE_DATA
-    if manifest.backbone is not None and count > 2 * manifest.files[name].nbytes:  # of 4 bits each
-        raise ValueError(f"{name} of {manifest.files[name].nbytes} bytes has no {count} parameters")
 
 
 def weight_nbytes(manifest: Manifest) -> dict[str, int]:

@@ -19,7 +19,7 @@ from stem_edge.export.weights import Weights
 from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.ir import Graph
+from stem_edge.graph.ir import Array, Graph
 from stem_edge.graph.linear import DecodeProducts, Products
 from stem_edge.graph.plan import WeightPlan
 from stem_edge.graph.prompts import PromptProducts
@@ -116,11 +116,11 @@ def prompt(
     return build(prompts(balanced), matrices, norm).run(folder, {"x": x}, peaks=peaks)
 
 
-def worst(found: F32, expected: F32) -> float:
+def worst(found: F32, expected: Array) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def mean(found: F32, expected: F32) -> float:
+def mean(found: F32, expected: Array) -> float:
     return float(np.abs(found - expected).mean() / np.abs(expected).mean())
 
 
@@ -241,7 +241,7 @@ def test_outliers_without_a_norm_are_balanced_by_a_multiplication(tmp_path: Path
     errors = [
         mean(
             prompt(tmp_path / str(len(peaks)), x, small, peaks),
-            np.asarray(X @ STACKED.T, np.float32),
+            X @ STACKED.T,
         )
         for peaks in ({}, {NAME: np.abs(x)[0].max(axis=0)})
     ]
