@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -50,8 +51,13 @@ MAX_PARTS, MAX_RANK = 2, 2  # an expert has two matrices
 FP16_MAX = float(np.finfo(np.float16).max)
 
 
-class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Byte layout of the records of one table store. Raises ValueError when it cannot exist."""
+class RecordLayout(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True
+):
+    """Byte layout of the records of one table store. Raises ValueError when it cannot exist.
+
+    What follows from it is computed once: every step asks for it, for each layer.
+    """
 
     records: int  # as many as tokens, unless tokens share records
     layers: tuple[int, ...]
@@ -95,53 +101,53 @@ class RecordLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"{' and '.join(map(str, widths))}, the last dimension of each part of a row"
             )
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Bits of one stored value, without its share of the scale."""
         return ROW_BITS[self.row_type]
 
-    @property
+    @cached_property
     def quantized(self) -> bool:
         """Whether rows are codes with scales."""
         return self.bits <= 8
 
-    @property
+    @cached_property
     def row_width(self) -> int:
         """Values of one row, all parts."""
         return sum(map(math.prod, self.parts))
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Scales of one row, all parts."""
         return self.row_width // self.group_size if self.quantized else 0
 
-    @property
+    @cached_property
     def codes_nbytes(self) -> int:
         """Bytes of one row's codes."""
         return self.row_width * self.bits // 8
 
-    @property
+    @cached_property
     def row_nbytes(self) -> int:
         """Bytes of one row: codes and scales."""
         return self.codes_nbytes + self.groups * self.scales_dtype.itemsize
 
-    @property
+    @cached_property
     def record_nbytes(self) -> int:
         """Bytes of one record: the rows of all layers."""
         return self.row_nbytes * len(self.layers)
 
-    @property
+    @cached_property
     def slot_nbytes(self) -> int:
         """Bytes of the same where scales are float32 whatever they are in the records."""
         row = self.codes_nbytes + self.groups * SLOT_SCALE_NBYTES
         return row * len(self.layers)
 
-    @property
+    @cached_property
     def codes_dtype(self) -> np.dtype[np.generic]:
         """dtype of `codes()`: uint8 for quantized rows, else the float type."""
         return np.dtype({32: "<f4", 16: "<f2"}.get(self.bits, "u1"))
 
-    @property
+    @cached_property
     def scales_dtype(self) -> np.dtype[np.generic]:
         """dtype of `scales()`."""
         return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])

@@ -57,19 +57,31 @@ def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
     """All of them as one graph from token ids to logits, over the same weight file.
 
-    For other tools, so it has no operator that onnxruntime alone knows in ONNX's own domain.
+    For other tools, so every value has a shape, rows come in as floats, row.<l> [1, T, row width],
+    and no operator in ONNX's own domain is known to onnxruntime alone. Experts come in slots, as
+    the runtime has them.
     """
     graph = Graph()
     products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
     _embedding(products, config, io.HIDDEN)
     _head(products, config, _layers(products, config, layout, range(config.n_layers)))
     nodes, graph.nodes = graph.nodes, []
+    rows: dict[str, str] = {}  # a value that is a row -> the input that it is now
     for node in nodes:
+        source = node.inputs[0] if node.inputs else ""
+        node.inputs = [rows.get(name, name) for name in node.inputs]
         if node.op == NORM:
             x, weight = node.inputs
             plain_norm(graph, x, weight, node.outputs[0], node.real("epsilon"))
+        elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
+            name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
+            rows[node.outputs[0]] = graph.input(name, np.float32, [1, "T", layout.row_width])
+        elif source in rows and node.op == "Cast":
+            rows[node.outputs[0]] = rows[source]
         else:
             graph.nodes.append(node)
+    used = {name for node in graph.nodes for name in node.inputs}
+    graph.inputs = {name: value for name, value in graph.inputs.items() if name in used}
     return graph
 
 

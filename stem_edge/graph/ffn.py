@@ -64,7 +64,10 @@ def _experts(layer: LayerGraph, x: str) -> str:
     graph, layout, number = layer.graph, _layout(layer), layer.number
     if layout.bits == 16:
         raise GraphError("experts in 16 bits cannot run; use --tables fp32, int8 or int4")
-    inner, outer = (graph.input(io.row_codes(number, n), layout.codes_dtype, None) for n in (0, 1))
+    inner, outer = (
+        graph.input(io.row_codes(number, n), layout.codes_dtype, ["slots", *layout.codes_shape(n)])
+        for n in (0, 1)
+    )
     common: dict[str, Attribute] = {
         "k": 1,
         "normalize_routing_weights": 1,
@@ -76,7 +79,10 @@ def _experts(layer: LayerGraph, x: str) -> str:
     chosen, output = _chosen(layer, inner), [layer.at + "experts"]
     if not layout.quantized:
         return graph.node("MoE", [x, chosen, inner, "", outer], output, CONTRIB, **common)
-    scales = [graph.input(io.row_scales(number, n), np.float32, None) for n in (0, 1)]
+    scales = [
+        graph.input(io.row_scales(number, n), np.float32, ["slots", *layout.scales_shape(n)])
+        for n in (0, 1)
+    ]
     return graph.node(
         "QMoE",
         [x, chosen, inner, scales[0], "", outer, scales[1]],

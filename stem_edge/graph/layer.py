@@ -92,8 +92,8 @@ def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
 
 
 def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
-    """The same with ONNX's own operators."""
-    squares = graph.add("Mul", [x, x], result + ".squares")
+    """The same with ONNX's own operators, in a form that onnxruntime knows for a norm."""
+    squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
     mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
     moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")
     size = graph.add("Sqrt", [moved], result + ".size")

@@ -33,7 +33,8 @@ is faster for many tokens and slower for one. All graphs share one KV cache.
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
 | logits | float32 [1, T, V] | of the head |
 
-backbone.onnx in the bundle is embed, early, late and head in one graph, for other tools.
+backbone.onnx in the bundle is embed, early, late and head in one graph, for other tools: without
+hidden and new_hidden, and with row.<l> as portable graphs have it.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything in
 the memory of a device. They differ from the above in this:
@@ -97,6 +98,7 @@ TOP_LOGITS = "top_logits"
 TOP_IDS = "top_ids"
 MASK = "mask."
 ROW = "row."
+ROW_CODES = "row_codes."
 MASKED = -1e9  # added to a score, leaves nothing of it after the softmax
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
@@ -114,7 +116,7 @@ def row_name(layer: int) -> str:
 
 def row_codes(layer: int, part: int = 0) -> str:
     """Input that holds the slots of one part (ModelConfig.row_parts) of a layer's rows."""
-    return f"row_codes.{layer}" + (f".{part}" if part else "")
+    return f"{ROW_CODES}{layer}" + (f".{part}" if part else "")
 
 
 def row_scales(layer: int, part: int = 0) -> str:
