@@ -181,7 +181,7 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
         ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, and resident keeps the rows"),
         ([*GENERATE, "--engine", "gguf"], "no backbone for ggml"),
-        ([*GENERATE, "--repack", "--engine", "onnx"], "--repack belongs to ggml"),
+        ([*GENERATE, "--repack", "--engine", "onnx"], "--repack: onnxruntime, which this runs on"),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
         (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
         (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: no context of this model"),

@@ -125,7 +125,7 @@ def test_too_little_device_memory_is_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading_device, "open_session", lambda *_: pytest.fail("opened"))
-    with pytest.raises(MemoryPlanError, match="device memory of 1 MB"):
+    with pytest.raises(MemoryPlanError, match=r"memory of the device \(cpu\) of 1 MB"):
         stem_edge.load(DEMO, device_memory="1MB")
 
 

@@ -18,8 +18,9 @@ def test_the_tests_that_are_run_there_exist() -> None:
 
 def test_what_is_installed_there_is_the_projects_own_list_without_torch() -> None:
     names = requirements()
-    assert {"pytest", "numpy>=1.26"} <= {*names}
-    assert any(name.startswith("onnx>") for name in names)
+    assert "numpy>=1.26" in names
+    for own in ("pytest", "onnx>", "onnxruntime"):
+        assert any(name.startswith(own) for name in names)
     assert not any(name.startswith("torch") for name in names)
 
 

@@ -187,7 +187,8 @@ def requirements() -> list[str]:
     """What the tests need there: pyproject's own list, less torch."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = ["pytest", *project["dependencies"], *extras["export"], *extras["zarr"]]
+    own = [one for one in extras["dev"] if one.startswith(("pytest", "hypothesis", "onnx"))]
+    wanted = [*own, *project["dependencies"], *extras["export"], *extras["zarr"]]
     return [one for one in wanted if not one.startswith("torch")]
 
 
