@@ -212,7 +212,8 @@ def test_a_stray_file_whose_name_cannot_be_printed(
 ) -> None:
     Path(os.fsdecode(bytes(bundle) + b"/" + name)).touch(0o700)
     assert main(["verify", str(bundle), *options]) == 1
-    out = capsys.readouterr().out
+    said = capsys.readouterr()
+    out = said.out if options else said.err
     assert options or len(out.splitlines()) == 1
     assert "\x1b" not in out
     assert "not part of the bundle" in out

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from stem_edge.bundle import BACKBONE_FILES, TABLES, Bundle, open_bundle
+from stem_edge.bundle import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.formats import EngineName
@@ -188,8 +188,8 @@ class _Run:
         """Prepare what is not measured, run, and put everything together."""
         prepared = self._prepare()
         files, own = self.subject.files(), BACKBONE_FILES[self.engine]
-        # Prepared graphs have names of their own.
-        self.backbone = [path for path in files if path.name in own or ".onnx" in path.name]
+        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF  # of prepared graphs, too
+        self.backbone = [path for path in files if path.name in own or suffix in path.name]
         self.tables = [path for path in files if TABLES in path.parts]
         device = self.limits.device
         room = None if device is None else device.memory

@@ -53,18 +53,19 @@ LADDER = """
 import json, re, sys, threading
 import numpy as np, stem_edge
 from stem_edge.runtime.machine import own_memory
+from stem_edge.units import parse_size
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():
     while not done.wait(0.001):
         samples[0] = max(samples[0], own_memory())
-thread = threading.Thread(target=watch)
+thread = threading.Thread(target=watch, daemon=True)
 thread.start()
 try:
     stem_edge.load(path, engine=engine, memory=1000)
 except stem_edge.MemoryPlanError as error:
-    least = int(re.search(r"at least ([\\d,]+) ", str(error))[1].replace(",", ""))
+    least = parse_size(re.search(r"at least ([\\d.]+ M?k?B)", str(error))[1])
 found = []
 for more in (-step, step, 2 * step, 4 * step, 8 * step, 16 * step):
     budget, samples[0] = least + more, 0
