@@ -191,8 +191,8 @@ def test_the_extra_installs_the_version_that_is_known() -> None:
     assert REINSTALL.endswith(pinned)
 
 
-def test_readme_says_what_each_flag_brings() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+def test_documentation_says_what_each_flag_brings() -> None:
+    text = (ROOT / "docs" / "engines.md").read_text("utf-8")
     for flag in (*X86, ARM):
         assert f"`{flag.removeprefix('GGML_')}`" in text, flag
     assert REINSTALL in " ".join(text.replace("\\\n", " ").split())
