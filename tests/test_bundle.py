@@ -294,18 +294,22 @@ def test_a_missing_folder(bundle: Path) -> None:
     assert f"{bundle / TABLES}" in refusal(bundle)
 
 
-def test_no_folder(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'none'}: no such bundle folder" in refusal(tmp_path / "none")
-
-
-def test_a_file_instead_of_a_folder(bundle: Path) -> None:
-    assert f"{bundle / BACKBONE_GRAPH}: no such bundle folder" in refusal(bundle / BACKBONE_GRAPH)
-
-
-def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
-    message = refusal(tmp_path)
-    assert f"{tmp_path}: not a bundle, it has no manifest.json" in message
-    assert "stem-edge export" in message
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none", "no such bundle folder; give the folder of an export"),
+        ("none.gguf", "no such bundle folder; give the folder of an export"),
+        ("notes.txt", "no such bundle folder; give the folder of an export"),
+        ("model.gguf", "a GGUF file; run a GGUF file with llama.cpp (llama-cli -m model.gguf)"),
+        (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
+    ],
+)
+def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
+    for file in ("notes.txt", "model.gguf"):
+        (tmp_path / file).touch()
+    message = refusal(tmp_path / name)
+    assert message.startswith(f"{tmp_path / name}: ")
+    assert said in message
 
 
 def test_opening_does_not_hash(bundle: Path) -> None:

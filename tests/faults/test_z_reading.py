@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract import refused
+from faulty_disk import shorten
 from stores import write_store
 from test_shards import edit
 from test_z_tables import FORMAT, LAYOUT, RECORDS, STRIDE, root, shard
@@ -140,18 +141,9 @@ def test_z14_a_read_that_fails_for_ever(root: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("most", [1, 7])
-def test_z15_short_reads_and_signals(
-    root: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    pread, calls = disk.pread, [0]
-
-    def short(descriptor: int, buffer: memoryview, offset: int) -> int:
-        calls[0] += 1
-        if calls[0] % 3 == 0:
-            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
-        return pread(descriptor, buffer[:most], offset)
-
-    monkeypatch.setattr(disk, "pread", short)
+def test_z15_short_reads(root: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Signals interrupt no read: Python reads on."""
+    shorten(monkeypatch, most)
     with open_store(root, FORMAT) as store:
         assert np.array_equal(store.read(EVERY), RECORDS)
     with open_tables(root) as tables:
