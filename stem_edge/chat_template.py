@@ -20,9 +20,10 @@ from typing import IO, Any, Never, Self, cast
 
 import msgspec
 
-from stem_edge import disk
 from stem_edge.child import module_command, pass_lines
 from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.plain_files import damaged, read_plain
+from stem_edge.strict_json import one_line
 from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
@@ -70,17 +71,13 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
 
     Raises BundleError, and InputError if there is none.
     """
+    data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
     try:
-        data = disk.read_file(path, MAX_CONFIG_NBYTES)
         if len(data) > MAX_CONFIG_NBYTES:
             raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
         config = msgspec.json.decode(data, type=dict[str, Any])
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
-        ) from error
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-        raise BundleError(f"{path}: not a JSON object ({error}); export it again") from None
+        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(
@@ -146,11 +143,8 @@ class ChatTemplate:
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         with self._lock:
-            worker, self._worker = (
-                self._worker,
-                None,
-            )  # until it has answered, it is not asked again
-            worker = worker or self._start()
+            worker = self._worker or self._start()
+            self._worker = None  # until it has answered, it is not asked again
             try:
                 answer = msgspec.json.decode(worker.ask(request, seconds), type=dict[str, Any])
                 self._worker = worker
