@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from kill_helper import Job
-from tiny_exports import KINDS, Kind, TinyExport, bundle_files, exports  # noqa: F401 - a fixture
+from tiny_exports import KINDS, Exports, Kind, TinyExport, bundle_files
 
 from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError
@@ -68,10 +68,7 @@ class Killer:
 
 
 @pytest.fixture(scope="module")
-def killer(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Killer]:
+def killer(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killer]:
     """One helper for all tests."""
     killer, out = Killer(), tmp_path_factory.mktemp("imports") / "out"
     killer.run(Job("new", str(exports["new"].checkpoint), str(out), imports=True))
@@ -104,10 +101,7 @@ def finish(killer: Killer, export: TinyExport, out: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "renames"])
 def test_x1_a_kill_at_every_operation(
-    kind: str,
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    killer: Killer,
-    tmp_path: Path,
+    kind: str, exports: Exports, killer: Killer, tmp_path: Path
 ) -> None:
     """With an exchange of names, and with the two renames that stand in for it elsewhere."""
     name: Kind = "force" if kind == "renames" else kind  # type: ignore[assignment]
@@ -128,11 +122,7 @@ def test_x1_a_kill_at_every_operation(
     assert found == ({"bundle", "none"} if kind in ("new", "renames") else {"bundle"})
 
 
-def test_x1_kills_at_random_moments(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    killer: Killer,
-    tmp_path: Path,
-) -> None:
+def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: Path) -> None:
     """Each export starts from what the one before left, until one gets through."""
     rng, through = random.Random(1), 0
     while killer.kills < KILLS:
