@@ -1,6 +1,5 @@
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from stem_edge.bundle import (
     open_bundle,
     weight_nbytes,
 )
-from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import BACKBONE_DATA
@@ -289,11 +287,6 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
     assert said in refusal(bundle)
 
 
-def test_a_missing_folder(bundle: Path) -> None:
-    shutil.rmtree(bundle / TABLES)
-    assert f"{bundle / TABLES}" in refusal(bundle)
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -315,22 +308,3 @@ def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
 def test_opening_does_not_hash(bundle: Path) -> None:
     (bundle / BACKBONE_GRAPH).write_bytes(b"BACKBONE")
     open_bundle(bundle)
-
-
-def test_verify_a_whole_bundle(bundle: Path) -> None:
-    assert verify(bundle) == dict.fromkeys(NAMES, "ok")
-
-
-def test_verify_counts_every_byte(bundle: Path) -> None:
-    pieces: list[int] = []
-    verify(bundle, pieces.append)
-    assert sum(pieces) == sum((bundle / name).stat().st_size for name in NAMES)
-
-
-def test_verify_finds_a_cut_and_a_missing_file(bundle: Path) -> None:
-    (bundle / BACKBONE_GRAPH).write_bytes(b"back")
-    (bundle / SHARDS[1]).unlink()
-    results = verify(bundle)
-    assert results.pop(BACKBONE_GRAPH).startswith("4 bytes found, 8 expected")
-    assert results.pop(SHARDS[1]).startswith("missing")
-    assert set(results.values()) == {"ok"}
