@@ -13,11 +13,14 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from stem_edge.cli import main
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import BundleError, StemEdgeError
+
+T = TypeVar("T")
 
 REFUSAL_SECONDS = 10.0
 MAX_MESSAGE_CHARS = 2000
@@ -45,6 +48,25 @@ def refused(
     assert time.monotonic() - started < seconds
     assert [fingerprint(path) for path in kept] == before
     return checked_message(str(caught.value), *naming)
+
+
+def judged(
+    call: Callable[[], T], valid: bool, error: type[StemEdgeError], *naming: str | Path
+) -> T | None:
+    """What a valid call returns; one that is not is refused."""
+    if valid:
+        return call()
+    refused(call, error, *naming)
+    return None
+
+
+def takes(call: Callable[[int], object], most: int, said: str) -> None:
+    """What is as large as allowed is taken, what is larger by one refused in these words."""
+    call(most)
+    with pytest.raises((BundleError, ValueError), match=said) as caught:
+        call(most + 1)
+    if isinstance(caught.value, BundleError):
+        checked_message(str(caught.value))
 
 
 def command_refused(

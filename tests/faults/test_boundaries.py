@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from contract import refused
+from contract import judged, refused, takes
 
 from stem_edge import bundle, config, edit_file, shards, token_index, zarr_json
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit, read_edit
@@ -33,60 +32,48 @@ def test_limits_are_what_is_documented() -> None:
     assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES, token_index.ENTRY_NBYTES) == (4, 16, 4)
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_the_size_of_a_zarr_json(tmp_path: Path, more: int) -> None:
-    path = tmp_path / "zarr.json"
-    path.write_bytes(b"{}".ljust(zarr_json.MAX_JSON_NBYTES + more))
-    if more:
-        refused(lambda: zarr_json.read_json(path), BundleError, path)
-    else:
-        assert zarr_json.read_json(path) == {}
+def test_the_size_of_a_zarr_json(tmp_path: Path) -> None:
+    def read(nbytes: int) -> None:
+        (tmp_path / "zarr.json").write_bytes(b"{}".ljust(nbytes))
+        assert zarr_json.read_json(tmp_path / "zarr.json") == {}
+
+    takes(read, zarr_json.MAX_JSON_NBYTES, "larger than")
 
 
 @pytest.mark.parametrize(
     ("tokens", "records", "indexed", "valid"),
     [
-        (1, 1, False, True),
-        (0, 1, True, False),
-        (2, 1, False, False),
-        (2, 1, True, True),
-        (config.MAX_VOCAB, 2, True, True),
-        (config.MAX_VOCAB + 1, 2, True, False),
+        (1, 1, False, True), (0, 1, True, False), (2, 1, False, False), (2, 1, True, True),
+        (config.MAX_VOCAB, 2, True, True), (config.MAX_VOCAB + 1, 2, True, False),
     ],
-)
+)  # fmt: skip
 def test_the_tokens_of_a_table_store(tokens: int, records: int, indexed: bool, valid: bool) -> None:
     tables = msgspec.structs.replace(LAYOUT, records=records)
-    made = {"tokens": tokens, "tables": tables, "indexed": indexed}
     if valid:
-        assert TableFormat(**made).index_nbytes == (4 * tokens if indexed else 0)  # type: ignore[arg-type]
+        made = TableFormat(tokens=tokens, tables=tables, indexed=indexed)
+        assert made.index_nbytes == (4 * tokens if indexed else 0)
     else:
         with pytest.raises(ValueError, match="token"):
-            TableFormat(**made)  # type: ignore[arg-type]
+            TableFormat(tokens=tokens, tables=tables, indexed=indexed)
 
 
-@pytest.mark.parametrize(
-    ("change", "valid"),
-    [
-        ({"records": config.MAX_VOCAB}, True),
-        ({"records": config.MAX_VOCAB + 1}, False),
-        ({"records": 0}, False),
-        ({"layers": (config.MAX_LAYERS - 1,)}, True),
-        ({"layers": (config.MAX_LAYERS,)}, False),
-        ({"layers": (-1,)}, False),
-        ({"layers": ()}, False),
-        ({"layers": (1, 1)}, False),
-        ({"parts": ((1,),)}, True),
-        ({"parts": ((0,),)}, False),
-        ({"parts": ()}, False),
-        ({"parts": ((),)}, False),
-    ],
-)
-def test_the_layout_of_records(change: dict[str, Any], valid: bool) -> None:
-    if valid:
-        assert msgspec.structs.replace(LAYOUT, **change).record_nbytes > 0
-    else:
+GOOD_LAYOUTS: dict[str, list[Any]] = {
+    "records": [config.MAX_VOCAB], "layers": [(config.MAX_LAYERS - 1,)], "parts": [((1,),)],
+}  # fmt: skip
+BAD_LAYOUTS: dict[str, list[Any]] = {
+    "records": [config.MAX_VOCAB + 1, 0],
+    "layers": [(config.MAX_LAYERS,), (-1,), (), (1, 1)],
+    "parts": [((0,),), (), ((),)],
+}
+
+
+@pytest.mark.parametrize("field", GOOD_LAYOUTS)
+def test_the_layout_of_records(field: str) -> None:
+    for good in GOOD_LAYOUTS[field]:
+        assert msgspec.structs.replace(LAYOUT, **{field: good}).record_nbytes > 0
+    for bad in BAD_LAYOUTS[field]:
         with pytest.raises(ValueError, match=r"."):
-            msgspec.structs.replace(LAYOUT, **change)
+            msgspec.structs.replace(LAYOUT, **{field: bad})
 
 
 def saved(tmp_path: Path, edit: Edit, old: bytes = b"", new: bytes = b"") -> Path:
@@ -100,48 +87,36 @@ def saved(tmp_path: Path, edit: Edit, old: bytes = b"", new: bytes = b"") -> Pat
     return path
 
 
+SHA = HASH.encode()
 REPLACED = Edit(made_for=HASH, layers=(1,), change=Replacement(source="Spain", target="b"))
 NEW = Edit(made_for=HASH, layers=(1,), change=NewRows(rows={7: (b"",)}), scope="everywhere")
 
 
 @pytest.mark.parametrize(
-    ("edit", "old", "new", "valid"),
+    ("edit", "old", "good", "bad"),
     [
-        (REPLACED, b'"Spain"', b'"' + b"x" * 4096 + b'"', True),
-        (REPLACED, b'"Spain"', b'"' + b"x" * 4097 + b'"', False),
-        (REPLACED, b'"Spain"', b'"s"', True),
-        (REPLACED, b'"Spain"', b'""', False),
-        (REPLACED, HASH.encode(), HASH.encode() + b"0", False),
-        (REPLACED, HASH.encode(), HASH.encode()[1:], False),
-        (REPLACED, HASH.encode(), b"g" + HASH.encode()[1:], False),
-        (NEW, b'"7"', b'"2147483647"', True),
-        (NEW, b'"7"', b'"2147483648"', False),
-        (NEW, b'"7"', b'"0"', True),
-        (NEW, b'"7"', b'"-1"', False),
-        (NEW, b'"everywhere"', b'"positions"', False),
+        (REPLACED, b"Spain", [b"x" * 4096, b"s"], [b"x" * 4097, b""]),
+        (REPLACED, SHA, [], [SHA + b"0", SHA[1:], b"g" + SHA[1:]]),
+        (NEW, b'"7"', [b'"2147483647"', b'"0"'], [b'"2147483648"', b'"-1"']),
+        (NEW, b'"everywhere"', [], [b'"positions"']),
     ],
 )
 def test_the_fields_of_an_edit(
-    tmp_path: Path, edit: Edit, old: bytes, new: bytes, valid: bool
+    tmp_path: Path, edit: Edit, old: bytes, good: list[bytes], bad: list[bytes]
 ) -> None:
-    path = saved(tmp_path, edit, old, new)
-    if valid:
-        assert read_edit(path).made_for == HASH
-    else:
-        refused(lambda: read_edit(path), EditError, path)
+    for new in good:
+        assert read_edit(saved(tmp_path, edit, old, new)).made_for == HASH
+    for new in bad:
+        path = saved(tmp_path, edit, old, new)
+        refused(lambda path=path: read_edit(path), EditError, path)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("version", "valid"), [(0, False), (1, True), (2, False)])
 def test_the_version_of_an_edit(tmp_path: Path, version: int, valid: bool) -> None:
     path = saved(tmp_path, REPLACED)
-    path.write_bytes(
-        path.read_bytes().replace(b'"format_version": 1', b'"format_version": %d' % version)
-    )
-    read: Callable[[], object] = lambda: read_edit(path)
-    if valid:
-        read()
-    else:
-        refused(read, EditError, path, str(version))
+    named = b'"format_version": %d'
+    path.write_bytes(path.read_bytes().replace(named % 1, named % version))
+    judged(lambda: read_edit(path), valid, EditError, path, str(version))
 
 
 def test_an_index_of_another_kind_is_named(tmp_path: Path) -> None:

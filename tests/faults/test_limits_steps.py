@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 import tokenizers
+from contract import takes
 
 from stem_edge import tokenizer_steps
 from stem_edge.tokenizer_steps import KINDS, check_model, check_steps
 
 SIZE = 100
 Step = dict[str, Any]
-
-
-def takes(call: Callable[[int], object], most: int, named: str = "expected") -> None:
-    """What is as large as allowed is taken, what is larger by one is refused by name."""
-    call(most)
-    with pytest.raises(ValueError, match=named):
-        call(most + 1)
 
 
 def test_kinds_are_those_of_the_library() -> None:

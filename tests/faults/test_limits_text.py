@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from contract import refused
+from contract import refused, takes
 from tokenizers import Tokenizer
 
 from stem_edge import tokenizer_gate
@@ -37,12 +36,6 @@ def added(number: int, content: str, **flags: bool) -> dict[str, Any]:
     return {"id": number, "content": content, **flags}
 
 
-def takes_file(call: Callable[[int], object], most: int, named: str) -> None:
-    """What is as large as allowed is taken, what is larger by one is refused by name."""
-    call(most)
-    refused(lambda: call(most + 1), BundleError, named)
-
-
 # A tokenizer's file
 
 
@@ -58,7 +51,7 @@ def test_the_number_of_added_tokens(path: Path) -> None:
     def with_tokens(count: int) -> None:
         check_tokenizer(write(path, added_tokens=[added(0, "a")] * count))
 
-    takes_file(with_tokens, tokenizer_gate.MAX_ADDED, "32768")
+    takes(with_tokens, tokenizer_gate.MAX_ADDED, "32768")
 
 
 @pytest.mark.parametrize("place", ["model", "added_tokens"])
@@ -70,7 +63,7 @@ def test_the_length_of_a_token(path: Path, place: str) -> None:
             write(path, added_tokens=[added(2, "x" * length)])
         assert check_tokenizer(path).longest_nbytes == length
 
-    takes_file(with_token, tokenizer_gate.MAX_TOKEN_CHARS, "4096")
+    takes(with_token, tokenizer_gate.MAX_TOKEN_CHARS, "4096")
     refused(
         lambda: check_tokenizer(write(path, added_tokens=[added(2, "")])), BundleError, "content"
     )
@@ -88,7 +81,7 @@ def test_the_ids_of_tokens(path: Path, size: int | None, most: int) -> None:
     def with_id(number: int) -> None:
         check_tokenizer(write(path, WORDS | {"vocab": {"a": 0, "b": number}}), size)
 
-    takes_file(with_id, most, f"the token 'b' has the id {most + 1}, expected 0 to {most}")
+    takes(with_id, most, f"the token 'b' has the id {most + 1}, expected 0 to {most}")
 
 
 def test_ids_are_numbers_from_zero(path: Path) -> None:
