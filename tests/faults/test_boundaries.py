@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +12,7 @@ from contract import judged, refused, takes
 from stem_edge import bundle, config, edit_file, shards, token_index, zarr_json
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit, read_edit
 from stem_edge.errors import BundleError, EditError
-from stem_edge.rows import RecordLayout
-from stem_edge.table_store import TableFormat
 
-LAYOUT = RecordLayout(records=2, layers=(0,), parts=((16,),), row_type="fp16")
 HASH = "0" * 64
 
 
@@ -38,42 +34,6 @@ def test_the_size_of_a_zarr_json(tmp_path: Path) -> None:
         assert zarr_json.read_json(tmp_path / "zarr.json") == {}
 
     takes(read, zarr_json.MAX_JSON_NBYTES, "larger than")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "records", "indexed", "valid"),
-    [
-        (1, 1, False, True), (0, 1, True, False), (2, 1, False, False), (2, 1, True, True),
-        (config.MAX_VOCAB, 2, True, True), (config.MAX_VOCAB + 1, 2, True, False),
-    ],
-)  # fmt: skip
-def test_the_tokens_of_a_table_store(tokens: int, records: int, indexed: bool, valid: bool) -> None:
-    tables = msgspec.structs.replace(LAYOUT, records=records)
-    if valid:
-        made = TableFormat(tokens=tokens, tables=tables, indexed=indexed)
-        assert made.index_nbytes == (4 * tokens if indexed else 0)
-    else:
-        with pytest.raises(ValueError, match="token"):
-            TableFormat(tokens=tokens, tables=tables, indexed=indexed)
-
-
-GOOD_LAYOUTS: dict[str, list[Any]] = {
-    "records": [config.MAX_VOCAB], "layers": [(config.MAX_LAYERS - 1,)], "parts": [((1,),)],
-}  # fmt: skip
-BAD_LAYOUTS: dict[str, list[Any]] = {
-    "records": [config.MAX_VOCAB + 1, 0],
-    "layers": [(config.MAX_LAYERS,), (-1,), (), (1, 1)],
-    "parts": [((0,),), (), ((),)],
-}
-
-
-@pytest.mark.parametrize("field", GOOD_LAYOUTS)
-def test_the_layout_of_records(field: str) -> None:
-    for good in GOOD_LAYOUTS[field]:
-        assert msgspec.structs.replace(LAYOUT, **{field: good}).record_nbytes > 0
-    for bad in BAD_LAYOUTS[field]:
-        with pytest.raises(ValueError, match=r"."):
-            msgspec.structs.replace(LAYOUT, **{field: bad})
 
 
 def saved(tmp_path: Path, edit: Edit, old: bytes = b"", new: bytes = b"") -> Path:
