@@ -81,11 +81,6 @@ def test_a_link_is_seen_whatever_the_system_says(
         disk.open_file(file)
 
 
-def test_a_missing_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        disk.open_file(tmp_path / "file")
-
-
 def test_new_files_are_new_and_others_are_continued(file: Path) -> None:
     with pytest.raises(FileExistsError):
         disk.create(file)
@@ -113,13 +108,6 @@ def test_who_may_read_a_new_file_is_up_to_the_user(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o646
-
-
-@posix
-def test_children_inherit_no_descriptor(file: Path) -> None:
-    for descriptor in (disk.open_file(file), disk.append(file), disk.create(file.with_name("new"))):
-        assert not os.get_inheritable(descriptor)
-        disk.close(descriptor)
 
 
 # Reading

@@ -112,11 +112,6 @@ def test_what_is_no_strict_json(data: bytes, said: str) -> None:
         check_json(data)
 
 
-@pytest.mark.parametrize("data", [b"{}", b" [1] ", b'{"a": {"a": 1}, "b": {"a": 1}}', b'{"a": 1}'])
-def test_what_is_strict_json(data: bytes) -> None:
-    check_json(data)
-
-
 def test_numbers_are_not_computed() -> None:
     """Python refuses to make an int of so many digits, and would take long for fewer."""
     check_json(b"[" + b"9" * 100_000 + b", 1e" + b"9" * 1000 + b"]")
