@@ -33,7 +33,7 @@ from stem_edge.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.plain_files import PlainFolders, check_file, damaged, unreadable
 from stem_edge.rows import RecordLayout
-from stem_edge.strict_json import decode_json
+from stem_edge.strict_json import decode_json, one_line
 from stem_edge.table_store import TableFormat
 from stem_edge.token_index import INDEX
 
@@ -305,9 +305,9 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     try:
         found = decode_json(data, _Version, MAX_MANIFEST_NBYTES).format_version
         if found == FORMAT_VERSION:
-            return decode_json(data, Manifest, MAX_MANIFEST_NBYTES)
-    except ValueError as error:
-        said = f"not a manifest of format {FORMAT_VERSION} ({error})"
+            return msgspec.json.decode(data, type=Manifest)
+    except (ValueError, ArithmeticError) as error:
+        said = f"not a manifest of format {FORMAT_VERSION} ({one_line(error)})"
         raise damaged(path, said) from error
     age, remedy = "newer", "upgrade stem-edge"
     if found < FORMAT_VERSION:
