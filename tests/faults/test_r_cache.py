@@ -90,14 +90,6 @@ def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
     assert {0, 7} <= resident(cache)
 
 
-def test_r9_counts_of_an_earlier_run_cannot_fill_the_range() -> None:
-    """However large they are, they weigh as the uses between two halvings."""
-    cache = RowCache(ArraySlots(LAYOUT, 4))
-    best = cache.expect_counts(np.full(V, (1 << 32) - 1, np.uint32))
-    assert len(best) == 4
-    assert int(cache.counts.sum(dtype=np.uint64)) <= 8 * 4
-
-
 def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
     cache, hot, rng = RowCache(ArraySlots(LAYOUT, 64)), np.arange(32), np.random.default_rng(0)
     for _ in range(200):

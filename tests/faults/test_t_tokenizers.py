@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers import processors as posts
 
 from stem_edge.errors import BundleError, InputError
-from stem_edge.runtime.text import TextCodec, TokenStream, probe_texts
+from stem_edge.runtime.text import TextCodec, probe_texts
 from stem_edge.tokenizer_gate import read_tokenizer
 from stem_edge.tokenizer_steps import KINDS, MAX_DEPTH
 
@@ -257,16 +257,6 @@ def test_t5_the_trial_of_a_good_tokenizer_is_quick_and_needs_little_memory() -> 
     )
     command = [sys.executable, "-c", code, str(DEMO / "tokenizer.json")]
     assert subprocess.run(command, timeout=120, check=False).returncode == 0
-
-
-@given(st.lists(st.integers(0, SIZE - 1), max_size=40))
-@settings(max_examples=300, deadline=None)
-def test_t16_streams_of_any_tokens_are_text(token_ids: list[int]) -> None:
-    stream = TokenStream(CODEC)
-    pieces = [stream.push(token) for token in token_ids] + [stream.finish()]
-    assert "".join(pieces) == CODEC.decode(token_ids)
-    for piece in pieces:
-        piece.encode()  # no half of a pair
 
 
 @given(st.text())
