@@ -19,13 +19,13 @@ from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, ro
 
 from stem_edge import disk, shards, table_check
 from stem_edge.bundle import TABLES, Bundle
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import BundleError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.store import open_store
 from stem_edge.shards import open_grid
 from stem_edge.table_check import check_tables
-from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.table_store import TableFormat
 
 __all__ = ["root"]  # the fixture
 FLOATS = RecordLayout(records=3, layers=(2, 5), parts=((4,),), row_type="fp32")
@@ -231,25 +231,3 @@ def test_what_was_read_wrongly_is_forgotten_before_it_is_read_again(
         monkeypatch.setattr(disk, "pread", disturbed)
         assert np.array_equal(store.read(np.array([3])), RECORDS[[3]])
     assert done == ["read", (STRIDE, STRIDE, 4), "read"]
-
-
-def test_one_read_needs_no_threads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no advice, a pool reads, and only if there are several records."""
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    with open_store(root, FORMAT) as store:
-        pool, mapped = store._pool, list[int]()
-        assert pool is not None
-        map_ = pool.map
-
-        def noted(call: Any, jobs: Any) -> Any:
-            mapped.append(len(jobs))
-            return map_(call, jobs)
-
-        monkeypatch.setattr(pool, "map", noted)
-        store.read(np.array([1]))
-        store.read(np.array([1, 2]))
-        assert mapped == [2]
-        refused(lambda: store.read(np.array([1, 9])), InputError, "record 9")
-    with open_store(root, FORMAT) as store:
-        assert (store.layout, store.tokens, store.index) == (LAYOUT, 5, None)
-    assert open_table_store(root).grid_of(4) == (0, 4)

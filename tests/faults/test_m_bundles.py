@@ -334,8 +334,7 @@ def test_m15_half_a_bundle(bundle: Path, missing: str, capsys: pytest.CaptureFix
 READ_ONLY = """
 import os, sys
 import stem_edge
-from pathlib import Path
-root, cache = Path(sys.argv[1]), sys.argv[2]
+root, cache = sys.argv[1:]
 
 def use():
     with stem_edge.load(root, cache_dir=cache) as model:
@@ -348,50 +347,32 @@ assert not os.access(root, os.W_OK)
 assert use() == expected
 assert set(stem_edge.verify(root).values()) == {"ok"}
 stem_edge.open_tables(root).close()
-print("usable")
-sys.stdout.flush()
-sys.stdin.readline()  # the parent takes a file away
-for call in (lambda: stem_edge.open_tables(root).close(), use):
-    try:
-        call()
-    except stem_edge.BundleError as error:
-        print(error)
-print(stem_edge.verify(root)[sys.argv[3]])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
 def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
+    """In a folder of its own, which others than root may enter. Permissions are named as a remedy in
+    test_limits_files.py."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         bundle = Path(shutil.copytree(tiny_bundle, Path(made) / "model"))
-        cache = Path(made) / "cache"
-        cache.mkdir()
+        (cache := Path(made) / "cache").mkdir()
         for path in [bundle, *bundle.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         cache.chmod(0o777)
         before = os.umask(0)  # what root leaves in the cache is for others, too
         try:
-            with subprocess.Popen(
-                [sys.executable, "-c", READ_ONLY, str(bundle), str(cache), SHARD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+            done = subprocess.run(
+                [sys.executable, "-c", READ_ONLY, str(bundle), str(cache)],
+                capture_output=True,
                 text=True,
-            ) as child:
-                assert child.stdin is not None and child.stdout is not None
-                first = child.stdout.readline()
-                (bundle / SHARD).chmod(0)
-                out, err = child.communicate("\n", timeout=120)
+                timeout=120,
+                check=False,
+            )
         finally:
             os.umask(before)
             for path in [bundle, *bundle.rglob("*")]:
                 path.chmod(0o755 if path.is_dir() else 0o644)
-    assert first == "usable\n", err
-    lines = out.splitlines()
-    assert len(lines) == 3, err
-    for line in lines[:2]:
-        assert str(bundle / SHARD) in line and "Permission denied" in line
-        assert "check the permissions" in line
-    assert "Permission denied" in lines[2]
+    assert done.returncode == 0, done.stderr
