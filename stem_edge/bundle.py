@@ -137,7 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def report(self) -> QualityReport:
-        """Of the first of the backbones."""
+        """The report of the first backbone."""
         return self.reports[self.engines[0]]
 
     @property

@@ -227,7 +227,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return ((self.row_rank or self.d_ff,),)
 
     def dense_twin(self) -> ModelConfig:
-        """The same model with up projections in all layers, and no tables."""
+        """This model with up projections in all layers, and no tables."""
         return msgspec.structs.replace(
             self, stem_layers=(), stem_ffn="stem", row_rank=0, n_experts=0
         )

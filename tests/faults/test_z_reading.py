@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from faulty_disk import shorten
 from stores import write_store
 from test_shards import edit
 from test_z_tables import FORMAT, LAYOUT, RECORDS, STRIDE, root, shard
+from threads import run_script
 
 import stem_edge
 from stem_edge import disk
@@ -135,7 +135,7 @@ try:
 except BundleError as error:
     print(error)
 # What was opened before the limit was met was given back.
-files = [open(sys.argv[0] or sys.executable, "rb") for _ in range(40)]
+files = [open(sys.executable, "rb") for _ in range(40)]
 resource.setrlimit(resource.RLIMIT_NOFILE, before)
 with open_store(root, format) as store:
     assert len(store.read(np.arange(200))) == 200
@@ -147,15 +147,7 @@ print("whole")
 def test_z16_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     many = RecordLayout(records=200, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
     write_store(tmp_path / "t", many, np.zeros((200, 20), np.uint8), records_per_shard=1)
-    script = tmp_path / "many.py"
-    script.write_text(MANY_SHARDS)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "t")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_script(MANY_SHARDS, tmp_path / "t")
     message, whole = done.stdout.splitlines() or [done.stderr, ""]
     assert str(tmp_path / "t") in message and "Too many open files" in message, done.stderr
     assert "ulimit -n" in message and whole == "whole"
