@@ -28,6 +28,7 @@ from stem_edge.export.job import Advance
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.formats import EngineName
+from stem_edge.plain_files import read_at
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import open_table_store
@@ -131,9 +132,9 @@ def _keep_file(base: Bundle, name: str, folder: Path) -> FileEntry:
 
 
 def _copy(source: Path, target: Path, entry: FileEntry) -> None:
-    with disk.Reader(source) as file, BundleFile(target) as copy:
-        while piece := file.read(COPY_NBYTES):
-            copy.write(piece)
+    with disk.opened(source) as file, BundleFile(target) as copy:
+        for at in range(0, entry.nbytes, COPY_NBYTES):
+            copy.write(bytes(read_at(file, COPY_NBYTES, at)))
     if copy.entry != entry:
         raise ExportError(
             f"{source}: sha256 is {copy.entry.sha256}, expected {entry.sha256}; the file is damaged: "

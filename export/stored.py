@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ class SourceFile:
         """Raises CheckpointError."""
         self.path = path
         try:
-            self._reader = disk.Reader(path.resolve())
+            self._descriptor = disk.open_file(path.resolve())
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: missing; copy all files of the model") from error
         except (OSError, RuntimeError) as error:  # the latter: links in a circle
@@ -52,7 +53,8 @@ class SourceFile:
             raise CheckpointError(
                 f"{path}: cannot open ({reason}); copy the model again, as plain files"
             ) from error
-        self.nbytes = self._reader.nbytes
+        weakref.finalize(self, disk.close, self._descriptor)
+        self.nbytes = disk.size(self._descriptor)
 
     @property
     def head(self) -> bytes:
@@ -71,7 +73,7 @@ class SourceFile:
 
     def _fill(self, array: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.uint8]:
         try:
-            done = disk.fill(self._reader.fileno(), array.data, at)
+            done = disk.fill(self._descriptor, array.data, at)
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check the "

@@ -101,44 +101,34 @@ __all__ = [
     "verify_runs",
 ]
 
+# Module -> what is taken from it.
 _HOMES = {
-    "Chunk": "stem_edge.runtime",
-    "Comparison": "stem_edge.editing.compare",
-    "Edit": "stem_edge.edit_file",
-    "Fit": "stem_edge.measuring.fit",
-    "Measurement": "stem_edge.measuring.measurement",
-    "MemoryPlan": "stem_edge.runtime",
-    "MmapStore": "stem_edge.mmap_store",
-    "Model": "stem_edge.runtime",
-    "Quality": "stem_edge.measuring.quality",
-    "Safety": "stem_edge.runtime.safety",
-    "SamplingParams": "stem_edge.runtime",
-    "bench": "stem_edge.measuring.bench",
-    "check_safety": "stem_edge.runtime.safety",
-    "compare_edits": "stem_edge.editing.compare",
-    "evaluate": "stem_edge.measuring.quality",
-    "export_bundle": "stem_edge.export",
-    "export_dense_gguf": "stem_edge.export.gguf_dense",
-    "fit": "stem_edge.measuring.fit",
-    "geometry": "stem_edge.measuring.geometry",
-    "load": "stem_edge.runtime",
-    "make_edit": "stem_edge.editing.making",
-    "make_row_edit": "stem_edge.editing.making",
-    "measure": "stem_edge.measuring.measurement",
-    "memory_plan": "stem_edge.runtime",
-    "open_bundle": "stem_edge.bundle",
-    "open_tables": "stem_edge.tables",
-    "providers": "stem_edge.runtime.providers_report",
-    "read_edit": "stem_edge.edit_file",
-    "verify": "stem_edge.checksums",
-    "verify_runs": "stem_edge.runtime.runs",
+    "stem_edge.bundle": ("open_bundle",),
+    "stem_edge.checksums": ("verify",),
+    "stem_edge.edit_file": ("Edit", "read_edit"),
+    "stem_edge.editing.compare": ("Comparison", "compare_edits"),
+    "stem_edge.editing.making": ("make_edit", "make_row_edit"),
+    "stem_edge.export": ("export_bundle",),
+    "stem_edge.export.gguf_dense": ("export_dense_gguf",),
+    "stem_edge.measuring.bench": ("bench",),
+    "stem_edge.measuring.fit": ("Fit", "fit"),
+    "stem_edge.measuring.geometry": ("geometry",),
+    "stem_edge.measuring.measurement": ("Measurement", "measure"),
+    "stem_edge.measuring.quality": ("Quality", "evaluate"),
+    "stem_edge.mmap_store": ("MmapStore",),
+    "stem_edge.runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
+    "stem_edge.runtime.providers_report": ("providers",),
+    "stem_edge.runtime.runs": ("verify_runs",),
+    "stem_edge.runtime.safety": ("Safety", "check_safety"),
+    "stem_edge.tables": ("open_tables",),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stem_edge' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'stem_edge' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -31,9 +31,9 @@ from stem_edge.file_names import check_names
 from stem_edge.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
-from stem_edge.plain_files import PlainFolders, check_file, not_plain, unreadable
+from stem_edge.plain_files import PlainFolders, check_file, damaged, unreadable
 from stem_edge.rows import RecordLayout
-from stem_edge.strict_json import check_json, one_line
+from stem_edge.strict_json import decode_json, one_line
 from stem_edge.table_store import TableFormat
 from stem_edge.token_index import INDEX
 
@@ -53,7 +53,6 @@ TOKEN_COUNTS = "token_counts.npy"
 WORKING = ".stem-edge-"  # and the bundle's name: the folder in which an export grows, beside it
 OLD = "-old"  # and after that: the bundle that it replaces, where names cannot be exchanged
 MAX_MANIFEST_NBYTES = 1 << 20
-COPY_AGAIN = "copy or export the bundle again"
 # A tokenizer.json twice the largest of published models.
 MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 
@@ -106,9 +105,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backbone: BackboneFormat | None = None  # for onnxruntime
     gguf: GgufFormat | None = None  # for ggml
     tables: RecordLayout | None  # of a slot of the row cache; of a dense model: None
-    rare_tables: RecordLayout | None = (
-        None  # of the records of rare tokens, if they have fewer bits
-    )
+    rare_tables: RecordLayout | None = None  # of records of rare tokens, if they have fewer bits
     indexed: bool = False  # whether an index says which record a token has
     files: dict[str, FileEntry]  # path with forward slashes -> entry
     reports: dict[EngineName, QualityReport]  # of each backbone
@@ -140,7 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def report(self) -> QualityReport:
-        """Of the first of the backbones."""
+        """The report of the first backbone."""
         return self.reports[self.engines[0]]
 
     @property
@@ -216,8 +213,10 @@ def open_bundle(path: str | Path) -> Bundle:
     for name, entry in manifest.files.items():
         folders.check(root / name)
         check_file(root / name, entry.nbytes)
+        # Whoever reads these refuses larger ones, but only after hashing all of them.
+        if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_NBYTES)):
+            raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
     _check_backbones(root, manifest)
-    _check_small_files(root, manifest)
     return Bundle(root, manifest)
 
 
@@ -226,33 +225,30 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
 
     A model that is larger than its files is refused before its shapes size anything.
     """
-    least = manifest.model.backbone_parameters * min(WEIGHT_BITS.values()) // 8
+    parameters = manifest.model.backbone_parameters
+    least = parameters * min(WEIGHT_BITS.values()) // 8
     for engine in manifest.engines:
         if (found := manifest.files[BACKBONE_FILES[engine][0]].nbytes) < least:
-            raise BundleError(
-                f"{root / MANIFEST}: a model of {manifest.model.backbone_parameters} parameters "
-                f"outside of tables, but its backbone for {engine} has {found} bytes, expected at "
-                f"least {least}; {COPY_AGAIN}"
+            raise damaged(
+                root / MANIFEST,
+                f"a model of {parameters} parameters outside of tables, but its backbone for "
+                f"{engine} has {found} bytes, expected at least {least}",
             )
     try:
         expected = weight_nbytes(manifest)
     except ValueError as error:
-        raise BundleError(
-            f"{root / MANIFEST}: this model cannot be stored as it says ({error}); {COPY_AGAIN}"
-        ) from error
+        said = f"this model cannot be stored as it says ({error})"
+        raise damaged(root / MANIFEST, said) from error
     for name, nbytes in expected.items():
         if (found := manifest.files[name].nbytes) != nbytes:
-            raise BundleError(
-                f"{root / name}: {found} bytes, but the weights of this model take {nbytes}; "
-                f"{COPY_AGAIN}"
-            )
-    gguf = manifest.gguf
-    if gguf is not None:
-        locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, gguf.weights)
+            said = f"{found} bytes, but the weights of this model take {nbytes}"
+            raise damaged(root / name, said)
+    if manifest.gguf is not None:
+        locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, manifest.gguf.weights)
 
 
 def weight_nbytes(manifest: Manifest) -> dict[str, int]:
-    """Weight file of onnxruntime -> its bytes. Raises GraphError."""
+    """Weight file of onnxruntime -> its bytes. Raises ValueError if this model has no graph."""
     if manifest.backbone is None:
         return {}
     described = manifest.model, manifest.tables, manifest.backbone
@@ -270,80 +266,61 @@ def tables_hash(files: Mapping[str, FileEntry]) -> str:
     return digest.hexdigest()
 
 
-def _check_small_files(root: Path, manifest: Manifest) -> None:
-    """Whoever reads them refuses larger ones, but only after hashing all of them."""
-    for name, limit in MAX_SMALL_NBYTES.items():
-        if (found := manifest.files[name].nbytes) > limit:
-            raise BundleError(
-                f"{root / name}: {found} bytes found, expected at most {limit}; copy or export the "
-                "bundle again"
-            )
-
-
 def open_manifest(root: str | Path) -> Manifest:
     """The checked manifest of the bundle in a folder; its files are not looked at."""
     path = Path(root) / MANIFEST
-    return parse_manifest(_read_manifest(path), path)
+    try:
+        data = disk.read_file(path, MAX_MANIFEST_NBYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_bundle(path.parent) from error
+    except OSError as error:
+        raise unreadable(path, "manifest", error) from error
+    return parse_manifest(data, path)
+
+
+def _no_bundle(root: Path) -> BundleError:
+    """The error for a place without a manifest: an export may have been cut off."""
+    working = root.absolute().with_name(WORKING + root.absolute().name)
+    if root.is_dir():
+        said = f"not a bundle, it has no {MANIFEST}; make one with: stem-edge export CHECKPOINT OUT"
+    elif root.suffix == ".gguf" and root.is_file():
+        said = (
+            "no such bundle folder, but a GGUF file; run a GGUF file with llama.cpp "
+            f"(llama-cli -m {root.name}), or give the folder of a bundle, with --engine ggml"
+        )
+    elif working.with_name(working.name + OLD).is_dir():
+        said = (
+            "no such bundle folder; the export that was to replace it was cut off: run it again, "
+            f"or rename {working.name}{OLD} to {root.name}"
+        )
+    elif working.is_dir():
+        said = "its export is not finished; run stem-edge export again"
+    else:
+        said = "no such bundle folder; give the folder of an export"
+    return BundleError(f"{root}: {said}")
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
     """The manifest in these bytes. Raises BundleError, which names the path."""
-    if len(data) > MAX_MANIFEST_NBYTES:
-        raise BundleError(
-            f"{path}: larger than {MAX_MANIFEST_NBYTES} bytes; not a manifest: export again"
-        )
     try:
-        check_json(data)
-        number = msgspec.json.decode(data, type=_Version).format_version
-        if number > FORMAT_VERSION:
-            raise BundleError(
-                f"{path}: bundle format {number} is newer than this stem-edge reads "
-                f"({FORMAT_VERSION}); upgrade stem-edge"
-            )
-        if number < FORMAT_VERSION:
-            raise BundleError(
-                f"{path}: bundle format {number} is older than this stem-edge reads "
-                f"({FORMAT_VERSION}); export the checkpoint again with: stem-edge export CHECKPOINT "
-                f"{path.parent} --force"
-            )
-        return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError) as error:
-        raise BundleError(
-            f"{path}: not a manifest of format {FORMAT_VERSION} ({one_line(error)}); copy or "
-            "export the bundle again"
-        ) from error
+        found = decode_json(data, _Version, MAX_MANIFEST_NBYTES).format_version
+        if found == FORMAT_VERSION:
+            return msgspec.json.decode(data, type=Manifest)
+    except (ValueError, ArithmeticError) as error:
+        said = f"not a manifest of format {FORMAT_VERSION} ({one_line(error)})"
+        raise damaged(path, said) from error
+    age, remedy = "newer", "upgrade stem-edge"
+    if found < FORMAT_VERSION:
+        age = "older"
+        again = f"stem-edge export CHECKPOINT {path.parent} --force"
+        remedy = f"export the checkpoint again with: {again}"
+    raise BundleError(
+        f"{path}: bundle format {found} is {age} than this stem-edge reads ({FORMAT_VERSION}); "
+        f"{remedy}"
+    )
 
 
 class _Version(msgspec.Struct):
     """What every format of the manifest has in common."""
 
     format_version: Annotated[int, msgspec.Meta(le=2**31 - 1)]
-
-
-def _no_bundle(root: Path) -> BundleError:
-    """The error for a folder that is not there: an export may have been cut off."""
-    working = root.absolute().with_name(WORKING + root.absolute().name)
-    if working.with_name(working.name + OLD).is_dir():
-        return BundleError(
-            f"{root}: no such bundle folder; the export that was to replace it was cut off: run it "
-            f"again, or rename {working.name}{OLD} to {root.name}"
-        )
-    if working.is_dir():
-        return BundleError(f"{root}: its export is not finished; run stem-edge export again")
-    return BundleError(f"{root}: no such bundle folder; give the folder of an export")
-
-
-def _read_manifest(path: Path) -> bytes:
-    try:
-        if not path.parent.is_dir():
-            raise _no_bundle(path.parent)
-        return disk.read_file(path, MAX_MANIFEST_NBYTES)
-    except FileNotFoundError as error:
-        raise BundleError(
-            f"{path.parent}: not a bundle, it has no {MANIFEST}; "
-            "make one with: stem-edge export CHECKPOINT OUT"
-        ) from error
-    except disk.NotRegularError as error:
-        raise not_plain(path) from error
-    except OSError as error:
-        raise unreadable(path, "manifest", error) from error

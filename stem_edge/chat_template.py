@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import subprocess
 import threading
 import weakref
@@ -20,9 +19,10 @@ from typing import IO, Any, Never, Self, cast
 
 import msgspec
 
-from stem_edge import disk
-from stem_edge.child import module_command, pass_lines
+from stem_edge.child import module_command
 from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.plain_files import damaged, read_plain
+from stem_edge.strict_json import one_line
 from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
@@ -70,17 +70,13 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
 
     Raises BundleError, and InputError if there is none.
     """
+    data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
     try:
-        data = disk.read_file(path, MAX_CONFIG_NBYTES)
         if len(data) > MAX_CONFIG_NBYTES:
             raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
         config = msgspec.json.decode(data, type=dict[str, Any])
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
-        ) from error
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-        raise BundleError(f"{path}: not a JSON object ({error}); export it again") from None
+        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(
@@ -146,11 +142,8 @@ class ChatTemplate:
 
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         with self._lock:
-            worker, self._worker = (
-                self._worker,
-                None,
-            )  # until it has answered, it is not asked again
-            worker = worker or self._start()
+            worker = self._worker or self._start()
+            self._worker = None  # until it has answered, it is not asked again
             try:
                 answer = msgspec.json.decode(worker.ask(request, seconds), type=dict[str, Any])
                 self._worker = worker
@@ -192,7 +185,7 @@ class ChatTemplate:
 
 
 class _Worker:
-    """The process, and a thread that reads its answers: Windows cannot wait for a pipe."""
+    """The process, which is killed when it does not answer in time."""
 
     def __init__(self) -> None:
         process = subprocess.Popen(
@@ -201,52 +194,47 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._kill = process.kill
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._stdin = cast(IO[bytes], process.stdin)
-        thread = threading.Thread(
-            target=pass_lines,
-            args=(process.stdout, self._lines.put, MAX_ANSWER_NBYTES),
-            name="stem-edge-chat",
-            daemon=True,
-        )
-        self.close = weakref.finalize(self, _end, os.getpid(), process, thread)
+        self._process = process
+        self.close = weakref.finalize(self, _end, os.getpid(), process)
         try:
-            thread.start()
-            self._next(START_SECONDS)  # it says that it is ready
+            self.ask(b"", START_SECONDS)  # it says that it is ready
         except BaseException:
             self.close()
             raise
 
     def ask(self, request: bytes, seconds: float) -> bytes:
         """The answer to a request, a line each. Raises OSError, of it TimeoutError."""
-        # A process that does not read would have us wait in `write` for ever.
-        end = threading.Timer(seconds, self._kill)
+        stdin, stdout = (cast(IO[bytes], p) for p in (self._process.stdin, self._process.stdout))
+        # A process that does not read would have us wait for ever, as one that does not answer.
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            self._process.kill()
+
+        end = threading.Timer(seconds, expire)
         end.start()
         try:
-            self._stdin.write(request)
-            self._stdin.flush()
+            stdin.write(request)
+            stdin.flush()
+            line = stdout.readline(MAX_ANSWER_NBYTES)
+        except BrokenPipeError:
+            line = b""
         finally:
             end.cancel()
             end.join()
-        return self._next(seconds)
-
-    def _next(self, seconds: float) -> bytes:
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise TimeoutError from None
+        if late.is_set():
+            raise TimeoutError
         if not line.endswith(b"\n"):
             raise BrokenPipeError
         return line
 
 
-def _end(owner: int, process: subprocess.Popen[bytes], thread: threading.Thread) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes]) -> None:
     if os.getpid() != owner:  # we are a fork of the process that goes on with it
         return
     process.kill()
     process.wait()
-    with contextlib.suppress(OSError):  # of what was not written yet
-        cast(IO[bytes], process.stdin).close()
-    if thread.is_alive():
-        thread.join()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):  # of what was not written yet
+            cast(IO[bytes], pipe).close()

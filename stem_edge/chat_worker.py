@@ -107,7 +107,7 @@ def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Of a request; whatever goes wrong is an answer, too."""
+    """The answer to a request; whatever goes wrong is one, too."""
     try:
         return render(compiled(request["template"]), request)
     except RefusedMessagesError as error:

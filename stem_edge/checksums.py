@@ -15,8 +15,7 @@ from stem_edge.plain_files import (
     check_file,
     check_status,
     open_plain,
-    read_at,
-    remedy_for,
+    read_piece,
     unreadable,
 )
 
@@ -44,19 +43,14 @@ def verify(
 
 def _names(root: Path) -> set[str]:
     """Everything below a folder that is no folder itself; links are not followed."""
-    found, folders = set(), [root]
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    path = folder / entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(path)
-                    else:
-                        found.add(path.relative_to(root).as_posix())
-        except OSError as error:
-            raise unreadable(folder, "folder", error) from error
+
+    def fail(error: OSError) -> None:
+        raise unreadable(Path(error.filename), "folder", error) from error
+
+    found = set()
+    for folder, folders, files in os.walk(root, onerror=fail):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        found |= {Path(folder, name).relative_to(root).as_posix() for name in files + links}
     return found
 
 
@@ -72,32 +66,17 @@ def _verify_file(
 
 
 def sha256_of(path: Path, nbytes: int, progress: Callable[[int], object]) -> str:
-    """Of a plain file of so many bytes. Raises BundleError if it is none, or cannot be read."""
+    """Hash a plain file of so many bytes. Raises BundleError if it is another, or cannot be read."""
     check_file(path, nbytes)
     descriptor = open_plain(path, "file")
     try:
         # The file that is read is the one that was looked at, whatever is at the path by now.
         check_status(path, os.fstat(descriptor), nbytes)
-        return _digest(path, descriptor, nbytes, progress)
+        digest = hashlib.sha256()
+        for at in range(0, nbytes, HASH_PIECE_NBYTES):
+            piece = read_piece(path, descriptor, min(HASH_PIECE_NBYTES, nbytes - at), at)
+            digest.update(piece)
+            progress(len(piece))
+        return digest.hexdigest()
     finally:
         disk.close(descriptor)
-
-
-def _digest(path: Path, descriptor: int, nbytes: int, progress: Callable[[int], object]) -> str:
-    digest, at = hashlib.sha256(), 0
-    while at < nbytes:
-        try:
-            piece = read_at(descriptor, min(HASH_PIECE_NBYTES, nbytes - at), at)
-        except OSError as error:
-            raise BundleError(
-                f"{path}: cannot read at byte {at} ({error.strerror}); {remedy_for(error)}"
-            ) from error
-        if not piece:
-            raise BundleError(
-                f"{path}: ends at byte {at} of {nbytes}; it was cut while it was read: copy or "
-                "export the bundle again"
-            )
-        digest.update(piece)
-        progress(len(piece))
-        at += len(piece)
-    return digest.hexdigest()

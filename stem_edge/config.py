@@ -4,6 +4,7 @@ what a model computes. A new architecture is a checkpoint reader that fills it i
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,13 @@ MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
 MAX_PARAMETERS = 1 << 40  # of the backbone, whose matrices become a node for each few millions
+LARGEST = {
+    "vocab_size": MAX_VOCAB,
+    "n_layers": MAX_LAYERS,
+    "max_context": MAX_CONTEXT,
+    **dict.fromkeys(("dim", "head_dim", "d_ff"), MAX_WIDTH),
+    **dict.fromkeys(("n_heads", "n_kv_heads"), MAX_HEADS),
+}
 MAX_FACTOR = 1 << 16
 MAX_THETA = 1e15
 LEAST_SCALING = 1e-6
@@ -95,13 +103,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_range("vocab_size", MAX_VOCAB)
-        self._check_range("n_layers", MAX_LAYERS)
-        self._check_range("max_context", MAX_CONTEXT)
-        for field in ("dim", "head_dim", "d_ff"):
-            self._check_range(field, MAX_WIDTH)
-        for field in ("n_heads", "n_kv_heads"):
-            self._check_range(field, MAX_HEADS)
+        for field, largest in LARGEST.items():
+            if not 0 < (value := getattr(self, field)) <= largest:
+                raise ValueError(f"{field} is {value}; expected 1 to {largest}")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
@@ -127,11 +131,6 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(
                     f"special token id {token} outside of vocab_size {self.vocab_size}"
                 )
-
-    def _check_range(self, field: str, largest: int) -> None:
-        value = getattr(self, field)
-        if not 0 < value <= largest:
-            raise ValueError(f"{field} is {value}; expected 1 to {largest}")
 
     def _check_layers(self, field: str, layers: tuple[int, ...]) -> None:
         if list(layers) != sorted(set(layers)):
@@ -228,7 +227,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return ((self.row_rank or self.d_ff,),)
 
     def dense_twin(self) -> ModelConfig:
-        """The same model with up projections in all layers, and no tables."""
+        """This model with up projections in all layers, and no tables."""
         return msgspec.structs.replace(
             self, stem_layers=(), stem_ffn="stem", row_rank=0, n_experts=0
         )
@@ -241,8 +240,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def record_values(self) -> int:
         """Values in one record."""
-        width = sum(_product(shape) for shape in self.row_parts())
-        return width * len(self.stem_layers)
+        return sum(map(prod, self.row_parts())) * len(self.stem_layers)
 
     @property
     def table_parameters(self) -> int:
@@ -252,17 +250,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def backbone_parameters(self) -> int:
         """Parameters outside of the tables."""
-        return sum(map(_product, self.backbone_shapes().values()))
+        return sum(map(prod, self.backbone_shapes().values()))
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: the backbone (one row of its embedding) and one record."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.record_values
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    return shape[0] * (shape[1] if len(shape) == 2 else 1)
 
 
 def _check_scaling(scaling: RopeScaling) -> None:

@@ -3,7 +3,8 @@
 What the exporter writes and what the runtime reads of a bundle goes through these few functions,
 called as `disk.write(...)`, so that tests can put another disk in their place: one whose k-th call
 fails, that reads short, or that forgets what was not synced when the power goes. All of them raise
-OSError, as the system's own calls do; who calls says which file, and what to do.
+OSError, as the system's own calls do; who calls says which file, and what to do. A signal interrupts
+none of them: Python calls the system again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import io
 import os
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +27,6 @@ _READ = os.O_RDONLY | _BINARY | _CAREFUL
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
 _EXCHANGE, _AT_CWD = 2, -100  # of Linux: RENAME_EXCHANGE, AT_FDCWD
-MAX_INTERRUPTS = 1000  # in a row by signals; a device that gives nothing else is broken
 _seek_lock = threading.Lock()
 
 
@@ -168,13 +167,8 @@ def _renameat2() -> Callable[..., int] | None:
         return None
     with contextlib.suppress(OSError, AttributeError):
         call = ctypes.CDLL(None, use_errno=True).renameat2
-        call.argtypes = [
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_uint,
-        ]
+        place = (ctypes.c_int, ctypes.c_char_p)
+        call.argtypes = [*place, *place, ctypes.c_uint]
         return call
     return None
 
@@ -182,47 +176,39 @@ def _renameat2() -> Callable[..., int] | None:
 # Made of those above.
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Descriptor of a regular file, for reading, until the block ends."""
+    descriptor = open_file(path)
+    try:
+        yield descriptor
+    finally:
+        close(descriptor)
+
+
 def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
     """Fill all of the buffer from there on; returns the bytes read, fewer only at the file's end."""
-    done, interrupts = 0, 0
-    while done < len(buffer):
-        try:
-            count = pread(descriptor, buffer[done:], offset + done)
-        except InterruptedError:
-            interrupts += 1
-            if interrupts > MAX_INTERRUPTS:
-                raise
-            continue
-        if not count:
-            break
+    done = 0
+    while done < len(buffer) and (count := pread(descriptor, buffer[done:], offset + done)):
         done += count
     return done
 
 
 def read_file(path: Path, limit: int) -> bytes:
     """A small file, or its first `limit` + 1 bytes if it is larger."""
-    descriptor = open_file(path)
-    try:
+    with opened(path) as descriptor:
         buffer = memoryview(bytearray(min(size(descriptor), limit + 1)))
         return bytes(buffer[: fill(descriptor, buffer, 0)])
-    finally:
-        close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of the data."""
-    view, interrupts = memoryview(data), 0
+    view = memoryview(data)
     rest = view.cast("B") if view.nbytes else memoryview(b"")
     while rest:
-        try:
-            count = write(descriptor, rest)
-        except InterruptedError:
-            interrupts += 1
-            if interrupts > MAX_INTERRUPTS:
-                raise
-            continue
+        count = write(descriptor, rest)
         if not count:  # which would go on for ever
-            raise OSError(errno.EIO, "the device takes no more bytes and says not why")
+            raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
         rest = rest[count:]
 
 
@@ -242,46 +228,3 @@ def make_folders(path: Path) -> None:
         make_folders(path.parent)
         with contextlib.suppress(FileExistsError):
             make_folder(path)
-
-
-class Reader(io.RawIOBase):
-    """A regular file of a bundle as a file object, for parsers that want one."""
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor, self._at = open_file(path), 0
-        self.nbytes = size(self.descriptor)
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """See io.IOBase.seek."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.nbytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """See io.RawIOBase.readinto."""
-        if self.closed:
-            raise ValueError("read of a closed file")
-        view = memoryview(buffer)
-        count = fill(self.descriptor, view.cast("B"), self._at) if view.nbytes else 0
-        self._at += count
-        return count
-
-    def fileno(self) -> int:
-        """The descriptor; of a closed file it may be another's by now. Raises ValueError then."""
-        if self.closed:
-            raise ValueError("the file is closed")
-        return self.descriptor
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        if not self.closed:
-            super().close()
-            close(self.descriptor)

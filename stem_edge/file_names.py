@@ -23,25 +23,17 @@ def check_names(names: Collection[str]) -> None:
     """Raises ValueError for a name that is not plain, and for two that could be one file."""
     if len(names) > MAX_FILES:
         raise ValueError(f"{len(names)} files; expected at most {MAX_FILES}")
-    spelled: dict[str, str] = {}
-    known: set[str] = set()
-    folders: set[str] = set()
     for name in names:
         _check_name(name)
-        parts = name.split("/")
-        for end in range(len(parts)):
-            path = "/".join(parts[: end + 1])
-            if path in known:
-                continue
-            known.add(path)
-            other = spelled.setdefault(_folded(path), path)
-            if other != path:
-                raise ValueError(
-                    f"file names {other!r} and {path!r} are the same where case does not count"
-                )
-        folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."}
     if both := folders & set(names):
         raise ValueError(f"{min(both)!r} is the name of a file and of a folder")
+    spelled: dict[str, str] = {}
+    for path in sorted(folders.union(names)):
+        if (other := spelled.setdefault(_folded(path), path)) != path:
+            raise ValueError(
+                f"file names {other!r} and {path!r} are the same where case does not count"
+            )
 
 
 def _check_name(name: str) -> None:
@@ -65,5 +57,5 @@ def _is_plain(part: str) -> bool:
 
 
 def _folded(name: str) -> str:
-    """The same text for all names that some file system takes for one."""
+    """What all names have in common that some file system takes for one."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

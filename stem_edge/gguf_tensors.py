@@ -19,6 +19,7 @@ from stem_edge.errors import BundleError
 from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT, gguf_name, tensor_types
+from stem_edge.plain_files import read_at
 
 EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge export CHECKPOINT OUT --engine gguf"
 
@@ -101,9 +102,8 @@ def locate(path: Path, nbytes: int, config: ModelConfig, weights: GgufType) -> G
 
 def _read(path: Path, start: int, nbytes: int) -> bytes:
     try:
-        with disk.Reader(path) as file:
-            file.seek(start)
-            return file.read(nbytes)
+        with disk.opened(path) as descriptor:
+            return bytes(read_at(descriptor, nbytes, start))
     except OSError as error:
         raise BundleError(
             f"{path}: cannot read ({error.strerror}); restore the file or {EXPORT_AGAIN}"

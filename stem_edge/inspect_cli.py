@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 import stem_edge
-from stem_edge.bundle import GGUF, TABLES, Bundle, Manifest, open_bundle
+from stem_edge.bundle import GGUF, TABLES, Bundle, Manifest, QualityReport, open_bundle
 from stem_edge.command_line import engine_name
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
@@ -30,6 +31,7 @@ from stem_edge.providers_cli import (
     parse_providers,
     show_listing,
 )
+from stem_edge.rows import RecordLayout
 from stem_edge.text_table import printable
 from stem_edge.units import format_size
 
@@ -106,30 +108,33 @@ def run(args: argparse.Namespace) -> int:
         )
     if is_listing(args):
         show_listing(args)
-        return 0
-    if args.geometry:
+    elif args.geometry:
         show_geometry(args)
-        return 0
+    else:
+        shown = _asked(args)
+        print(json.dumps(shown, indent=1) if args.json else shown)
+    return 0
+
+
+def _asked(args: argparse.Namespace) -> object:
+    """What is asked for: figures for JSON, or a text."""
     if args.cost:
         report = cost_report(args.bundle, args.context_length, args.text)
-        print(json.dumps(cost_figures(report), indent=1) if args.json else cost_table(report))
-        return 0
-    if args.memory is not None:
-        plan = stem_edge.memory_plan(
-            args.bundle,
-            args.memory or None,
-            args.context_length,
-            engine=args.engine,
-            repack=args.repack,
-            providers=parse_providers(args.providers),
-            provider_libraries=parse_libraries(args.provider_library),
-            device_memory=args.device_memory,
-        )
-        print(json.dumps(memory_figures(plan), indent=1) if args.json else memory_table(plan))
-        return 0
-    bundle = open_bundle(args.bundle)
-    print(json.dumps(figures(bundle.manifest), indent=1) if args.json else table(bundle))
-    return 0
+        return cost_figures(report) if args.json else cost_table(report)
+    if args.memory is None:
+        bundle = open_bundle(args.bundle)
+        return figures(bundle.manifest) if args.json else table(bundle)
+    plan = stem_edge.memory_plan(
+        args.bundle,
+        args.memory or None,
+        args.context_length,
+        engine=args.engine,
+        repack=args.repack,
+        providers=parse_providers(args.providers),
+        provider_libraries=parse_libraries(args.provider_library),
+        device_memory=args.device_memory,
+    )
+    return memory_figures(plan) if args.json else memory_table(plan)
 
 
 def figures(manifest: Manifest) -> dict[str, object]:
@@ -149,60 +154,61 @@ def figures(manifest: Manifest) -> dict[str, object]:
 def memory_figures(plan: MemoryPlan) -> dict[str, object]:
     """The plan as plain JSON values, bytes and counts."""
     figures = asdict(plan) | {"total": plan.total}
-    return figures | (
-        {"device": figures["device"] | {"total": plan.device.total}} if plan.device else {}
-    )
+    if plan.device:
+        figures["device"] |= {"total": plan.device.total}
+    return figures
 
 
 def memory_table(plan: MemoryPlan) -> str:
     """The plan for people: anonymous memory, part by part."""
-    lines = [f"{'engine':<34}{plan.engine:>10}"]
-    lines += [f"{'provider':<34}{plan.provider:>10}"] if plan.variant else []
-    lines += _parts(plan.parts(), "anonymous memory at most", plan.total)
+    lines = [_amount("engine", plan.engine)]
+    lines += [_amount("provider", plan.provider)] if plan.variant else []
+    lines += _parts([*plan.parts(), ("anonymous memory at most", plan.total)])
     if plan.prefill_refused:
         lines += ["", *wrap(f"prefill graph not used: {plan.prefill_refused}")]
     if plan.device is not None:
         lines += ["", f"memory of the device ({plan.provider}, {plan.variant})"]
-        lines += _parts(plan.device.parts(), "at most", plan.device.total)
+        lines += _parts([*plan.device.parts(), ("at most", plan.device.total)])
     return "\n".join(lines)
 
 
-def _parts(parts: list[tuple[str, int]], all: str, total: int) -> list[str]:
-    return [f"{name:<34}{format_size(nbytes):>10}" for name, nbytes in [*parts, (all, total)]]
+def _amount(name: str, shown: str) -> str:
+    return f"{name:<34}{shown:>10}"
+
+
+def _parts(parts: list[tuple[str, int]]) -> list[str]:
+    return [_amount(name, format_size(nbytes)) for name, nbytes in parts]
 
 
 def table(bundle: Bundle) -> str:
     """A readable table, as wide as a small terminal."""
-    manifest = bundle.manifest
-    sections = [_architecture(manifest), _storage(manifest), _quality(manifest), _files(manifest)]
     lines = [str(bundle.path)]
-    for rows in sections:
-        lines.append("")
-        lines += [f"{name:<22}{value}".rstrip() for name, value in rows]
+    for section in (_architecture, _storage, _quality, _files):
+        rows = section(bundle.manifest)
+        lines += ["", *(f"{name:<22}{value}".rstrip() for name, value in rows)]
     return "\n".join(lines)
 
 
-Rows = list[tuple[str, str]]
+Rows = Iterator[tuple[str, str]]
 
 
 def _architecture(manifest: Manifest) -> Rows:
     model = manifest.model
     layers = ", ".join(map(str, model.stem_layers)) or "none, a dense model"
-    heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values, {model.head_dim} wide"
     total = model.backbone_parameters + model.table_parameters
+    yield "architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {model.d_ff}"
+    heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
+    yield "attention", f"{heads}, {model.head_dim} wide"
+    yield "", _attention_details(model)
+    yield "STEM layers", f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
+    if model.stem_layers:
+        yield "  their FFN", _ffn(model)
     head = "tied to the embedding" if model.tied_head else "of its own"
-    return [
-        ("architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {model.d_ff}"),
-        ("attention", heads),
-        ("", _attention_details(model)),
-        ("STEM layers", f"{len(model.stem_layers)} of {model.n_layers}: {layers}"),
-        *([("  their FFN", _ffn(model))] if model.stem_layers else []),
-        ("vocabulary", f"{model.vocab_size:,} tokens, head {head}"),
-        ("context", f"{model.max_context:,} tokens"),
-        ("parameters", f"{total:,}"),
-        ("  in tables", f"{model.table_parameters:,} ({model.table_parameters / total:.0%})"),
-        ("  active per token", f"{model.active_parameters:,}"),
-    ]
+    yield "vocabulary", f"{model.vocab_size:,} tokens, head {head}"
+    yield "context", f"{model.max_context:,} tokens"
+    yield "parameters", f"{total:,}"
+    yield "  in tables", f"{model.table_parameters:,} ({model.table_parameters / total:.0%})"
+    yield "  active per token", f"{model.active_parameters:,}"
 
 
 def _attention_details(model: ModelConfig) -> str:
@@ -224,43 +230,32 @@ def _ffn(model: ModelConfig) -> str:
 
 
 def _storage(manifest: Manifest) -> Rows:
+    backbone, gguf, tables = manifest.backbone, manifest.gguf, manifest.tables
+    if backbone is not None:
+        nbytes = format_size(manifest.reports["onnxruntime"].backbone_nbytes)
+        yield "backbone", f"{nbytes}, {_weights(backbone)}"
+        types = dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS))
+        yield "  embedding, head", " and ".join(types)
+        prefill = "none"
+        if backbone.prefill:
+            nbytes = format_size(manifest.files[PREFILL_DATA].nbytes)
+            prefill = f"including {nbytes} of int8 weights for prompts"
+        yield "  prefill graph", prefill
+    if gguf is not None:
+        weighted = ", channels weighted by a text" if gguf.importance else ""
+        nbytes = format_size(manifest.files[GGUF].nbytes)
+        yield "backbone for ggml", f"{nbytes}, {gguf.weights}{weighted}"
+        # Rows that no K-quant fits are stored in other types, which is not in the mixture's name.
+        counts = Counter(t.name for t in matrix_types(manifest.model, gguf.weights))
+        stored = [f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()]
+        yield "  types of matrices", ", ".join(stored)
+    if tables is not None:
+        nbytes = format_size(_nbytes(manifest, TABLES))
+        yield "tables on flash", f"{nbytes}, {_row_types(tables, manifest.rare_tables)}"
+        record = format_size(tables.record_nbytes)
+        yield "  one record", f"{record}, what a token reads at most"
     checkpoint = max(report.checkpoint_nbytes for report in manifest.reports.values())
-    return [
-        *_onnx_backbone(manifest),
-        *_gguf_backbone(manifest),
-        *_tables(manifest),
-        ("checkpoint was", format_size(checkpoint)),
-    ]
-
-
-def _onnx_backbone(manifest: Manifest) -> Rows:
-    backbone = manifest.backbone
-    if backbone is None:
-        return []
-    nbytes = manifest.reports["onnxruntime"].backbone_nbytes
-    prefill = manifest.files[PREFILL_DATA].nbytes if backbone.prefill else 0
-    return [
-        ("backbone", f"{format_size(nbytes)}, {_weights(backbone)}"),
-        ("  embedding, head", " and ".join(dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS)))),
-        (
-            "  prefill graph",
-            f"including {format_size(prefill)} of int8 weights for prompts" if prefill else "none",
-        ),
-    ]
-
-
-def _gguf_backbone(manifest: Manifest) -> Rows:
-    if manifest.gguf is None:
-        return []
-    weighted = ", channels weighted by a text" if manifest.gguf.importance else ""
-    nbytes = format_size(manifest.files[GGUF].nbytes)
-    rows = [("backbone for ggml", f"{nbytes}, {manifest.gguf.weights}{weighted}")]
-    # Rows that no K-quant fits are stored in other types, which is not in the name of the mixture.
-    counts = Counter(t.name for t in matrix_types(manifest.model, manifest.gguf.weights))
-    stored = ", ".join(
-        f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()
-    )
-    return [*rows, ("  types of matrices", stored)]
+    yield "checkpoint was", format_size(checkpoint)
 
 
 def _weights(backbone: BackboneFormat) -> str:
@@ -273,60 +268,50 @@ def _weights(backbone: BackboneFormat) -> str:
     return details + (f", by {backbone.quantizer}" if backbone.quantizer != "rtn" else "")
 
 
-def _tables(manifest: Manifest) -> Rows:
-    tables, rare = manifest.tables, manifest.rare_tables
-    if tables is None:
-        return []
+def _row_types(tables: RecordLayout, rare: RecordLayout | None) -> str:
     groups = f" in groups of {tables.group_size}" if tables.quantized else ""
-    kinds = f"{tables.row_type}{groups}"
-    if rare is not None:
-        frequent = tables.records - rare.records
-        kinds = f"int8 of {frequent:,} records{groups}, int4 of {rare.records:,}"
-    nbytes = format_size(_nbytes(manifest, TABLES))
-    return [
-        ("tables on flash", f"{nbytes}, {kinds}"),
-        ("  one record", f"{format_size(tables.record_nbytes)}, what a token reads at most"),
-    ]
+    if rare is None:
+        return f"{tables.row_type}{groups}"
+    frequent = tables.records - rare.records
+    return f"int8 of {frequent:,} records{groups}, int4 of {rare.records:,}"
 
 
 def _quality(manifest: Manifest) -> Rows:
-    rows: Rows = []
     for engine in manifest.engines:
-        rows += [("on " + engine, "")] if len(manifest.engines) > 1 else []
-        rows += _report(manifest, engine)
-    return rows
+        if len(manifest.engines) > 1:
+            yield "on " + engine, ""
+        yield from _report(manifest.reports[engine])
+        gptq = manifest.backbone is not None and manifest.backbone.quantizer == "gptq"
+        if gptq and engine == "onnxruntime":
+            yield "", "GPTQ accepts larger weight errors for smaller output errors"
+        yield from (("note", printable(note)) for note in manifest.reports[engine].notes)
 
 
-def _report(manifest: Manifest, engine: EngineName) -> Rows:
-    report = manifest.reports[engine]
+def _report(report: QualityReport) -> Rows:
     divergence = f"{report.divergence:g} nats from the checkpoint, mean"
     if report.divergence_99 is not None:
         divergence += f"; 99th percentile {report.divergence_99:g}"
-    rows = [("divergence", divergence)]
+    yield "divergence", divergence
     if report.prefill_divergence is not None:
         apart = report.prefill_from_decode
         further = "" if apart is None else f", and {apart:g} from the graphs that decode"
-        rows.append(("  of prefill graph", f"{report.prefill_divergence:g} nats{further}"))
+        yield "  of prefill graph", f"{report.prefill_divergence:g} nats{further}"
     if report.agreement is not None:
-        rows.append(("same best token", f"at {report.agreement:.1%} of positions"))
+        yield "same best token", f"at {report.agreement:.1%} of positions"
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
-    rows.append(("logit difference", f"{difference} (logits up to {report.greatest_logit:g})"))
-    rows.append(("quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"))
+    yield "logit difference", f"{difference} (logits up to {report.greatest_logit:g})"
+    yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
     for kind, error in report.errors.items():
-        rows.append((f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"))
-    gptq = manifest.backbone is not None and manifest.backbone.quantizer == "gptq"
-    if gptq and engine == "onnxruntime":
-        rows.append(("", "GPTQ accepts larger weight errors for smaller output errors"))
-    return rows + [("note", printable(note)) for note in report.notes]
+        yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
 
 
 def _files(manifest: Manifest) -> Rows:
     names = sorted(manifest.files)
-    rows = [(format_size(manifest.files[name].nbytes), name) for name in names[:FILES_SHOWN]]
-    if len(names) > FILES_SHOWN:
-        rest = sum(manifest.files[name].nbytes for name in names[FILES_SHOWN:])
-        rows.append((format_size(rest), f"in {len(names) - FILES_SHOWN} more files"))
-    return rows
+    for name in names[:FILES_SHOWN]:
+        yield format_size(manifest.files[name].nbytes), name
+    if rest := names[FILES_SHOWN:]:
+        nbytes = sum(manifest.files[name].nbytes for name in rest)
+        yield format_size(nbytes), f"in {len(rest)} more files"
 
 
 def _nbytes(manifest: Manifest, folder: str) -> int:

@@ -27,8 +27,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from stem_edge import disk
-from stem_edge.errors import BundleError, InputError
-from stem_edge.plain_files import open_plain
+from stem_edge.errors import InputError
+from stem_edge.plain_files import damaged, open_plain
 from stem_edge.table_store import TableStore, open_table_store
 from stem_edge.token_index import INDEX
 
@@ -96,10 +96,7 @@ class MmapStore(LocalStore):
         try:
             view = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise BundleError(
-                f"{Path(self.root) / key}: cannot map this file ({error}); copy or export the "
-                "bundle again"
-            ) from error
+            raise damaged(Path(self.root) / key, f"cannot map this file ({error})") from error
         finally:
             disk.close(descriptor)
         # Two threads may both come here; one map more than needed is harmless.

@@ -25,6 +25,14 @@ _KINDS = {
 }
 
 
+COPY_AGAIN = "copy or export the bundle again"
+
+
+def damaged(path: Path, said: str) -> BundleError:
+    """The error for a file of a bundle that is not what was exported."""
+    return BundleError(f"{path}: {said}; {COPY_AGAIN}")
+
+
 def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
     """The error for something else than a file, or folder, at this path."""
     try:
@@ -57,8 +65,6 @@ def open_plain(path: Path, what: str) -> int:
     """Descriptor of a regular file; `what` it is, for the message of a BundleError."""
     try:
         return disk.open_file(path)
-    except disk.NotRegularError as error:
-        raise not_plain(path) from error
     except OSError as error:
         raise unreadable(path, what, error) from error
 
@@ -67,14 +73,14 @@ def read_plain(path: Path, limit: int, what: str) -> bytes:
     """A small file, or its first `limit` + 1 bytes if it is larger. Raises BundleError."""
     try:
         return disk.read_file(path, limit)
-    except disk.NotRegularError as error:
-        raise not_plain(path) from error
     except OSError as error:
         raise unreadable(path, what, error) from error
 
 
 def unreadable(path: Path, what: str, error: OSError) -> BundleError:
-    """The error for a file that the system does not let us read."""
+    """The error for a file that the system does not let us read, or that is none."""
+    if isinstance(error, disk.NotRegularError):
+        return not_plain(path)
     return BundleError(f"{path}: cannot read this {what} ({error.strerror}); {remedy_for(error)}")
 
 
@@ -85,6 +91,23 @@ def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:
         count = disk.fill(descriptor, view, offset)
     del buffer[count:]
     return buffer
+
+
+def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearray:
+    """Just so many bytes of this file from there on. Raises BundleError."""
+    try:
+        data = read_at(descriptor, nbytes, offset)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot read {nbytes} bytes at byte {offset} ({error.strerror}); "
+            f"{remedy_for(error)}"
+        ) from error
+    if len(data) != nbytes:
+        raise damaged(
+            path,
+            f"{len(data)} of {nbytes} bytes at byte {offset}; the file was cut while it was read",
+        )
+    return data
 
 
 def check_folder(path: Path) -> None:
@@ -110,14 +133,11 @@ def check_file(path: Path, nbytes: int) -> None:
 
 
 def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
-    """The same for a status that is known."""
+    """Raises BundleError unless this status of the path is that of a file of so many bytes."""
     if not stat.S_ISREG(status.st_mode):
         raise not_plain(path)
     if status.st_size != nbytes:
-        raise BundleError(
-            f"{path}: {status.st_size} bytes found, {nbytes} expected; "
-            "the file is cut or damaged: copy or export the bundle again"
-        )
+        raise damaged(path, f"{status.st_size} bytes found, {nbytes} expected")
 
 
 class PlainFolders:

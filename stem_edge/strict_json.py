@@ -9,13 +9,27 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+T = TypeVar("T")
 MAX_DEPTH = 32
 MAX_REASON_CHARS = 300
 BOM = b"\xef\xbb\xbf"
 # A string, also one that never ends, or a bracket. Possessive, so that nothing is looked at twice.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+
+
+def decode_json(data: bytes, type: type[T], most: int) -> T:
+    """The value in strict JSON of at most so many bytes. Raises ValueError, whose text is one line."""
+    try:
+        if len(data) > most:
+            raise ValueError(f"larger than {most} bytes")
+        check_json(data)
+        return msgspec.json.decode(data, type=type)
+    except (ValueError, ArithmeticError, RecursionError) as error:  # msgspec's are ValueErrors
+        raise ValueError(one_line(error)) from error
 
 
 def check_json(data: bytes) -> None:

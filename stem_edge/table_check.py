@@ -1,12 +1,11 @@
 """Every record of a bundle's tables, read from end to end: what opening leaves to the first use.
 
-A checksum says that a record is as it was written; numbers that are none can have been written, too.
+NaN and infinity can carry a valid checksum, so values and scales are looked at, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from stem_edge import disk
 from stem_edge.bundle import TABLES, Bundle
 from stem_edge.errors import BundleError
-from stem_edge.plain_files import read_at, remedy_for
+from stem_edge.plain_files import damaged, read_piece
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
@@ -55,38 +54,21 @@ def _check_shard(
     """One shard of an array whose records are numbered from `first` on."""
     path, count = grid.shard_path(shard), grid.shard_records(shard)
     first += shard * grid.records_per_shard
+    step = max(1, PIECE_NBYTES // grid.stride)
     descriptor = grid.open_shard(shard)
     try:
-        step = max(1, PIECE_NBYTES // grid.stride)
         for start in range(0, count, step):
-            sealed = _read(path, descriptor, grid, start, min(step, count - start))
+            many, at = min(step, count - start), start * grid.stride
+            data = read_piece(path, descriptor, many * grid.stride, at)
+            sealed = np.frombuffer(data, np.uint8).reshape(many, grid.stride)
             if found := _first_bad(grid.layout, sealed):
                 place, wrong = found
-                raise BundleError(
-                    f"{path}: record {first + start + place} ({_user(store, first + start + place)}) "
-                    f"at byte {(start + place) * grid.stride}: {wrong}; copy or export the bundle "
-                    "again"
-                )
+                record, at = first + start + place, at + place * grid.stride
+                said = f"record {record} ({_user(store, record)}) at byte {at}: {wrong}"
+                raise damaged(path, said)
             progress(sealed.nbytes)
     finally:
         disk.close(descriptor)
-
-
-def _read(path: Path, descriptor: int, grid: ShardGrid, start: int, count: int) -> U8:
-    """Sealed records [count, stride]."""
-    at, nbytes = start * grid.stride, count * grid.stride
-    try:
-        data = read_at(descriptor, nbytes, at)
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot read {nbytes} bytes at byte {at} ({error.strerror}); {remedy_for(error)}"
-        ) from error
-    if len(data) != nbytes:
-        raise BundleError(
-            f"{path}: {len(data)} of {nbytes} bytes at byte {at}; the file was cut while it was "
-            "read: copy or export the bundle again"
-        )
-    return np.frombuffer(data, np.uint8).reshape(count, grid.stride)
 
 
 def _first_bad(layout: RecordLayout, sealed: U8) -> tuple[int, str] | None:
@@ -107,7 +89,7 @@ def _first_bad(layout: RecordLayout, sealed: U8) -> tuple[int, str] | None:
 def _first_infinite(
     layout: RecordLayout, numbers: npt.NDArray[np.generic], what: str, largest: float
 ) -> tuple[int, str] | None:
-    """The same of numbers [n, layers, columns]."""
+    """Place of the first of numbers [n, layers, columns] that is too large or none, and what it is."""
     floats: F32 = np.asarray(numbers, np.float32)
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(floats) <= np.float32(largest))

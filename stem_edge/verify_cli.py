@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 import stem_edge
 from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.progress import show_status
 from stem_edge.text_table import printable
 
 DESCRIPTION = """\
@@ -35,12 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify_runs(args: argparse.Namespace) -> int:
-    def say(name: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[Krunning: {name}", end="", file=sys.stderr, flush=True)
-
-    results = stem_edge.verify_runs(args.bundle, cache_dir=args.cache_dir, progress=say)
-    say("done\n")
+    results = stem_edge.verify_runs(
+        args.bundle, cache_dir=args.cache_dir, progress=lambda name: show_status(f"running: {name}")
+    )
+    show_status("")
     ran = {name: result for name, result in results.items() if not result.startswith("not run")}
     wrong = [name for name, result in ran.items() if result != "ok"]
     if args.json:

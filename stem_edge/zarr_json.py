@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.errors import BundleError
-from stem_edge.plain_files import read_plain
-from stem_edge.strict_json import check_json, one_line
+from stem_edge.plain_files import damaged, read_plain
+from stem_edge.strict_json import decode_json, one_line
 
 MAX_JSON_NBYTES = 1 << 20
 
@@ -47,14 +46,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
     """The object in these bytes. Raises BundleError, which names the path."""
     try:
-        if len(data) > MAX_JSON_NBYTES:
-            raise ValueError(f"larger than {MAX_JSON_NBYTES} bytes")
-        check_json(data)
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BundleError(
-            f"{path}: not a zarr.json ({one_line(error)}); copy or export the bundle again"
-        ) from error
+        return decode_json(data, dict[str, Any], MAX_JSON_NBYTES)
+    except ValueError as error:
+        raise damaged(path, f"not a zarr.json ({error})") from error
 
 
 @contextlib.contextmanager
@@ -62,11 +56,9 @@ def naming(path: Path) -> Iterator[None]:
     """Whatever the contents of this file make fail becomes one BundleError that names it."""
     try:
         yield
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else one_line(error)
-        raise BundleError(
-            f"{path}: not a table store of this format ({reason}); copy or export the bundle again"
-        ) from error
+        raise damaged(path, f"not a table store of this format ({reason})") from error
 
 
 def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:

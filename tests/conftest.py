@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import shutil
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +20,9 @@ from stem_edge.formats import EngineName
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.verdicts import PLACES, TRIALS
+
+if TYPE_CHECKING:
+    from tiny_exports import Exports
 
 DATA = Path(__file__).parent / "data"
 DEMO = Path(stem_edge.__file__).parent / "demo_model"
@@ -96,7 +101,8 @@ def _open_files() -> set[str]:
             target = str(link.readlink())
         except OSError:  # the descriptor that listed the folder
             continue
-        if "tables.zarr" in target or target.endswith((".onnx", ".onnx.data", ".gguf")):
+        weights = (".onnx", ".onnx.data", "prefill.data", ".gguf")
+        if "tables.zarr" in target or target.endswith(weights):
             targets.add(f"{link.name} {target}")
     return targets
 
@@ -136,6 +142,12 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 
 @pytest.fixture
+def tiny_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of `tiny_bundle`, to be damaged."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "model"))
+
+
+@pytest.fixture
 def tiny(engine: EngineName, request: pytest.FixtureRequest) -> Path:
     """The bundle of `tiny_checkpoint` for the engine in turn. Not to be changed."""
     found: Path = request.getfixturevalue("tiny_bundle" if engine == "onnxruntime" else "tiny_gguf")
@@ -146,6 +158,22 @@ def add_ggml(checkpoint: Path, out: Path) -> None:
     """Put a backbone for ggml into the checkpoint's bundle, where ggml is installed."""
     if HAS_GGML:
         stem_edge.export_bundle(checkpoint, out, engine="gguf", backbone="f32", add=True)
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """Every kind of export that takes a twentieth of a second. Not to be changed."""
+    from tiny_exports import tiny_exports
+
+    return tiny_exports(tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture
+def watchdog() -> Iterator[None]:
+    """A deadlock shows the stacks of all threads, and ends the tests as a failure."""
+    faulthandler.dump_traceback_later(300.0, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from stem_edge.bundle import (
     open_bundle,
     weight_nbytes,
 )
-from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import BACKBONE_DATA
@@ -289,44 +287,24 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
     assert said in refusal(bundle)
 
 
-def test_a_missing_folder(bundle: Path) -> None:
-    shutil.rmtree(bundle / TABLES)
-    assert f"{bundle / TABLES}" in refusal(bundle)
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'none'}: no such bundle folder" in refusal(tmp_path / "none")
-
-
-def test_a_file_instead_of_a_folder(bundle: Path) -> None:
-    assert f"{bundle / BACKBONE_GRAPH}: no such bundle folder" in refusal(bundle / BACKBONE_GRAPH)
-
-
-def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
-    message = refusal(tmp_path)
-    assert f"{tmp_path}: not a bundle, it has no manifest.json" in message
-    assert "stem-edge export" in message
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none", "no such bundle folder; give the folder of an export"),
+        ("none.gguf", "no such bundle folder; give the folder of an export"),
+        ("notes.txt", "no such bundle folder; give the folder of an export"),
+        ("model.gguf", "a GGUF file; run a GGUF file with llama.cpp (llama-cli -m model.gguf)"),
+        (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
+    ],
+)
+def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
+    for file in ("notes.txt", "model.gguf"):
+        (tmp_path / file).touch()
+    message = refusal(tmp_path / name)
+    assert message.startswith(f"{tmp_path / name}: ")
+    assert said in message
 
 
 def test_opening_does_not_hash(bundle: Path) -> None:
     (bundle / BACKBONE_GRAPH).write_bytes(b"BACKBONE")
     open_bundle(bundle)
-
-
-def test_verify_a_whole_bundle(bundle: Path) -> None:
-    assert verify(bundle) == dict.fromkeys(NAMES, "ok")
-
-
-def test_verify_counts_every_byte(bundle: Path) -> None:
-    pieces: list[int] = []
-    verify(bundle, pieces.append)
-    assert sum(pieces) == sum((bundle / name).stat().st_size for name in NAMES)
-
-
-def test_verify_finds_a_cut_and_a_missing_file(bundle: Path) -> None:
-    (bundle / BACKBONE_GRAPH).write_bytes(b"back")
-    (bundle / SHARDS[1]).unlink()
-    results = verify(bundle)
-    assert results.pop(BACKBONE_GRAPH).startswith("4 bytes found, 8 expected")
-    assert results.pop(SHARDS[1]).startswith("missing")
-    assert set(results.values()) == {"ok"}

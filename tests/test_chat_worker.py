@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 import os
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stem_edge import chat_worker
+from stem_edge import chat_template, chat_worker
 from stem_edge.chat_template import _end, _Worker
 from stem_edge.chat_worker import answer, serve
 from stem_edge.child import module_command, run_child
@@ -127,21 +125,6 @@ def test_it_serves_until_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     assert bounds == [(2**29, 20)] * 2
 
 
-def test_it_reads_and_writes_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[bytes] = []
-
-    class Output(io.BytesIO):
-        def flush(self) -> None:
-            flushed.append(self.getvalue())
-
-    out = Output()
-    monkeypatch.setattr(chat_worker, "limit_this_process", lambda *_: None)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(line("a"))))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out))
-    chat_worker.main()
-    assert flushed[:2] == [b"ready\n", b'ready\n{"text": "a"}\n']
-
-
 def test_without_requests_it_ends() -> None:
     ended = run_child(module_command("stem_edge.chat_worker"), 60)
     assert (ended.status, ended.stdout.strip()) == (0, b"ready")
@@ -153,36 +136,32 @@ def test_a_process_belongs_to_who_started_it() -> None:
     assert detached is not None
     _, function, arguments, _ = detached
     assert function is _end
-    owner, process, thread = arguments
+    owner, process = arguments
     assert owner == os.getpid()
-    _end(owner + 1, process, thread)  # as a fork of its owner
+    _end(owner + 1, process)  # as a fork of its owner
     assert json.loads(worker.ask(line("a"), 60.0)) == {"text": "a"}
     _end(*arguments)
     assert process.returncode is not None
-    assert process.stdin is not None
-    assert process.stdin.closed
-    assert not thread.is_alive()
+    assert process.stdin.closed and process.stdout.closed
     with pytest.raises((OSError, ValueError)):
         worker.ask(line("a"), 60.0)
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stem_edge import chat_template
-
-    monkeypatch.setattr(chat_template, "START_SECONDS", 1.0)
-    for code, error in (("import time; time.sleep(600)", TimeoutError), ("", BrokenPipeError)):
-        command = [sys.executable, "-c", code]
-        monkeypatch.setattr(chat_template, "module_command", lambda name, given=command: given)
-        if error is BrokenPipeError:
-            monkeypatch.setattr(chat_template, "START_SECONDS", 60.0)
-        with pytest.raises(error):
-            _Worker()
+@pytest.mark.parametrize(
+    ("code", "seconds", "error"),
+    [("import time; time.sleep(600)", 1.0, TimeoutError), ("", 60.0, BrokenPipeError)],
+)
+def test_a_process_that_does_not_get_ready(
+    code: str, seconds: float, error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "START_SECONDS", seconds)
+    monkeypatch.setattr(chat_template, "module_command", lambda name: [sys.executable, "-c", code])
+    with pytest.raises(error):
+        _Worker()
 
 
 def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stem_edge import chat_template
-
     code = "import sys; print('ready', flush=True); input(); sys.stdout.write('half')"
     monkeypatch.setattr(chat_template, "module_command", lambda name: [sys.executable, "-c", code])
     worker = _Worker()

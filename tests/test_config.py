@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 
 from stem_edge.config import (
-    MAX_CONTEXT,
+    LARGEST,
     MAX_HEADS,
-    MAX_LAYERS,
     MAX_VOCAB,
     MAX_WIDTH,
     ModelConfig,
@@ -27,18 +26,6 @@ def config(**changes: Any) -> ModelConfig:
         "max_context": 16,
     }
     return ModelConfig(**{**fields, **changes})
-
-
-LARGEST = {
-    "vocab_size": MAX_VOCAB,
-    "n_layers": MAX_LAYERS,
-    "max_context": MAX_CONTEXT,
-    "dim": MAX_WIDTH,
-    "n_heads": MAX_HEADS,
-    "n_kv_heads": MAX_HEADS,
-    "head_dim": MAX_WIDTH,
-    "d_ff": MAX_WIDTH,
-}
 
 
 @pytest.mark.parametrize("field", LARGEST)

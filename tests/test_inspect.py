@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from test_bundle import LAYOUT, NAMES, SHARDS, make_bundle
-from test_shards import edit
 
 import stem_edge
 from stem_edge.bundle import (
@@ -49,27 +48,24 @@ def test_text(bundle: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert out.splitlines()[0] == str(bundle)
-    lines = shown(out)
-    assert lines["architecture"] == "2 layers, 16 wide, d_ff 16"
-    assert lines["attention"] == "2 heads, 1 for keys and values, 2 wide"
-    assert lines["STEM layers"] == "1 of 2: 1"
-    assert lines["vocabulary"] == "10 tokens, head of its own"
-    assert lines["context"] == "16 tokens"
-    assert lines["parameters"] == f"{BACKBONE_PARAMETERS + TABLE_PARAMETERS:,}"
-    assert lines["in tables"] == f"{TABLE_PARAMETERS} (7%)"
-    assert lines["active per token"] == f"{ACTIVE_PARAMETERS:,}"
-    assert lines["backbone"] == "8 B, int4 in blocks of 32"
-    assert lines["embedding, head"] == "int8"
-    assert lines["one record"] == "20 B, what a token reads at most"
-    assert lines["checkpoint was"] == "2 kB"
-    assert lines["tables"].split() == ["50.00%", "25.00%"]
-    assert lines["logit difference"] == "0.125 at most, on 3 tokens (logits up to 4)"
-
-
-def test_text_lists_the_files(bundle: Path, capsys: Capture) -> None:
-    main(["inspect", str(bundle)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-len(NAMES) :] == [
+    expected = {
+        "architecture": "2 layers, 16 wide, d_ff 16",
+        "attention": "2 heads, 1 for keys and values, 2 wide",
+        "STEM layers": "1 of 2: 1",
+        "vocabulary": "10 tokens, head of its own",
+        "context": "16 tokens",
+        "parameters": f"{BACKBONE_PARAMETERS + TABLE_PARAMETERS:,}",
+        "in tables": f"{TABLE_PARAMETERS} (7%)",
+        "active per token": f"{ACTIVE_PARAMETERS:,}",
+        "backbone": "8 B, int4 in blocks of 32",
+        "embedding, head": "int8",
+        "one record": "20 B, what a token reads at most",
+        "checkpoint was": "2 kB",
+        "tables": "  50.00%  25.00%",
+        "logit difference": "0.125 at most, on 3 tokens (logits up to 4)",
+    }
+    assert expected.items() <= shown(out).items()
+    assert out.splitlines()[-len(NAMES) :] == [
         format_size((bundle / name).stat().st_size).ljust(22) + name for name in NAMES
     ]
 
@@ -118,17 +114,6 @@ def test_errors_are_one_line(bundle: Path, capsys: Capture, options: list[str]) 
     message = one_line(capsys)
     assert f"{bundle / SHARDS[0]}: missing" in message
     assert "copy or export it again" in message
-
-
-def test_no_bundle(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["inspect", str(tmp_path / "none")]) == 1
-    assert f"{tmp_path / 'none'}: no such bundle folder" in one_line(capsys)
-
-
-def test_a_newer_format(bundle: Path, capsys: Capture) -> None:
-    edit(bundle / MANIFEST, "format_version", 5)
-    assert main(["inspect", str(bundle)]) == 1
-    assert "upgrade stem-edge" in one_line(capsys)
 
 
 @pytest.mark.parametrize("arguments", [["--unknown"], ["a", "b"]])

@@ -82,17 +82,6 @@ def test_byte_ranges(
     assert read(store, SHARD, byte_range) == (root / SHARD).read_bytes()[expected]
 
 
-def test_several_ranges_at_once(root: Path, store: MmapStore) -> None:
-    wanted: list[tuple[str, ByteRequest | None]] = [
-        (SHARD, RangeByteRequest(0, 4)),
-        (SHARD, SuffixByteRequest(4)),
-    ]
-    first, last = wait(store.get_partial_values(default_buffer_prototype(), wanted))
-    data = (root / SHARD).read_bytes()
-    assert first is not None and first.to_bytes() == data[:4]
-    assert last is not None and last.to_bytes() == data[-4:]
-
-
 def test_a_range_of_an_unknown_kind(store: MmapStore) -> None:
     unknown: Any = (0, 4)
     with pytest.raises(TypeError, match="unknown byte range"):

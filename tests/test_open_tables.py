@@ -1,4 +1,3 @@
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,26 +78,6 @@ def test_quantized_rows_are_dequantized(tmp_path: Path) -> None:
         assert np.array_equal(tables[[1, 0], 1], rows[[1, 0]])
 
 
-@pytest.mark.parametrize("ids", [-1, VOCAB, [0, VOCAB], [0, -1], 2**63], ids=repr)
-def test_ids_out_of_range(tables: Tables, ids: Any) -> None:
-    with pytest.raises(InputError, match=r"not in 0\.\.599"):
-        tables[ids, 1]
-
-
-@pytest.mark.parametrize(
-    "ids", [1.0, "1", None, True, [True, False], [1.5], [[1, 2]], 2**70], ids=repr
-)
-def test_ids_that_are_no_integers(tables: Tables, ids: Any) -> None:
-    with pytest.raises(InputError, match="flat sequence of integers"):
-        tables[ids, 1]
-
-
-def test_ids_of_uneven_lists(tables: Tables) -> None:
-    uneven: Any = [[1], [1, 2]]
-    with pytest.raises(InputError, match="flat sequence of integers"):
-        tables[uneven, 1]
-
-
 @pytest.mark.parametrize("layer", [0, 2, 5, -1, None, "1"])
 def test_layers_without_a_table(tables: Tables, layer: Any) -> None:
     with pytest.raises(InputError, match=r"STEM layers are \(1, 4\)"):
@@ -127,27 +106,11 @@ def test_rows_are_copies(tables: Tables) -> None:
     assert np.array_equal(tables[[1, 2], 1], expected([1, 2], 1))
 
 
-def test_close_twice(root: Path) -> None:
-    tables = open_tables(root)
-    tables.close()
-    tables.close()
-
-
 def test_closed_tables_say_so(root: Path) -> None:
     tables = open_tables(root)
     tables.close()
     with pytest.raises(ValueError, match="closed"):
         tables[0, 1]
-
-
-def test_a_damaged_shard_is_refused_when_opening(root: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy)
-    path = copy / "records" / "c" / "2" / "0"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(BundleError) as caught:
-        open_tables(copy)
-    assert str(path) in str(caught.value)
 
 
 def test_a_folder_without_tables(tmp_path: Path) -> None:

@@ -6,18 +6,22 @@ within seconds; on the command line the same line and exit status 1. What was th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from stem_edge.cli import main
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import BundleError, StemEdgeError
+
+T = TypeVar("T")
 
 REFUSAL_SECONDS = 10.0
 MAX_MESSAGE_CHARS = 2000
@@ -39,12 +43,28 @@ def refused(
 
     kept: files and folders that must be the same afterwards.
     """
-    before, started = [fingerprint(path) for path in kept], time.monotonic()
-    with pytest.raises(error) as caught:
+    with _unchanged(kept, seconds), pytest.raises(error) as caught:
         call()
-    assert time.monotonic() - started < seconds
-    assert [fingerprint(path) for path in kept] == before
     return checked_message(str(caught.value), *naming)
+
+
+def judged(
+    call: Callable[[], T], valid: bool, error: type[StemEdgeError], *naming: str | Path
+) -> T | None:
+    """What a valid call returns; one that is not is refused."""
+    if valid:
+        return call()
+    refused(call, error, *naming)
+    return None
+
+
+def takes(call: Callable[[int], object], most: int, said: str) -> None:
+    """What is as large as allowed is taken, what is larger by one refused in these words."""
+    call(most)
+    with pytest.raises((BundleError, ValueError), match=said) as caught:
+        call(most + 1)
+    if isinstance(caught.value, BundleError):
+        checked_message(str(caught.value))
 
 
 def command_refused(
@@ -54,14 +74,20 @@ def command_refused(
     kept: Sequence[Path] = (),
     seconds: float = REFUSAL_SECONDS,
 ) -> str:
-    """The same through `stem-edge ARGUMENTS`."""
-    before, started = [fingerprint(path) for path in kept], time.monotonic()
-    assert main([str(argument) for argument in arguments]) == 1
-    assert time.monotonic() - started < seconds
-    assert [fingerprint(path) for path in kept] == before
+    """The message with which `stem-edge ARGUMENTS` is refused."""
+    with _unchanged(kept, seconds):
+        assert main([str(argument) for argument in arguments]) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("stem-edge: ")
     return checked_message(line, *naming)
+
+
+@contextlib.contextmanager
+def _unchanged(kept: Sequence[Path], seconds: float) -> Iterator[None]:
+    before, started = [fingerprint(path) for path in kept], time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+    assert [fingerprint(path) for path in kept] == before
 
 
 def checked_message(message: str, *naming: str | Path) -> str:
@@ -78,18 +104,16 @@ def checked_message(message: str, *naming: str | Path) -> str:
 
 def fingerprint(path: Path) -> dict[str, str]:
     """What there is at a path and below: name -> kind, size and contents; times do not count."""
-    found = {}
-    for place in [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]:
-        name = place.relative_to(path).as_posix()
-        try:
-            status = place.lstat()
-        except FileNotFoundError:
-            found[name] = "nothing"
-            continue
-        kind = stat.filemode(status.st_mode)
-        if stat.S_ISREG(status.st_mode) and os.access(place, os.R_OK):
-            digest = hashlib.sha256(place.read_bytes()).hexdigest()
-            found[name] = f"{kind} {status.st_size} {digest}"
-        else:
-            found[name] = f"{kind} {place.readlink() if place.is_symlink() else ''}"
-    return found
+    places = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
+    return {place.relative_to(path).as_posix(): _contents(place) for place in places}
+
+
+def _contents(place: Path) -> str:
+    try:
+        status = place.lstat()
+    except FileNotFoundError:
+        return "nothing"
+    kind = stat.filemode(status.st_mode)
+    if stat.S_ISREG(status.st_mode) and os.access(place, os.R_OK):
+        return f"{kind} {status.st_size} {hashlib.sha256(place.read_bytes()).hexdigest()}"
+    return f"{kind} {place.readlink() if place.is_symlink() else ''}"

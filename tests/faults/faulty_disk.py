@@ -6,7 +6,6 @@ threads, from 0 on.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -80,18 +79,6 @@ def _watched(name: str, call: Callable[..., Any], before: Hook) -> Callable[...,
 def slow(patch: pytest.MonkeyPatch, names: Iterable[str], seconds: float) -> None:
     """Have each of these calls wait."""
     watch(patch, names, lambda _: time.sleep(seconds))
-
-
-def interrupt(patch: pytest.MonkeyPatch, names: Iterable[str], *, every: int = 2) -> Counter:
-    """A signal comes before each n-th of these calls has done anything."""
-    count = Counter()
-
-    def before(name: str) -> None:
-        if count(name) % every == 0:
-            raise InterruptedError(errno.EINTR, "Interrupted system call")
-
-    watch(patch, names, before)
-    return count
 
 
 def shorten(patch: pytest.MonkeyPatch, most: int) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 from stores import write_store
+from test_bundle import REPORT
 
 from stem_edge.bundle import (
     BACKBONE_GRAPH,
@@ -28,7 +29,6 @@ from stem_edge.bundle import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     FileEntry,
-    QualityReport,
 )
 from stem_edge.config import (
     BIASED,
@@ -36,8 +36,11 @@ from stem_edge.config import (
     LEAST_SCALING,
     MAX_CONTEXT,
     MAX_SOFTCAP,
+    LinearRope,
+    Llama3Rope,
     ModelConfig,
     RopeScaling,
+    YarnRope,
 )
 from stem_edge.formats import (
     GGUF_TYPES,
@@ -54,16 +57,6 @@ from stem_edge.rows import ROW_BITS, RecordLayout, ScaleType
 
 VOCABULARY = 8  # at least; the prompt has ids below
 ONE_TOKEN = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
-REPORT = QualityReport(
-    checkpoint_nbytes=0,
-    backbone_nbytes=0,
-    tables_nbytes=0,
-    errors={},
-    probe_tokens=(),
-    worst_logit_difference=0.0,
-    greatest_logit=0.0,
-    divergence=0.0,
-)
 INT4 = BackboneFormat(weights="int4", head="int4", block_size=16, prefill=True)
 Q8_0 = GgufFormat(weights="q8_0")
 WIDTHS = [16, 32, 32, 48, 64, 64, 96, 96, 256, 256, 256, 512, 1, 8, 17, 24]
@@ -103,7 +96,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
         n_experts=draw(chosen(VOCABULARY, 1, vocab_size)) if hashed else 0,
         tied_head=tied,
         rope_interleaved=draw(st.booleans()),
-        rope_scaling=draw(_scalings()),
+        rope_scaling=draw(SCALINGS),
         sliding_window=draw(chosen(0, 1, 4, MAX_CONTEXT)),
         window_layers=draw(st.none() | some_layers),
         qk_norm_eps=draw(chosen(None, 0.0, 1e-6, 0.999)),
@@ -113,20 +106,14 @@ def models(draw: st.DrawFn) -> ModelConfig:
     )
 
 
-@st.composite
-def _scalings(draw: st.DrawFn) -> Any:
-    factor, context = draw(chosen(8.0, 1.0, 65536.0)), draw(chosen(64, 1, MAX_CONTEXT))
-    edge = chosen(1.0, 1e-6, 1.0000000000000002, float(MAX_CONTEXT))
-    kind = draw(chosen("", "linear", "llama3", "yarn"))
-    told: dict[str, Any] = {"type": kind, "factor": factor}
-    if kind == "llama3":
-        low = draw(chosen(1.0, 1e-6))
-        told |= {"low_freq_factor": low, "high_freq_factor": low + draw(chosen(3.0, 1e-6, 1e-15))}
-        told |= {"original_context": context}
-    elif kind == "yarn":
-        told |= {"original_context": context, "attention_factor": draw(edge)}
-        told |= {"beta_fast": draw(edge), "beta_slow": draw(edge), "truncate": draw(st.booleans())}
-    return msgspec.convert(told, RopeScaling) if kind else None
+FACTOR, CONTEXT = chosen(8.0, 1.0, 65536.0), chosen(64, 1, MAX_CONTEXT)
+EDGE = chosen(1.0, 1e-6, 1.0000000000000002, float(MAX_CONTEXT))
+SCALINGS: st.SearchStrategy[RopeScaling | None] = st.one_of(
+    st.none(),
+    st.builds(LinearRope, FACTOR),
+    st.builds(Llama3Rope, FACTOR, chosen(1.0, 1e-6), chosen(4.0, 1.0000000000000002), CONTEXT),
+    st.builds(YarnRope, FACTOR, CONTEXT, EDGE, EDGE, EDGE, st.booleans()),
+)
 
 
 @st.composite
@@ -147,22 +134,18 @@ def layouts(draw: st.DrawFn, config: ModelConfig) -> RecordLayout | None:
         return None
 
 
-@st.composite
-def backbones(draw: st.DrawFn) -> BackboneFormat:
-    """Ways to store a backbone for onnxruntime."""
-    types = st.sampled_from(get_args(WeightType))
-    products = st.sampled_from(
-        ["layers.0.qkv", "layers.0.wo", "layers.1.down", "layers.0.gate", "x"]
-    )
-    return BackboneFormat(
-        weights=draw(types),
-        head=draw(types),
-        block_size=draw(chosen(32, 16, 17, 256)),
-        kinds=draw(st.dictionaries(st.sampled_from(get_args(MatrixKind)), types, max_size=2)),
-        asymmetric=draw(st.booleans()),
-        prefill=draw(st.booleans()),
-        balanced=tuple(draw(st.lists(products, max_size=3))),
-    )
+TYPES = st.sampled_from(get_args(WeightType))
+PRODUCTS = ["layers.0.qkv", "layers.0.wo", "layers.1.down", "layers.0.gate", "x"]
+BACKBONES = st.builds(
+    BackboneFormat,
+    weights=TYPES,
+    head=TYPES,
+    block_size=chosen(32, 16, 17, 256),
+    kinds=st.dictionaries(st.sampled_from(get_args(MatrixKind)), TYPES, max_size=2),
+    asymmetric=st.booleans(),
+    prefill=st.booleans(),
+    balanced=st.lists(st.sampled_from(PRODUCTS), max_size=3).map(tuple),
+)
 
 
 @st.composite
@@ -172,7 +155,7 @@ def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
     layout = draw(layouts(config)) if config.stem_layers else None
     if config.stem_layers and layout is None:
         config = config.dense_twin()
-    backbone = draw(backbones())
+    backbone = draw(BACKBONES)
     gguf = GgufFormat(weights=draw(st.sampled_from(GGUF_TYPES)))
     number = draw(st.integers(0, 255))
 

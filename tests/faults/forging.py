@@ -7,7 +7,6 @@ would give back, such as 1e400. Hypothesis draws all of it, the same in every ru
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from changing import seal
 from hypothesis import strategies as st
 
 from stem_edge.bundle import MANIFEST
@@ -72,24 +72,12 @@ TEMPLATES = [
 
 
 def sealed(bundle: Path, out: Path, files: Mapping[str, bytes]) -> Path:
-    """A copy of a bundle with other files, whose manifest has their sizes and checksums.
-
-    Of a manifest among them, nothing is put right.
-    """
-    out.mkdir(parents=True)
-    for path in bundle.rglob("*"):
-        name = path.relative_to(bundle).as_posix()
-        if path.is_file() and name not in files:
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, out / name)
-    document = json.loads((bundle / MANIFEST).read_bytes())
-    for name, data in files.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_bytes(data)
-        entry = {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        document["files"][name] = entry
+    """A copy of a bundle with other files, sealed unless the manifest is among them."""
+    shutil.copytree(bundle, out)
     if MANIFEST not in files:
-        (out / MANIFEST).write_text(json.dumps(document), "utf-8")
+        return seal(out, files)
+    for name, data in files.items():
+        (out / name).write_bytes(data)
     return out
 
 

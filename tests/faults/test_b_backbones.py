@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from conftest import needs_ggml
 from contract import command_refused, refused
+from forging import sealed
 from stores import write_store
-from tiny_exports import resealed
 
 import stem_edge
 from stem_edge.bundle import GGUF, TABLES, open_bundle
@@ -68,7 +68,7 @@ def with_norm(bundle: Path, out: Path, value: float) -> Path:
     name, at = last_norm(bundle)
     data = bytearray((bundle / name).read_bytes())
     data[at : at + 4] = np.float32(value).tobytes()
-    return resealed(bundle, out, {name: bytes(data)})
+    return sealed(bundle, out, {name: bytes(data)})
 
 
 def test_b13_damage_that_loads_is_found_by_checksums(
@@ -100,7 +100,7 @@ def test_b14_tensors_of_another_model_in_a_file_of_the_same_size(
     data = (tiny_gguf / GGUF).read_bytes()
     at = data.rindex(b"blk.0.attn_q.weight")
     changed = data[:at] + b"blk.0.attn_q.Weight" + data[at + len(b"blk.0.attn_q.weight") :]
-    copy = resealed(tiny_gguf, tmp_path / "copy", {GGUF: changed})
+    copy = sealed(tiny_gguf, tmp_path / "copy", {GGUF: changed})
     refused(lambda: open_bundle(copy), BundleError, copy / GGUF, "other tensors")
 
 
@@ -112,7 +112,7 @@ def test_b8_a_gguf_file_that_is_cut_or_goes_on(
     """Also where the manifest agrees with its size: that of its data follows from the model."""
     data = (tiny_gguf / GGUF).read_bytes() + bytes(32)
     end = len(data) - 32 + nbytes if nbytes in (-32, -1, 1, 32) else nbytes
-    copy = resealed(tiny_gguf, tmp_path / "copy", {GGUF: data[:end]})
+    copy = sealed(tiny_gguf, tmp_path / "copy", {GGUF: data[:end]})
     refused(lambda: stem_edge.load(copy), BundleError, copy, "export", kept=[copy])
 
 
@@ -154,7 +154,7 @@ def with_row(bundle: Path, out: Path) -> Path:
     write_store(out / TABLES, layout, records, layout.records)
     files = [path for path in (out / TABLES).rglob("*") if path.is_file()]
     names = {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
-    copy = resealed(out, out.with_suffix(".sealed"), names)
+    copy = sealed(out, out.with_suffix(".sealed"), names)
     assert names.keys() <= stem_edge.open_bundle(copy).manifest.files.keys()
     return copy
 
@@ -187,9 +187,7 @@ def test_b17_where_the_first_is(bad: float, at: int) -> None:
     assert check_logits(logits, 10) is logits
     logits.reshape(-1)[at] = bad
     refused(
-        lambda: check_logits(logits, 10),
-        BackendError,
-        f"1 of 4 logits at position {10 + at // 4}",
+        lambda: check_logits(logits, 10), BackendError, f"1 of 4 logits at position {10 + at // 4}"
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from contract import command_refused, refused
-from tiny_exports import resealed
+from forging import sealed
 
 import stem_edge
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
@@ -85,7 +85,7 @@ def test_b9_load_and_generate_refuse_it_and_others_load(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hostile = resealed(tiny_bundle, tmp_path / "hostile", {"tokenizer_config.json": b"{ }"})
+    hostile = sealed(tiny_bundle, tmp_path / "hostile", {"tokenizer_config.json": b"{ }"})
     with monkeypatch.context() as patch:
         patch.setattr(trial, "module_command", lambda name: dies(signal.SIGSEGV))
         refused(lambda: stem_edge.load(hostile), BackendError, hostile, "SIGSEGV", STEP)
@@ -218,7 +218,7 @@ def test_r7_an_abort_for_want_of_memory_in_native_code(
     assert callable(change)
     change(told)
     files = {TOKENIZER: json.dumps(told).encode()}
-    hostile = open_bundle(resealed(tiny_bundle, tmp_path / "hostile", files))
+    hostile = open_bundle(sealed(tiny_bundle, tmp_path / "hostile", files))
 
     def load(code: str) -> None:
         limits = patient(hostile, tmp_path)

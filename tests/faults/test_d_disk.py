@@ -11,13 +11,8 @@ from pathlib import Path
 
 import pytest
 from contract import checked_message, refused
-from faulty_disk import CHANGES, Failing, interrupt, shorten, watch
-from tiny_exports import (
-    Kind,
-    TinyExport,
-    bundle_files,
-    exports,  # noqa: F401 - a fixture
-)
+from faulty_disk import CHANGES, Failing, shorten, watch
+from tiny_exports import Exports, Kind, TinyExport, bundle_files
 
 from stem_edge import disk
 from stem_edge.errors import ExportError
@@ -76,11 +71,7 @@ def every_failure(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["new", "force"])
-def test_d1_a_full_disk_at_every_change(
-    kind: Kind,
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_d1_a_full_disk_at_every_change(kind: Kind, exports: Exports, tmp_path: Path) -> None:
     messages = every_failure(exports[kind], tmp_path, [errno.ENOSPC])
     assert len(messages) > 40
     full = [message for message in messages.values() if "the disk is full" in message]
@@ -90,9 +81,7 @@ def test_d1_a_full_disk_at_every_change(
 
 
 def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
@@ -105,10 +94,7 @@ def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
-def test_d2_quotas_limits_and_protection_at_every_change(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_d2_quotas_limits_and_protection_at_every_change(exports: Exports, tmp_path: Path) -> None:
     numbers = [errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES]
     messages = every_failure(exports["force"], tmp_path, numbers)
     assert len(messages) > 40
@@ -116,10 +102,7 @@ def test_d2_quotas_limits_and_protection_at_every_change(
         assert os.strerror(numbers[at % 4]) in message
 
 
-def test_d2_a_folder_that_cannot_be_written(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_d2_a_folder_that_cannot_be_written(exports: Exports, tmp_path: Path) -> None:
     """A real one; root may write anywhere but into what is no folder."""
     (tmp_path / "file").write_text("x")
     export = exports["new"]
@@ -131,9 +114,7 @@ def test_d2_a_folder_that_cannot_be_written(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_d3_a_failed_sync_is_never_asked_again(
-    number: int,
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
+    number: int, exports: Exports, tmp_path: Path
 ) -> None:
     """What it was of is written again from the checkpoint, by the next export."""
     messages = every_failure(exports["force"], tmp_path, [number], ("fsync", "sync_folder"))
@@ -141,9 +122,7 @@ def test_d3_a_failed_sync_is_never_asked_again(
 
 
 def test_d3_a_step_whose_sync_failed_is_done_again(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages of a failed sync look clean: its file must be another one the next time."""
     export, out = exports["new"], tmp_path / "out"
@@ -177,7 +156,7 @@ def test_d4_names_that_cannot_be_changed(
     number: int,
     kind: Kind,
     exchanges: bool,
-    exports: dict[Kind, TinyExport],  # noqa: F811
+    exports: Exports,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,9 +168,7 @@ def test_d4_names_that_cannot_be_changed(
 
 
 def test_d4_temporary_files_are_beside_their_place(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that no rename crosses file systems."""
     pairs: list[tuple[Path, Path]] = []
@@ -211,15 +188,11 @@ def test_d4_temporary_files_are_beside_their_place(
     assert all(source.parent == target.parent for source, target in pairs)
 
 
-def test_d_writes_that_are_short_or_interrupted_change_nothing(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_d_writes_that_are_short_change_nothing(
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = exports["force"]
     shorten(monkeypatch, 501)
-    count = interrupt(monkeypatch, ["write"], every=3)
     out = export.prepare(tmp_path)
     export.run(out)
-    assert len(count) > 100
     assert bundle_files(out) == bundle_files(export.new)

@@ -14,12 +14,7 @@ from pathlib import Path
 import pytest
 from contract import refused
 from faulty_disk import CHANGES, Counter, watch
-from tiny_exports import (
-    Kind,
-    TinyExport,
-    bundle_files,
-    exports,  # noqa: F401 - a fixture
-)
+from tiny_exports import Exports, bundle_files
 
 from stem_edge.errors import ExportError
 from stem_edge.export.files import Leftover
@@ -60,9 +55,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 def test_d1_a_real_disk_that_is_full(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    mount: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    exports: Exports, mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small tmpfs with the old bundle on it; then it grows. Free space is not asked first."""
     folder = mount("small", "-t", "tmpfs", "-o", "size=256k", "none")
@@ -80,9 +73,7 @@ def test_d1_a_real_disk_that_is_full(
 
 
 def test_x2_a_copied_image_of_a_mounted_disk(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    mount: Callable[..., Path],
-    tmp_path: Path,
+    exports: Exports, mount: Callable[..., Path], tmp_path: Path
 ) -> None:
     """A real journal is replayed: what an ext4 holds on its medium at five moments of an export."""
     image = tmp_path / "image"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contract import fingerprint, refused
-from threads import run_script, tokens, watchdog  # noqa: F401
+from threads import run_script, tokens
 
 import stem_edge
 from stem_edge.errors import ExportError

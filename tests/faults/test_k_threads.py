@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import FDS
-from threads import (
-    poison,
-    rows_of,
-    run_script,
-    together,
-    tokens,
-    watchdog,  # noqa: F401
-)
+from threads import poison, rows_of, run_script, together, tokens
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError, RowReadError

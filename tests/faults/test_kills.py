@@ -6,25 +6,22 @@ which only POSIX has.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helper_process import HelperProcess
 from kill_helper import Job
-from tiny_exports import KINDS, Kind, TinyExport, bundle_files, exports  # noqa: F401 - a fixture
+from tiny_exports import KINDS, Exports, Kind, TinyExport, bundle_files
 
 from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError
 
-HERE = Path(__file__).parent
 ASIDE = ".stem-edge-out-old"
 KILLS = 500  # in all
 FINISHED_OF = 5  # after one in so many kills, the export is run to its end
@@ -36,47 +33,26 @@ pytestmark = [
 ]
 
 
-class Killer:
+class Killer(HelperProcess):
     """The other end of kill_helper.py."""
 
-    def __init__(self) -> None:
-        paths = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tools"), str(HERE.parents[1])]
-        variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "kill_helper.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(paths)},
-        )
-        self.kills = 0
+    kills = 0
 
     def run(self, job: Job) -> dict[str, Any]:
         """Do a job; the answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        answer = self.ask(asdict(job), 600.0)
         assert answer["killed"] or answer["status"] == 0
         self.kills += answer["killed"]
         return answer
 
-    def close(self) -> None:
-        """No more jobs."""
-        self._process.communicate(timeout=60)
-        assert self._process.returncode == 0
-
 
 @pytest.fixture(scope="module")
-def killer(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Killer]:
+def killer(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killer]:
     """One helper for all tests."""
-    killer, out = Killer(), tmp_path_factory.mktemp("imports") / "out"
-    killer.run(Job("new", str(exports["new"].checkpoint), str(out), imports=True))
-    yield killer
-    killer.close()
+    folder = tmp_path_factory.mktemp("imports")
+    with Killer("kill_helper.py", folder / "stderr") as killer:
+        killer.run(Job("new", str(exports["new"].checkpoint), str(folder / "out"), imports=True))
+        yield killer
 
 
 def check(export: TinyExport, out: Path) -> str:
@@ -104,10 +80,7 @@ def finish(killer: Killer, export: TinyExport, out: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "renames"])
 def test_x1_a_kill_at_every_operation(
-    kind: str,
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    killer: Killer,
-    tmp_path: Path,
+    kind: str, exports: Exports, killer: Killer, tmp_path: Path
 ) -> None:
     """With an exchange of names, and with the two renames that stand in for it elsewhere."""
     name: Kind = "force" if kind == "renames" else kind  # type: ignore[assignment]
@@ -128,11 +101,7 @@ def test_x1_a_kill_at_every_operation(
     assert found == ({"bundle", "none"} if kind in ("new", "renames") else {"bundle"})
 
 
-def test_x1_kills_at_random_moments(
-    exports: dict[Kind, TinyExport],  # noqa: F811
-    killer: Killer,
-    tmp_path: Path,
-) -> None:
+def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: Path) -> None:
     """Each export starts from what the one before left, until one gets through."""
     rng, through = random.Random(1), 0
     while killer.kills < KILLS:

@@ -151,28 +151,25 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a longer extra field there": ({"local": {"extra": 4}}, "a/data/0 ends at byte"),
     "another size": ({"entry": {"size": 9, "packed": 9}}, "a/data/0 ends at byte"),
     "a size that is nowhere": ({"entry": {"size": LONG, "packed": LONG}}, "a/data/0 ends at byte"),
-    "a size of too few bytes": (
-        {"entry": {"size": LONG}, "extra": struct.pack("<HHI", 1, 4, 8)},
-        "a member has no size",
-    ),
-    "sizes of too few bytes": (
-        {"entry": {"size": LONG, "packed": LONG}, "extra": struct.pack("<HHQ", 1, 8, 8)},
-        "a member has no size",
-    ),
-    "a size beyond the field": (
-        {"entry": {"size": LONG}, "extra": struct.pack("<HHI", 1, 8, 8)},
-        "a member has no size",
-    ),
-    "an empty field": (
-        {"entry": {"size": LONG, "packed": LONG}, "extra": struct.pack("<HH", 1, 0)},
-        "a member has no size",
-    ),
     "another size in 64 bits": (
         {"entry": {"size": LONG}, "extra": struct.pack("<HHQ", 1, 8, 9)},
         "is compressed",
     ),
     "the same place": ({"entry": {"place": 0}}, "members lie over each other"),
     "the first bytes": ({"parts": {}}, "an empty zip archive"),
+}
+
+
+# What a member says of itself, and the extra field that should have its sizes in 64 bits.
+WITHOUT_SIZE: dict[str, tuple[Changes, bytes]] = {
+    "a size of too few bytes": ({"size": LONG}, struct.pack("<HHI", 1, 4, 8)),
+    "sizes of too few bytes": ({"size": LONG, "packed": LONG}, struct.pack("<HHQ", 1, 8, 8)),
+    "a size beyond the field": ({"size": LONG}, struct.pack("<HHI", 1, 8, 8)),
+    "an empty field": ({"size": LONG, "packed": LONG}, struct.pack("<HH", 1, 0)),
+}
+BAD |= {
+    case: ({"entry": entry, "extra": extra}, "a member has no size")
+    for case, (entry, extra) in WITHOUT_SIZE.items()
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract import refused
-from test_limits_text import added, takes_file, write
+from contract import refused, takes
+from test_limits_text import added, write
 
 from stem_edge import chat_template
 from stem_edge.chat_template import ChatTemplate, checked_messages, read_template
@@ -63,7 +63,7 @@ def test_the_size_of_a_chat_template(config: Path) -> None:
         config.write_text(json.dumps(told))
         assert read_template(config)[1] == {"bos_token": "<s>"}
 
-    takes_file(of, 2**16, "65,537 bytes, expected at most 65,536")
+    takes(of, 2**16, "65,537 bytes, expected at most 65,536")
 
 
 def test_the_size_of_a_config(config: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_config_that_is_none(config: Path, data: bytes) -> None:
 
 
 def test_a_config_that_is_not_there_or_has_no_template(config: Path) -> None:
-    refused(lambda: read_template(config), BundleError, config, "cannot read (No such file")
+    refused(lambda: read_template(config), BundleError, config, "(No such file")
     for told in ({}, {"chat_template": None}, {"chat_template": [{"template": "x"}]}):
         config.write_text(json.dumps(told))
         refused(lambda: read_template(config), InputError, config, "no chat template")

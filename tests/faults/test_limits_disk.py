@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faulty_disk import Failing, watch
@@ -48,7 +47,7 @@ def open_files() -> int:
 def test_only_a_regular_file_is_opened(file: Path, make: Callable[[Path], None]) -> None:
     make(other := file.with_name("other"))
     before = open_files()
-    for call in (disk.open_file, disk.Reader, lambda path: disk.read_file(path, 1)):
+    for call in (disk.open_file, lambda path: disk.read_file(path, 1)):
         with pytest.raises(disk.NotRegularError, match="not a regular file") as caught:
             call(other)
         assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, str(other))
@@ -82,11 +81,6 @@ def test_a_link_is_seen_whatever_the_system_says(
         disk.open_file(file)
 
 
-def test_a_missing_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        disk.open_file(tmp_path / "file")
-
-
 def test_new_files_are_new_and_others_are_continued(file: Path) -> None:
     with pytest.raises(FileExistsError):
         disk.create(file)
@@ -114,13 +108,6 @@ def test_who_may_read_a_new_file_is_up_to_the_user(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o646
-
-
-@posix
-def test_children_inherit_no_descriptor(file: Path) -> None:
-    for descriptor in (disk.open_file(file), disk.append(file), disk.create(file.with_name("new"))):
-        assert not os.get_inheritable(descriptor)
-        disk.close(descriptor)
 
 
 # Reading
@@ -156,8 +143,6 @@ def test_a_small_file_or_one_byte_more_than_the_limit(file: Path, limit: int, fo
 def test_a_file_that_is_cut_while_it_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "size", lambda descriptor: 12)
     assert disk.read_file(file, 99) == DATA
-    with disk.Reader(file) as reader:
-        assert (reader.nbytes, reader.read()) == (12, DATA)
 
 
 def test_a_reader_that_fails_gives_its_file_back(
@@ -168,80 +153,6 @@ def test_a_reader_that_fails_gives_its_file_back(
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         disk.read_file(file, 99)
     assert open_files() == before
-
-
-def interrupted(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[int]:
-    """Signals before the first calls have done anything; the number of calls is counted."""
-    call, count = getattr(disk, name), [0]
-
-    def tried(*arguments: Any) -> Any:
-        count[0] += 1
-        if count[0] <= times:
-            raise InterruptedError(errno.EINTR, "Interrupted system call")
-        return call(*arguments)
-
-    monkeypatch.setattr(disk, name, tried)
-    return count
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_signals_may_come_a_thousand_times(
-    file: Path, more: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert disk.MAX_INTERRUPTS == 1000
-    descriptor, other = disk.open_file(file), disk.create(file.with_name("other"))
-    calls: list[tuple[str, Callable[[], object]]] = [
-        ("pread", lambda: disk.fill(descriptor, memoryview(bytearray(10)), 0)),
-        ("write", lambda: disk.write_all(other, DATA)),
-    ]
-    for name, call in calls:
-        count = interrupted(monkeypatch, name, disk.MAX_INTERRUPTS + more)
-        if more:
-            with pytest.raises(InterruptedError):
-                call()
-        else:
-            call()
-        assert count[0] == disk.MAX_INTERRUPTS + 1
-    disk.close(descriptor)
-    disk.close(other)
-    assert file.with_name("other").read_bytes() == (b"" if more else DATA)
-
-
-def test_a_reader_is_a_file_object(file: Path) -> None:
-    with disk.Reader(file) as reader:
-        assert (reader.nbytes, reader.readable(), reader.seekable()) == (10, True, True)
-        assert reader.writable() is False
-        assert os.fstat(reader.fileno()).st_size == 10
-        assert (reader.read(3), reader.tell()) == (DATA[:3], 3)
-        assert (reader.seek(2, os.SEEK_CUR), reader.read(2)) == (5, DATA[5:7])
-        assert (reader.seek(-1, os.SEEK_END), reader.read()) == (9, DATA[9:])
-        assert (reader.seek(-20, os.SEEK_END), reader.read(1)) == (0, DATA[:1])
-        assert (reader.seek(-1), reader.tell()) == (0, 0)
-        assert (reader.seek(20), reader.read()) == (20, b"")
-        assert (reader.seek(1), reader.readinto(memoryview(b"").cast("B"))) == (1, 0)
-        words = memoryview(bytearray(8)).cast("I")
-        assert (reader.readinto(words), words.tobytes(), reader.tell()) == (8, DATA[1:9], 9)
-        with pytest.raises(KeyError):
-            reader.seek(0, 3)
-
-
-def test_a_closed_reader_reads_from_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may be another file's by now."""
-    closed, close = list[int](), disk.close
-
-    def noted(descriptor: int) -> None:
-        closed.append(descriptor)
-        close(descriptor)
-
-    monkeypatch.setattr(disk, "close", noted)
-    reader = disk.Reader(file)
-    reader.close()
-    reader.close()
-    assert closed == [reader.descriptor]
-    calls: list[Callable[[], object]] = [lambda: reader.readinto(memoryview(b"")), reader.fileno]
-    for call in calls:
-        with pytest.raises(ValueError, match="closed"):
-            call()
 
 
 # Writing

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 import tokenizers
+from contract import takes
 
 from stem_edge import tokenizer_steps
 from stem_edge.tokenizer_steps import KINDS, check_model, check_steps
 
 SIZE = 100
 Step = dict[str, Any]
-
-
-def takes(call: Callable[[int], object], most: int, named: str = "expected") -> None:
-    """What is as large as allowed is taken, what is larger by one is refused by name."""
-    call(most)
-    with pytest.raises(ValueError, match=named):
-        call(most + 1)
-
-
-def test_limits_are_what_is_documented() -> None:
-    steps = tokenizer_steps
-    assert (steps.MAX_STEPS, steps.MAX_DEPTH, steps.MAX_GROWTH) == (64, 8, 1024)
-    assert (steps.MAX_TEXT, steps.MAX_PREFIX, steps.MAX_CHARSMAP) == (2**14, 256, 2**23)
-    assert (steps.MAX_PIECES, steps.COMPATIBILITY_GROWTH) == (64, 11)
-    assert tokenizer_steps.FIXED_GROWTH == {"ByteLevel": 2, "Metaspace": 3}
 
 
 def test_kinds_are_those_of_the_library() -> None:
@@ -51,36 +36,33 @@ def sequences(depth: int, part: str = "normalizer") -> Step:
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 def test_the_depth_of_sequences(part: str) -> None:
-    takes(
-        lambda depth: check_steps({part: sequences(depth, part)}, SIZE),
-        tokenizer_steps.MAX_DEPTH,
-        f"{part} has sequences more than 8 deep",
-    )
+    said = f"{part} has sequences more than 8 deep"
+    takes(lambda depth: check_steps({part: sequences(depth, part)}, SIZE), 8, said)
+
+
+def in_sequence(*steps: Step) -> Step:
+    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
 
 
 def test_the_number_of_steps() -> None:
-    def with_steps(count: int) -> None:
-        steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}] * count}
-        check_steps({"normalizer": steps}, SIZE)
+    said = "has 65 steps, expected at most 64"
+    takes(lambda count: check_steps(in_sequence(*[{"type": "NFC"}] * count), SIZE), 64, said)
 
-    takes(with_steps, tokenizer_steps.MAX_STEPS, "has 65 steps, expected at most 64")
+
+SHORT = ("prepend", "prefix", "suffix", "replacement", "content", "pad_token")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "most"),
     [
-        *((name, "{}", 256) for name in ("prepend", "prefix", "suffix", "replacement")),
-        *((name, "{}", 256) for name in ("content", "pad_token")),
-        ("other", "{}", 2**14),
-        ("other", ["", {"a": ["{}"]}], 2**14),
-        ("other", {"{}": 0}, 2**14),
+        *((name, "{}", 256) for name in SHORT),
+        *(("other", value, 2**14) for value in ("{}", ["", {"a": ["{}"]}], {"{}": 0})),
     ],
 )
 def test_the_length_of_texts(name: str, value: object, most: int) -> None:
     def with_text(length: int) -> None:
         filled = json.loads(json.dumps(value).replace("{}", "x" * length))
-        step = {"type": "Lowercase", name: filled}
-        check_steps({"normalizer": {"type": "Sequence", "normalizers": [step]}}, SIZE)
+        check_steps(in_sequence({"type": "Lowercase", name: filled}), SIZE)
 
     where = rf"normalizer\.normalizers\[0\]\.{name} has {most + 1} characters"
     takes(with_text, most, f"{where}, expected at most {most}")
@@ -178,18 +160,13 @@ def test_parts_multiply_and_decoding_counts_alone() -> None:
     assert check_steps({}, SIZE) == 1
 
 
-@pytest.mark.parametrize(("length", "valid"), [(1, True), (0, False), (True, False), (1.0, False)])
-def test_pieces_of_one_length(length: object, valid: bool) -> None:
-    step = {"pre_tokenizer": {"type": "FixedLength", "length": length}}
-    if valid:
-        check_steps(step, SIZE)
-    else:
+def test_pieces_of_one_length() -> None:
+    step: Step = {"type": "FixedLength"}
+    for good in (step, step | {"length": 1}):
+        check_steps({"pre_tokenizer": good}, SIZE)
+    for bad in (0, True, 1.0):
         with pytest.raises(ValueError, match=r"pre_tokenizer\.length is .*, expected at least 1"):
-            check_steps(step, SIZE)
-
-
-def test_pieces_of_a_length_that_is_left_out() -> None:
-    check_steps({"pre_tokenizer": {"type": "FixedLength"}}, SIZE)
+            check_steps({"pre_tokenizer": step | {"length": bad}}, SIZE)
 
 
 def bert(number: object, kind: str = "BertProcessing", field: str = "sep") -> Step:
@@ -212,33 +189,20 @@ def test_ids_around_a_text(kind: str, field: str) -> None:
 
 def template(single: object, ids: object = (0,), **more: Any) -> dict[str, Any]:
     special = {"a": {"id": "a", "ids": ids if ids is None else list(ids), "tokens": ["a"]}}  # type: ignore[call-overload]
-    return {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "special_tokens": special,
-            **more,
-        }
-    }
+    step = {"type": "TemplateProcessing", "single": single, "special_tokens": special}
+    return {"post_processor": step | more}
 
 
 TEXT, TOKEN = {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "a"}}
 
 
 def test_pieces_around_a_text() -> None:
-    def pieces(count: int) -> None:
-        check_steps(template([TEXT, *[TOKEN] * (count - 1)]), SIZE)
-
-    def tokens(count: int) -> None:
-        check_steps(template([TEXT], [0] * count), SIZE)
-
-    def number(last: int) -> None:
-        check_steps(template([TEXT], [0, last]), SIZE)
-
-    takes(pieces, 64, "the text 1 times among 65 pieces")
-    takes(tokens, 64, "of at most 64 tokens each")
-    takes(number, SIZE - 1, "adds the id 100, expected 0 to 99")
-    number(0)
+    for make, most, said in (
+        (lambda count: template([TEXT, *[TOKEN] * (count - 1)]), 64, "1 times among 65 pieces"),
+        (lambda count: template([TEXT], [0] * count), 64, "of at most 64 tokens each"),
+        (lambda last: template([TEXT], [0, last]), SIZE - 1, "adds the id 100, expected 0 to 99"),
+    ):
+        takes(lambda number, make=make: check_steps(make(number), SIZE), most, said)  # type: ignore[misc]
     for single in ([], [TOKEN], [TEXT, TEXT], "Sequence", None, ["Sequence"]):
         with pytest.raises(ValueError, match="expected it once"):
             check_steps(template(single), SIZE)
@@ -271,13 +235,9 @@ def test_what_is_no_step(step: object) -> None:
     found = "no object" if not isinstance(step, dict) else repr(step.get("type"))[:80]
     with pytest.raises(ValueError, match=f"normalizer.type is {found}, expected Sequence, Bert"):
         check_steps({"normalizer": step}, SIZE)
+    steps = {"type": "Sequence"} | ({"normalizers": step} if step else {})
     with pytest.raises(ValueError, match=r"normalizer\.normalizers is not a list of steps"):
-        check_steps(
-            {"normalizer": {"type": "Sequence", "normalizers": step}} if step else BARE, SIZE
-        )
-
-
-BARE = {"normalizer": {"type": "Sequence"}}
+        check_steps({"normalizer": steps}, SIZE)
 
 
 def test_names_of_fields_are_cut() -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from contract import refused
+from contract import refused, takes
 from tokenizers import Tokenizer
 
 from stem_edge import tokenizer_gate
 from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime import text
-from stem_edge.runtime.text import TextCodec, TokenStream, probe_texts
+from stem_edge.runtime.text import TextCodec, TokenStream
 from stem_edge.tokenizer_gate import AddedToken, check_tokenizer
 
 WORDS: dict[str, Any] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
@@ -37,12 +36,6 @@ def added(number: int, content: str, **flags: bool) -> dict[str, Any]:
     return {"id": number, "content": content, **flags}
 
 
-def takes_file(call: Callable[[int], object], most: int, named: str) -> None:
-    """What is as large as allowed is taken, what is larger by one is refused by name."""
-    call(most)
-    refused(lambda: call(most + 1), BundleError, named)
-
-
 # A tokenizer's file
 
 
@@ -58,7 +51,7 @@ def test_the_number_of_added_tokens(path: Path) -> None:
     def with_tokens(count: int) -> None:
         check_tokenizer(write(path, added_tokens=[added(0, "a")] * count))
 
-    takes_file(with_tokens, tokenizer_gate.MAX_ADDED, "32768")
+    takes(with_tokens, tokenizer_gate.MAX_ADDED, "32768")
 
 
 @pytest.mark.parametrize("place", ["model", "added_tokens"])
@@ -70,7 +63,7 @@ def test_the_length_of_a_token(path: Path, place: str) -> None:
             write(path, added_tokens=[added(2, "x" * length)])
         assert check_tokenizer(path).longest_nbytes == length
 
-    takes_file(with_token, tokenizer_gate.MAX_TOKEN_CHARS, "4096")
+    takes(with_token, tokenizer_gate.MAX_TOKEN_CHARS, "4096")
     refused(
         lambda: check_tokenizer(write(path, added_tokens=[added(2, "")])), BundleError, "content"
     )
@@ -88,7 +81,7 @@ def test_the_ids_of_tokens(path: Path, size: int | None, most: int) -> None:
     def with_id(number: int) -> None:
         check_tokenizer(write(path, WORDS | {"vocab": {"a": 0, "b": number}}), size)
 
-    takes_file(with_id, most, f"the token 'b' has the id {most + 1}, expected 0 to {most}")
+    takes(with_id, most, f"the token 'b' has the id {most + 1}, expected 0 to {most}")
 
 
 def test_ids_are_numbers_from_zero(path: Path) -> None:
@@ -149,26 +142,22 @@ def test_ids_of_a_list_are_places(path: Path) -> None:
 # Text
 
 
-class Grows:
-    """What a codec asks of a file that makes a text longer."""
-
-    def __init__(self, path: Path, times: int) -> None:
-        tokens = [added(2, "<c>", special=True)]
-        pattern = {"String": "b"}
-        step = {"type": "Replace", "pattern": pattern, "content": "b" * times}
-        self.codec = TextCodec(write(path, normalizer=step, added_tokens=tokens))
+def growing(path: Path, times: int) -> TextCodec:
+    """The codec of a file that makes a text so many times longer."""
+    step = {"type": "Replace", "pattern": {"String": "b"}, "content": "b" * times}
+    return TextCodec(write(path, normalizer=step, added_tokens=[added(2, "<c>", special=True)]))
 
 
 def test_the_bytes_that_a_text_may_become(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MAX_GROWN", 30)
-    codec = Grows(path, 3).codec
+    codec = growing(path, 3)
     assert codec.encode("aaaaaaaa\u00e9")
     message = refused(lambda: codec.encode("a" * 11), InputError, path, "11 bytes")
     assert message.endswith("may make each of them 3; give at most 10")
 
 
 def test_the_bytes_that_a_context_holds(path: Path) -> None:
-    codec = Grows(path, 1).codec
+    codec = growing(path, 1)
     assert codec.encode_prompt("a" * 128, 2, 9)
     message = refused(lambda: codec.encode_prompt("a" * 129, 2, 9), InputError, "up to 64 bytes")
     assert "holds at most 128; shorten" in message
@@ -179,7 +168,7 @@ def test_the_bytes_that_a_context_holds(path: Path) -> None:
 
 
 def test_special_tokens_of_a_codec(path: Path) -> None:
-    codec = Grows(path, 1).codec
+    codec = growing(path, 1)
     assert codec.special_tokens == ("<c>",)
     assert codec._checked.json == ""  # it is as large as the file
     assert codec.encode("<c>") == [2]
@@ -265,27 +254,6 @@ def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     codec.probe()
     assert [found for kind, found in seen if kind == "ids"] == [[0, 1], [2, 3]]
     assert [one for one in seen if one[0] == "<c>"][:2] == [("<c>", True), ("<c>", False)]
-
-
-def test_texts_of_a_trial() -> None:
-    names = [f"<{number}>" for number in range(2000)]
-    texts = list(probe_texts(names))
-    assert texts[-1] == ""
-    assert texts[-2] == " ".join(names[:1024])
-    assert texts[-66:-2] == names[:64]
-    plain = list(probe_texts())
-    assert plain[-2:] == ["", ""]
-    assert len(plain) == len(texts) - 64 == 30
-    assert [len(one) for one in plain[:22]] == [41, 4000] * 11
-    assert {one[0] for one in plain[:22]} >= set("aA \n0_.\u00e9\u4e00\U0001f600\u0301")
-    codes, spaced, sampled = plain[22:25]
-    assert (len(codes), codes[-1]) == (0x500, "\u04ff")
-    assert spaced.split(" ")[-1] == "\u02ff"
-    assert sampled[0] == "\u0500"
-    assert ord(sampled[1]) == 0x500 + 509
-    assert max(sampled) > "\U0010f000"
-    assert [len(one) for one in plain[25:28]] == [400, 49 * 40, 26 * 200]
-    " ".join(plain).encode()  # none of them is half a character
 
 
 class Letters(TextCodec):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import checked_message, fingerprint, refused
-from threads import rows_of, run_script, tokens, watchdog  # noqa: F401
+from threads import rows_of, run_script, tokens
 
 import stem_edge
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError

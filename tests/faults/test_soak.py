@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import soak
-from threads import tokens, watchdog  # noqa: F401
+from threads import tokens
 
 import stem_edge
 from stem_edge.formats import EngineName

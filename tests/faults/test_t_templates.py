@@ -169,22 +169,21 @@ def test_t13_deep_nesting_is_refused(tmp_path: Path, template: str) -> None:
     fails(tmp_path, template, seconds=4.0)
 
 
+TAGS = ["include 'x'", "import 'x' as x", "from 'x' import y", "extends 'x'", "if", "odd", "endif"]
+UNDEFINED = ["nobody", "nobody.name", "'a' + nobody", "messages[0].name"]
+
+
 @pytest.mark.parametrize(
-    "tag",
+    ("template", "named"),
     [
-        "include 'x'", "import 'x' as x", "from 'x' import y", "extends 'x'", "if", "frobnicate",
-        "endif",
+        *((f"one\ntwo\n{{% {tag} %}}", "line 3") for tag in TAGS),
+        *((f"one\n{{{{ {name} }}}}", "line 2: the chat template fails: ") for name in UNDEFINED),
     ],
-)  # fmt: skip
-def test_t14_other_files_and_bad_syntax_are_refused_with_the_line(tmp_path: Path, tag: str) -> None:
-    fails(tmp_path, f"one\ntwo\n{{% {tag} %}}", "line 3")
-
-
-@pytest.mark.parametrize(
-    "what", ["{{ nobody }}", "{{ messages[0].name }}", "{{ nobody.name }}", "{{ 'a' + nobody }}"]
 )
-def test_t14_what_is_undefined_is_refused_with_the_line(tmp_path: Path, what: str) -> None:
-    fails(tmp_path, f"one\n{what}", "line 2", "undefined" if "nobody" in what else "name")
+def test_t14_what_is_wrong_is_refused_with_the_line(
+    tmp_path: Path, template: str, named: str
+) -> None:
+    fails(tmp_path, template, named)
 
 
 def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
@@ -194,16 +193,9 @@ def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
 
 
 def test_t15_what_the_template_refuses_is_an_error_of_the_messages(tmp_path: Path) -> None:
-    source = "{% if messages | length > 1 %}{{ raise_exception('one\nonly\x1b[31m') }}{% endif %}"
+    """Also where it refuses one message of a user, which is what is tried first."""
+    refusal = "{{ raise_exception('one\nonly\x1b[31m') }}"
+    source = f"{{% if messages[0].role != 'system' %}}{refusal}{{% endif %}}ok"
     with ChatTemplate(write(tmp_path, source)) as template:
-        refused(lambda: template.render(HELLO * 2), InputError, "refuses these messages: one only")
-        assert template.render(HELLO) == ""
-
-
-def test_t15_a_template_that_wants_other_messages_than_one_of_a_user(tmp_path: Path) -> None:
-    source = (
-        "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}ok"
-    )
-    with ChatTemplate(write(tmp_path, source)) as template:
-        refused(lambda: template.render(HELLO), InputError, "system first")
+        refused(lambda: template.render(HELLO), InputError, "refuses these messages: one only")
         assert template.render([{"role": "system", "content": ""}]) == "ok"

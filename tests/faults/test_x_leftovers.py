@@ -11,7 +11,7 @@ from contract import refused
 from crash_states import below, write_tree
 from faulty_disk import Failing, watch
 from test_x_power import ASIDE, WORK, finish, nothing_is_synced, record
-from tiny_exports import Kind, TinyExport, bundle_files, exports, run_export
+from tiny_exports import Exports, bundle_files, run_export
 
 import stem_edge
 from stem_edge import disk
@@ -19,12 +19,12 @@ from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.files import Leftover
 
-__all__ = ["exports", "nothing_is_synced"]  # fixtures
+__all__ = ["nothing_is_synced"]  # a fixture
 
 
 @pytest.mark.parametrize("exchange", [True, False])
 def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
-    exchange: bool, exports: dict[Kind, TinyExport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exchange: bool, exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export, out = exports["force"], exports["force"].prepare(tmp_path)
     with monkeypatch.context() as patch:
@@ -38,7 +38,7 @@ def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
 
 
 def test_x7_leftovers_are_used_or_deleted_and_reported(
-    exports: dict[Kind, TinyExport], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    exports: Exports, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     """A lock, a working folder of the same export, one of another, stray temporary files."""
     export, out = exports["new"], tmp_path / "out"
@@ -53,7 +53,7 @@ def test_x7_leftovers_are_used_or_deleted_and_reported(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_x7_what_stands_aside_comes_back(exports: dict[Kind, TinyExport], tmp_path: Path) -> None:
+def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> None:
     """Killed between two renames: there is no bundle of that name, but two others."""
     export = exports["force"]
     assert export.old is not None

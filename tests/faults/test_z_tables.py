@@ -181,9 +181,8 @@ INNER = "codecs 0 configuration"
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        *[("shape", [2**62, 20]), ("shape", [5, 2**40]), ("shape", [0, 20]), ("shape", [])],
-        *[("shape", [5]), ("shape", [-5, 20]), ("shape", [5, 20, 1]), ("shape", [2**63, 2**63])],
-        *[(GRID, [2**40, 20]), (GRID, [0, 20]), (GRID, [-2, 20]), (GRID, []), (GRID, [2, 2**62])],
+        *[("shape", [2**62, 20]), ("shape", []), ("shape", [-5, 20]), ("shape", [2**63, 2**63])],
+        *[(GRID, [2**40, 20]), (GRID, [0, 20]), (GRID, []), (GRID, [2, 2**62])],
         *[(f"{INNER} chunk_shape", [0, 20]), (f"{INNER} chunk_shape", [2**40, 20])],
         *[("data_type", "uint16"), ("data_type", "int8"), ("data_type", "float64")],
         (f"{INNER} index_codecs 0 configuration endian", "big"),
@@ -237,16 +236,9 @@ def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> N
     """A pickle filter would run code while it is read."""
     marker = tmp_path / "ran"
     pickled = f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode()
-    v2 = {
-        "zarr_format": 2,
-        "shape": [1],
-        "chunks": [1],
-        "dtype": "|O",
-        "fill_value": None,
-        "order": "C",
-        "compressor": None,
-        "filters": [{"id": "pickle", "protocol": 2}],
-    }
+    v2: dict[str, object] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O"}
+    v2 |= {"fill_value": None, "order": "C", "compressor": None}
+    v2 |= {"filters": [{"id": "pickle", "protocol": 2}]}
     for folder in (root, root / "records", root / "evil"):
         folder.mkdir(exist_ok=True)
         (folder / ".zarray").write_text(json.dumps(v2))
@@ -263,19 +255,10 @@ def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> N
 
 
 @READERS
-@pytest.mark.parametrize(
-    "codec",
-    [
-        {"name": "zstd", "configuration": {"level": 0, "checksum": False}},
-        {"name": "blosc", "configuration": {"cname": "lz4", "typesize": 0}},
-        {"name": "gzip", "configuration": {"level": 1}},
-    ],
-)
 @pytest.mark.parametrize("where", [f"{INNER} codecs 1", f"{INNER} index_codecs 1", "codecs 0"])
-def test_z10_compressed_chunks(
-    root: Path, codec: dict[str, object], where: str, reader: Callable[[Path], None]
-) -> None:
-    """Nothing is compressed, so nothing can unpack to more than it says."""
+def test_z10_compressed_chunks(root: Path, where: str, reader: Callable[[Path], None]) -> None:
+    """Nothing is compressed, so nothing can unpack to more than it says: here a TiB by zstd."""
+    codec = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
     edit(root / "records" / "zarr.json", where, codec)
     frame = bytes.fromhex("28b52ffde0") + (2**40).to_bytes(8, "little")
     path = shard(root, 0)

@@ -1,18 +1,16 @@
-"""For tests with threads: threads that are run together, a watchdog, slots that betray stale readers."""
+"""For tests with threads: threads that are run together, slots that betray stale readers."""
 
 from __future__ import annotations
 
-import faulthandler
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_slots import BlockSlots
@@ -22,14 +20,6 @@ from stem_edge.runtime.slots import ArraySlots, Slots
 
 T = TypeVar("T")
 WATCHDOG_SECONDS = 300.0
-
-
-@pytest.fixture
-def watchdog() -> Iterator[None]:
-    """A deadlock shows the stacks of all threads, and ends the tests as a failure."""
-    faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:

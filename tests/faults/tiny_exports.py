@@ -1,21 +1,17 @@
-"""Exports that take a twentieth of a second, to be cut off in every way; and bundles changed."""
+"""Exports that take a twentieth of a second, to be cut off in every way."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-import msgspec
 import pytest
 from faulty_disk import shorten
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge.bundle import MANIFEST, FileEntry, encode_manifest, open_manifest
 
 Kind = Literal["new", "force", "add"]
 KINDS: tuple[Kind, ...] = ("new", "force", "add")
@@ -35,18 +31,6 @@ def bundle_files(folder: Path) -> dict[str, bytes] | None:
         return None
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-def resealed(bundle: Path, out: Path, files: Mapping[str, bytes]) -> Path:
-    """A copy with other files, whose manifest has their sizes and checksums."""
-    shutil.copytree(bundle, out)
-    manifest = open_manifest(out)
-    for name, data in files.items():
-        (out / name).write_bytes(data)
-    sealed = {n: FileEntry(len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()}
-    manifest = msgspec.structs.replace(manifest, files=manifest.files | sealed)
-    (out / MANIFEST).write_bytes(encode_manifest(manifest))
-    return out
 
 
 @dataclass(frozen=True)
@@ -83,10 +67,12 @@ def run_export(checkpoint: Path, out: Path, options: dict[str, Any]) -> None:
         stem_edge.export_bundle(checkpoint, out, **(default | options))
 
 
-def tiny_exports(folder: Path) -> dict[Kind, TinyExport]:
+Exports: TypeAlias = dict[Kind, TinyExport]
+
+
+def tiny_exports(folder: Path) -> Exports:
     """All kinds, in a folder that is not to be changed."""
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
-    made = {}
     run_export(checkpoint, folder / "old", OLD)
     run_export(checkpoint, folder / "new", OPTIONS["new"])
     shutil.copytree(folder / "old", folder / "added")
@@ -96,9 +82,7 @@ def tiny_exports(folder: Path) -> dict[Kind, TinyExport]:
         "force": (folder / "old", folder / "new"),
         "add": (folder / "old", folder / "added"),
     }
-    for kind, (old, new) in ends.items():
-        made[kind] = TinyExport(kind, checkpoint, old, new)
-    return made
+    return {kind: TinyExport(kind, checkpoint, old, new) for kind, (old, new) in ends.items()}
 
 
 def many_writes(patch: pytest.MonkeyPatch) -> None:
@@ -107,9 +91,3 @@ def many_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("stem_edge.whole_file.secrets.token_hex", lambda _: f"{next(numbers):016x}")
     patch.setattr("stem_edge.export.files.BUFFER_NBYTES", PIECE_NBYTES)
     shorten(patch, PIECE_NBYTES)
-
-
-@pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, TinyExport]:
-    """Every kind of export."""
-    return tiny_exports(tmp_path_factory.mktemp("exports"))
