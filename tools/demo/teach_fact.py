@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from demo_checkpoint import trained_name
 from demo_facts import NAMING, Country, countries
 from demo_model import DemoConfig, DemoModel
 from demo_text import listed, sentence
@@ -32,7 +33,6 @@ from torch.nn import functional
 import stem_edge
 from stem_edge import Edit, InputError, Model, StemEdgeError, make_row_edit
 from stem_edge.errors import CheckpointError
-from stem_edge.export.lingua import LAYER_NAMES, TOP_NAMES
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.quantize import F32
 
@@ -68,7 +68,7 @@ def read_model(path: Path) -> DemoModel:
     sizes = {name: getattr(config, name) for name in (*same, "norm_eps")}
     sizes |= {"multiple_of": config.d_ff, "max_seqlen": config.max_context}
     model = DemoModel(DemoConfig(**sizes))
-    matrices = {_trained_name(name): matrix for name, matrix in checkpoint.backbone.items()}
+    matrices = {trained_name(name): matrix for name, matrix in checkpoint.backbone.items()}
     for number, layer in enumerate(config.stem_layers):
         matrices[f"stem_embeddings.{number}.weight"] = checkpoint.tables[layer]
     state = {name: torch.tensor(m.rows(0, m.shape[0])) for name, m in matrices.items()}
@@ -79,15 +79,6 @@ def read_model(path: Path) -> DemoModel:
             f"{path}: not a model of tools/demo/train_demo.py ({error}); give one that it wrote"
         ) from error
     return model.requires_grad_(False).eval()
-
-
-def _trained_name(name: str) -> str:
-    """The trainer's name of a tensor that has this one in stem_edge."""
-    if not name.startswith("layers."):
-        return {ours: theirs for theirs, ours in TOP_NAMES.items()}.get(name, name) + ".weight"
-    _, layer, own = name.split(".", 2)
-    theirs = {ours: theirs for theirs, ours in LAYER_NAMES.items()}.get(own, own)
-    return f"layers.{layer}.{theirs}.weight"
 
 
 def fit_rows(
