@@ -17,8 +17,7 @@ import stem_edge
 from stem_edge.bundle import MANIFEST, TABLES, encode_manifest, open_bundle
 from stem_edge.cli import main
 from stem_edge.config import BIASED, ModelConfig
-from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.graph import names as io
+from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring import geometry_rows, geometry_text, workload
 from stem_edge.measuring.geometry import Geometry, geometry
 from stem_edge.measuring.geometry_plot import plot_geometry
@@ -30,13 +29,7 @@ from stem_edge.measuring.geometry_rows import (
     spread,
     stream,
 )
-from stem_edge.measuring.geometry_text import (
-    TappedGraphs,
-    choose,
-    gated_name,
-    prepare,
-    up_name,
-)
+from stem_edge.measuring.geometry_text import choose, vectors
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, hidden_states, whole
@@ -316,20 +309,20 @@ def test_activations_are_those_of_the_reference_model(
     stem_edge.export_bundle(checkpoint, tmp_path / "out", **options)
     monkeypatch.setattr(geometry_text, "WINDOW", 50)
     bundle = open_bundle(tmp_path / "out")
-    task = prepare(bundle, text, 2048, 0)
-    assert len(task.token_ids) > 100 > len(task.chosen) == len(set(task.token_ids.tolist()))
+    ids = np.array(workload.read_ids(text, bundle), np.int64)
+    chosen = choose(ids, 2048, 0)
+    assert len(ids) > 100 > len(chosen) == len(set(ids.tolist()))
     found = geometry(tmp_path / "out", text=text)
     assert found.text is not None
-    assert (found.text.window, found.text.chosen) == (50, len(task.chosen))
+    assert (found.text.window, found.text.chosen) == (50, len(chosen))
     assert [each.layer for each in found.text.layers] == [0, 1, 2]
-    expected = activations(checkpoint, tmp_path / "out", task.token_ids)
-    vectors = geometry_text._vectors(task, [0, 1, 2], None, show=False)
+    expected = activations(checkpoint, tmp_path / "out", ids)
+    values = iter(vectors(bundle, ids, chosen, [0, 1, 2], None, show=False).values())
     for each in found.text.layers:
         assert each.kind == bundle.manifest.model.ffn_kind(each.layer)
-        values = (each.up, up_name(bundle, each.layer)), (each.gated, gated_name(each.layer))
-        for number, (measured, at) in enumerate(values):
-            wanted = expected[each.layer, number][task.chosen]
-            assert np.abs(vectors[at] - wanted).max() < 1e-4 * max(1, np.abs(wanted).max())
+        for number, measured in enumerate((each.up, each.gated)):
+            wanted = expected[each.layer, number][chosen]
+            assert np.abs(next(values) - wanted).max() < 1e-4 * max(1, np.abs(wanted).max())
             assert agrees(measured, wanted, 1e-4)
 
 
@@ -372,11 +365,6 @@ def test_a_quantized_backbone_shows_its_own_activations(text: Path) -> None:
         assert each.up is not None and each.gated is not None
         assert each.up.vectors == each.gated.vectors == found.text.chosen
         assert (each.up.p95_abs > 0.3) == (each.kind == "dense")
-
-
-def test_a_value_that_a_graph_does_not_have(tiny_bundle: Path) -> None:
-    with pytest.raises(BackendError, match=r"late.*layers\.9\.row"):
-        TappedGraphs(open_bundle(tiny_bundle), {io.LATE: ["layers.9.row"]}, 1)
 
 
 def test_without_a_backbone_for_onnxruntime(tiny_gguf: Path, text: Path) -> None:

@@ -127,12 +127,11 @@ def geometry(
     tokens = [tokens] if isinstance(tokens, str) else tokens
     codec = _codec(bundle) if tokens else None
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
-    if text is not None:
-        from stem_edge.measuring.geometry_text import prepare
+    of_text = None
+    if text is not None:  # first, because reading all rows takes long
+        from stem_edge.measuring.geometry_text import text_geometry
 
-        task = prepare(
-            bundle, Path(text), sample, seed
-        )  # its errors first: reading rows takes long
+        of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)
     root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
     norms, best = stream(root, count, chosen, queries, neighbours, progress)
     with open_tables(root) as tables:
@@ -149,7 +148,7 @@ def geometry(
         random_nearest=random_nearest(width, count),
         layers=tuple(_of_layer(root, n, norms[n], order, sample) for n in chosen),
         nearest=tuple(_nearest(codec, best, n, q) for n, q in enumerate(queries)) if codec else (),
-        text=task.run(chosen, threads, progress) if text is not None else None,
+        text=of_text,
     )
 
 
