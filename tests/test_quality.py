@@ -17,7 +17,7 @@ import stem_edge
 from stem_edge import BundleError, InputError
 from stem_edge.distributions import log_softmax
 from stem_edge.export.lingua import read_checkpoint
-from stem_edge.measuring.logit_source import CheckpointLogits
+from stem_edge.measuring.logit_source import checkpoint_logits
 from stem_edge.measuring.quality import Quality
 from stem_edge.measuring.scores import side_by_side, split, windows
 from stem_edge.quantize import F64
@@ -194,7 +194,7 @@ def test_the_reference_model_in_pieces_is_the_whole_one(
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=tied)))
     ids = list(range(7, 30))
     expected = forward(source.config, source.backbone, source.tables, ids)
-    pieces = list(CheckpointLogits(source).logits(ids, 3))
+    pieces = list(checkpoint_logits(source, ids, 3))
     assert max(map(len, pieces)) == 5
     assert np.concatenate(pieces) == pytest.approx(expected[3:], abs=1e-5)
 

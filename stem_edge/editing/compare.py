@@ -16,7 +16,7 @@ from stem_edge.edit_file import Edit, NewRows
 from stem_edge.edit_folder import as_edit
 from stem_edge.editing.explain import text_of_token
 from stem_edge.errors import InputError
-from stem_edge.measuring.logit_source import BundleLogits
+from stem_edge.measuring.logit_source import bundle_logits
 from stem_edge.quantize import F64
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.options import LoadKeywords
@@ -151,7 +151,7 @@ def _spans(codec: TextCodec, ids: Sequence[int], source: str) -> list[Span]:
 def _look(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:
     """What may come after a prompt, and the log probabilities [V] of the next token."""
     ids = model.tokenize(prompt)
-    (last,) = BundleLogits(model).logits(ids, len(ids) - 1)
+    (last,) = bundle_logits(model, ids, len(ids) - 1)
     found: F64 = log_softmax(last)[0]
     best = np.argsort(-found, kind="stable")[:top].tolist()
     tokens = [NextToken(each, text_of_token(codec, each), math.exp(found[each])) for each in best]
