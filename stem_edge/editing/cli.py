@@ -66,76 +66,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_making(parser.add_argument_group("making an edit"))
     instead = parser.add_argument_group("other actions").add_mutually_exclusive_group()
-    instead.add_argument(
-        "--list", action="store_true", help="show edits beside the bundle and in this folder"
+    listing = "show edits beside the bundle and in this folder"
+    instead.add_argument("--list", action="store_true", help=listing)
+    removing = "delete this edit of the bundle, given as a file or by its name; may be given again"
+    instead.add_argument("--remove", action="append", metavar="FILE", default=[], help=removing)
+    comparing = (
+        "show the most probable next tokens with and without edits: one of --source and --target "
+        "(written only with -o), or those of --edit"
     )
-    instead.add_argument(
-        "--remove",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="delete this edit of the bundle, given as a file or by its name; may be given again",
-    )
-    instead.add_argument(
-        "--compare",
-        metavar="PROMPT",
-        help="show the most probable next tokens with and without edits: one of --source and "
-        "--target (written only with -o), or those of --edit",
-    )
+    instead.add_argument("--compare", metavar="PROMPT", help=comparing)
     _add_comparing(parser.add_argument_group("with --compare"))
     add_loading(parser.add_argument_group("the machine, with --compare"))
 
 
 def _add_making(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--source", metavar="TEXT", help="text whose tokens look up other rows")
-    group.add_argument("--target", metavar="TEXT", help="text whose tokens' rows they look up")
-    group.add_argument(
-        "--scheme", choices=SCHEMES, metavar="NAME", help="who looks up whom, see below (auto)"
+    add = group.add_argument
+    add("--source", metavar="TEXT", help="text whose tokens look up other rows")
+    add("--target", metavar="TEXT", help="text whose tokens' rows they look up")
+    scheme = "who looks up whom, see below (auto)"
+    add("--scheme", choices=SCHEMES, metavar="NAME", help=scheme)
+    scope = (
+        "where the source is in a prompt, as whole words; or wherever its tokens come, in prompt "
+        "and answer (positions)"
     )
-    group.add_argument(
-        "--scope",
-        choices=SCOPES,
-        help="where the source is in a prompt, as whole words; or wherever its tokens come, in "
-        "prompt and answer (positions)",
-    )
-    group.add_argument(
-        "--layers", metavar="2,5", help="STEM layers that the edit is in, with commas (all)"
-    )
-    group.add_argument(
-        "--subset",
-        metavar="0,2",
-        help="of scheme subset: which tokens of the target, from 0 on (the last ones)",
-    )
-    group.add_argument(
-        "--pad",
-        metavar="TOKEN",
-        help="of padding: the token, as text or number (begin of text)",
-    )
-    group.add_argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="a name that ends in .edit (SOURCE-TARGET.edit, beside the bundle)",
-    )
-    group.add_argument("--force", action="store_true", help="replace an existing file")
+    add("--scope", choices=SCOPES, help=scope)
+    add("--layers", metavar="2,5", help="STEM layers that the edit is in, with commas (all)")
+    subset = "of scheme subset: which tokens of the target, from 0 on (the last ones)"
+    add("--subset", metavar="0,2", help=subset)
+    pad = "of padding: the token, as text or number (begin of text)"
+    add("--pad", metavar="TOKEN", help=pad)
+    out = "a name that ends in .edit (SOURCE-TARGET.edit, beside the bundle)"
+    add("-o", "--out", metavar="FILE", help=out)
+    add("--force", action="store_true", help="replace an existing file")
 
 
 def _add_comparing(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--edit",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="an edit, given as a file or by its name; may be given again, stacked in order, and "
-        "below that of --source and --target",
+    add = group.add_argument
+    edit = (
+        "an edit, given as a file or by its name; may be given again, stacked in order, and below "
+        "that of --source and --target"
     )
-    group.add_argument("--top", type=int, metavar="N", help=f"how many tokens to show ({TOP})")
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="also draw it: .png, .pdf or .svg; needs the extra [plot]",
-    )
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
+    add("--top", type=int, metavar="N", help=f"how many tokens to show ({TOP})")
+    plot = "also draw it: .png, .pdf or .svg; needs the extra [plot]"
+    add("--plot", type=Path, metavar="FILE", help=plot)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -116,6 +116,8 @@ def geometry(
     Raises InputError for a model without rows of tokens, a layer without a table, a text that is
     no single token, numbers out of range, a text too short; BundleError, BackendError.
     """
+    from stem_edge.runtime.text import TextCodec
+
     bundle = open_bundle(path)
     chosen = _layers(bundle, layers)
     _check_range("sample", sample, LARGEST_SAMPLE)
@@ -125,7 +127,7 @@ def geometry(
     if threads is not None:
         _check_range("threads", threads, MOST_THREADS, least=1)
     tokens = [tokens] if isinstance(tokens, str) else tokens
-    codec = _codec(bundle) if tokens else None
+    codec = TextCodec(bundle.file(TOKENIZER)) if tokens else None
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
     of_text = None
     if text is not None:  # first, because reading all rows takes long
@@ -165,22 +167,14 @@ def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> La
 
 
 def _nearest(codec: TextCodec, best: dict[int, Best], number: int, token: int) -> Nearest:
+    def text(of: int) -> str:
+        return codec.decode([of], skip_special_tokens=False)
+
     def neighbours(of: Best) -> tuple[Neighbour, ...]:
         pairs = zip(of.token_ids[number].tolist(), of.cosines[number].tolist(), strict=True)
-        return tuple(Neighbour(id_, show(codec, id_), cosine) for id_, cosine in pairs if id_ >= 0)
+        return tuple(Neighbour(id_, text(id_), cosine) for id_, cosine in pairs if id_ >= 0)
 
-    return Nearest(token, show(codec, token), {n: neighbours(of) for n, of in best.items()})
-
-
-def show(codec: TextCodec, token: int) -> str:
-    """Text of one token, special ones included."""
-    return codec.decode([token], skip_special_tokens=False)
-
-
-def _codec(bundle: Bundle) -> TextCodec:
-    from stem_edge.runtime.text import TextCodec
-
-    return TextCodec(bundle.file(TOKENIZER))
+    return Nearest(token, text(token), {n: neighbours(of) for n, of in best.items()})
 
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
@@ -195,15 +189,16 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
             f"{bundle.path}: the rows of this model are {model.n_experts} experts, matrices that "
             "tokens share and not directions; give the bundle of a model with a row for each token"
         )
-    for layer in wanted or ():
-        if layer not in model.stem_layers:
-            known = ", ".join(map(str, model.stem_layers))
-            raise InputError(
-                f"layer {layer} has no table in {bundle.path}; choose of its STEM layers: {known}"
-            )
-    if wanted is not None and not wanted:
+    if wanted is None:
+        return list(model.stem_layers)
+    if not wanted:
         raise InputError("no layers are given; name some STEM layers, or leave the choice out")
-    return sorted(set(wanted)) if wanted is not None else list(model.stem_layers)
+    if unknown := sorted(set(wanted) - set(model.stem_layers)):
+        known = ", ".join(map(str, model.stem_layers))
+        raise InputError(
+            f"layer {unknown[0]} has no table in {bundle.path}; choose of its STEM layers: {known}"
+        )
+    return sorted(set(wanted))
 
 
 def _check_range(name: str, value: int, largest: int, least: int = 2) -> None:

@@ -38,27 +38,18 @@ OPTIONS = ("sample", "seed", "layers", "token", "plot")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare what belongs to --geometry alone."""
-    group = parser.add_argument_group("of --geometry")
-    group.add_argument(
-        "--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)"
+    add = parser.add_argument_group("of --geometry").add_argument
+    add("--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)")
+    token = (
+        f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; may '
+        "be given again"
     )
-    group.add_argument(
-        "--token",
-        action="append",
-        metavar="TEXT",
-        help=f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; '
-        "may be given again",
-    )
-    group.add_argument(
-        "--sample",
-        type=int,
-        metavar="N",
-        help=f"rows of a layer, whose cosines are all taken ({SAMPLE}; at most {LARGEST_SAMPLE})",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="of the sample (0)")
-    group.add_argument(
-        "--plot", metavar="FILE", help="also draw it, as the paper's figure 6: .png, .pdf or .svg"
-    )
+    add("--token", action="append", metavar="TEXT", help=token)
+    sample = f"rows of a layer, whose cosines are all taken ({SAMPLE}; at most {LARGEST_SAMPLE})"
+    add("--sample", type=int, metavar="N", help=sample)
+    add("--seed", type=int, metavar="N", help="of the sample (0)")
+    plot = "also draw it, as the paper's figure 6: .png, .pdf or .svg"
+    add("--plot", metavar="FILE", help=plot)
 
 
 def check_options(args: argparse.Namespace) -> None:
