@@ -102,15 +102,16 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             ) from error
 
 
-class _Version(msgspec.Struct):
+class _File(msgspec.Struct):
+    """What every format has; its own fields are left to a newer one."""
+
     format_version: int = 0
+    sha256: str = ""
     edit: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    format_version: int
-    sha256: str
-    edit: msgspec.Raw
+class _StrictFile(_File, forbid_unknown_fields=True):
+    pass
 
 
 def encode_edit(edit: Edit) -> bytes:
@@ -128,9 +129,9 @@ def read_edit(path: str | Path) -> Edit:
     data = _read(path)
     try:
         _check_json(data)
-        known = msgspec.json.decode(data, type=_Version)
-        number = known.format_version
-        if not bytes(known.edit):
+        file = msgspec.json.decode(data, type=_File)
+        number = file.format_version
+        if not bytes(file.edit):
             raise ValueError("there is no edit in it")
         if number > FORMAT_VERSION:
             raise EditError(
@@ -139,7 +140,7 @@ def read_edit(path: str | Path) -> Edit:
             )
         if number < FORMAT_VERSION:
             raise ValueError(f"format_version is {number}")
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_StrictFile)
         found = hashlib.sha256(bytes(file.edit)).hexdigest()
         if found != file.sha256:
             raise ValueError(f"its sha256 is {found[:8]}..., expected {file.sha256[:8]}...")

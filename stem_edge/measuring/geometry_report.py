@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from stem_edge.errors import InputError
@@ -153,16 +152,4 @@ def _text(text: TextGeometry) -> list[str]:
     for layer in text.layers:
         pairs = [(*cosines[:2], cosines[-1]) for cosines in map(_spread, (layer.up, layer.gated))]
         rows.append((str(layer.layer), layer.kind, *pairs[0], *pairs[1]))
-    return [*lines, "", *table(rows, "rlr"), *_summary(text)]
-
-
-def _summary(text: TextGeometry) -> list[str]:
-    """Dense against STEM layers in one line, where the text's layers are of both kinds."""
-    values: dict[bool, list[float]] = {True: [], False: []}
-    for layer in text.layers:
-        if layer.up is not None:
-            values[layer.kind == "dense"].append(layer.up.p95_abs)
-    if not all(values.values()):
-        return []
-    dense, stem = median(values[True]), median(values[False])
-    return ["", f"P95 |cos|, median layer: up projections {dense:.3f}, rows {stem:.3f}."]
+    return [*lines, "", *table(rows, "rlr")]
