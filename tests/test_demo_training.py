@@ -82,14 +82,6 @@ def test_both_layouts_hold_the_same_model(tmp_path: Path, monkeypatch: pytest.Mo
     assert np.abs(logits[0] - logits[1]).max() < 1e-4
 
 
-def test_an_own_text_is_trained_on_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    command(monkeypatch, "out", "--text", "a", "b", "--minutes", "1.5")
-    options = parse_options()
-    assert options.text == [Path("a"), Path("b")]
-    assert options.budget.seconds == 90
-    assert (options.dim, options.layers, options.vocab) == (256, 8, 4096)
-
-
 def test_a_budget_is_steps_or_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(shares_done(Budget(4))) == [0, 0.25, 0.5, 0.75]
     times = iter([100.0, 100.0, 102.5, 109.0, 110.0])

@@ -125,26 +125,6 @@ def test_every_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> Non
                 assert found == ROWS  # another kind of space between names
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_mutations_with_a_right_checksum_are_edits_or_refused(seed: int, tmp_path: Path) -> None:
-    """What a checksum cannot catch: somebody who writes such files."""
-    rng = random.Random(seed)
-    text = json.dumps(content_of(rng.choice([EDIT, ROWS, PLAIN])))
-    pieces = ["null", "-1", "1e999", "[", "]", "{", "}", '"', ",", "9" * 40, "\\ud800", "0.5", " "]
-    for _ in range(300):
-        mutated = text
-        for _ in range(rng.randint(1, 3)):
-            at, stop = sorted(rng.randrange(len(mutated) + 1) for _ in range(2))
-            stop = min(stop, at + 6)
-            mutated = mutated[:at] + rng.choice([*pieces, mutated[at:stop] * 2]) + mutated[stop:]
-        try:
-            found = read(tmp_path, sealed(mutated))
-        except EditError:
-            continue
-        assert isinstance(found, Edit)
-        assert read(tmp_path, encode_edit(found)) == found
-
-
 @pytest.mark.parametrize("version", [2, 10**30])
 def test_a_newer_file_asks_for_a_newer_program(version: int, tmp_path: Path) -> None:
     data = sealed({"what": "is not known yet"}, version).replace(b'"sha256"', b'"sha1024"')
