@@ -25,49 +25,49 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
-from fuzzing.mutants import MAX_NBYTES, mutants, mutate
-from fuzzing.running import FaultError, Runner, limit_this_process
-from fuzzing.targets import SEEDS, TARGETS, seeds_of
+from fuzzing.mutants import MAX_NBYTES, Change, mutants, mutate
+from fuzzing.running import SEEDS, FaultError, Runner, limit_this_process
+
+if TYPE_CHECKING:
+    from fuzzing.targets import Target
 
 HANG_SECONDS = 60.0  # with the same input: native code that no signal stops
 RUNNING = "running"  # the input that is being read
 
 
-def fuzz(args: argparse.Namespace, folder: Path) -> None:
+def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
     """Run inputs as the command line asks; `folder` is for files that the target reads."""
-    target, findings = TARGETS[args.target], args.findings / args.target
+    findings: Path = args.findings / args.target
     findings.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as end:
-        with _instrumented() if args.guided else nullcontext():
-            read = target.prepare(folder, end)
-        limit_this_process()
-        runner, started = Runner(read, folder, findings), time.monotonic()
+    limit_this_process()
+    runner, started = Runner(target, folder, findings), time.monotonic()
 
-        def one(data: bytes) -> str:
-            (findings / RUNNING).write_bytes(data)
-            faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-            return runner.run(data)
+    def one(data: bytes) -> str:
+        (findings / RUNNING).write_bytes(data)
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+        return runner.run(data)
 
-        try:
-            if args.replay:
-                print(one(args.replay.read_bytes()))
-            elif args.guided:
-                guide(args, one, folder / "corpus")
-            else:
-                seeds = list(seeds_of(args.target).values())
-                for data in mutants(target.change, Random(args.seed), seeds):
-                    if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
-                        break
-                    one(data)
-            (findings / RUNNING).unlink(missing_ok=True)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            if runner.executions and not args.replay:
-                show(args, runner, time.monotonic() - started)
+    seeds = [path.read_bytes() for path in sorted((SEEDS / args.target).iterdir())]
+    try:
+        if args.replay:
+            print(one(args.replay.read_bytes()))
+        elif args.guided:
+            guide(args, target.change, seeds, one, folder / "corpus")
+        else:
+            for data in mutants(target.change, Random(args.seed), seeds):
+                if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
+                    break
+                one(data)
+        (findings / RUNNING).unlink(missing_ok=True)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if runner.executions and not args.replay:
+            show(args, runner, time.monotonic() - started)
 
 
 def show(args: argparse.Namespace, runner: Runner, seconds: float) -> None:
@@ -86,11 +86,15 @@ def show(args: argparse.Namespace, runner: Runner, seconds: float) -> None:
     )
 
 
-def guide(args: argparse.Namespace, one: Callable[[bytes], object], corpus: Path) -> None:
+def guide(
+    args: argparse.Namespace,
+    change: Change,
+    seeds: list[bytes],
+    one: Callable[[bytes], object],
+    corpus: Path,
+) -> None:
     """Let libFuzzer choose which inputs to change, by the lines that they reach."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-    change, seeds = TARGETS[args.target].change, list(seeds_of(args.target).values())
 
     def changed(data: bytes, most_nbytes: int, seed: int) -> bytes:
         random = Random(seed)
@@ -109,11 +113,16 @@ def guide(args: argparse.Namespace, one: Callable[[bytes], object], corpus: Path
     atheris.Fuzz()
 
 
-def _instrumented() -> AbstractContextManager[object]:
-    import atheris
+def targets(guided: bool) -> dict[str, Target]:
+    """All of them, and what they read with followed by atheris or not."""
+    with ExitStack() as end:
+        if guided:
+            import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-    found: AbstractContextManager[object] = atheris.instrument_imports(include=["stem_edge"])
-    return found
+            end.enter_context(atheris.instrument_imports(include=["stem_edge"]))
+        from fuzzing.targets import TARGETS
+
+        return TARGETS
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -122,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("target", nargs="?", choices=TARGETS, metavar="TARGET", help="what to fuzz")
+    add("target", nargs="?", metavar="TARGET", help="what to fuzz")
     add("--list", action="store_true", help="name the targets")
     add("--runs", type=int, default=200_000, help="inputs (200,000)")
     add("--seconds", type=float, default=float("inf"), help="stop after so long (no end)")
@@ -149,12 +158,16 @@ def main() -> None:
         from fuzzing.seeds import write_seeds  # needs torch
 
         write_seeds()
-    elif args.list or args.target is None:
-        print("\n".join(f"{name:<12} {target.about}" for name, target in TARGETS.items()))
+        return
+    known = targets(args.guided)
+    if args.list or args.target is None:
+        print("\n".join(f"{name:<12} {target.about}" for name, target in known.items()))
+    elif args.target not in known:
+        parser.error(f"no target {args.target}; expected one of {', '.join(known)}")
     else:
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         with tempfile.TemporaryDirectory(dir=memory) as folder:
-            fuzz(args, Path(folder))
+            fuzz(args, known[args.target], Path(folder))
 
 
 if __name__ == "__main__":

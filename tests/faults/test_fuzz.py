@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,8 +22,8 @@ import fuzz
 import msgspec
 import pytest
 from fuzzing.mutants import join, mutants, split
-from fuzzing.running import FaultError, Runner
-from fuzzing.targets import SEEDS, TARGETS, seeds_of
+from fuzzing.running import SEEDS, FaultError, Runner
+from fuzzing.targets import TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,9 +51,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
         raise TimeoutError("an input took too long")
 
     before = signal.signal(signal.SIGALRM, too_slow)
-    with ExitStack() as end:
-        read = TARGETS[request.param].prepare(tmp_path, end)
-        yield Runner(read, tmp_path, tmp_path / "findings")
+    yield Runner(TARGETS[request.param], tmp_path, tmp_path / "findings")
     signal.signal(signal.SIGALRM, before)
 
 
@@ -73,7 +70,8 @@ def test_seeds_are_accepted_and_what_was_found_is_refused(runner: Runner, path: 
 @needs_timers
 @pytest.mark.parametrize(("runner", "name"), [(n, n) for n in TARGETS], indirect=["runner"])
 def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
-    seeds, end = list(seeds_of(name).values()), time.monotonic() + SECONDS
+    seeds = [path.read_bytes() for path in (SEEDS / name).iterdir()]
+    end = time.monotonic() + SECONDS
     for data in mutants(TARGETS[name].change, Random(8), seeds):
         runner.run(data)
         if time.monotonic() > end or runner.executions >= 20_000:
@@ -85,11 +83,12 @@ def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
 
 @needs_timers
 def test_a_reader_that_fails_is_found_and_its_input_made_small(tmp_path: Path) -> None:
-    def read(data: bytes) -> None:
-        if b"bad" in data:
+    def read(path: Path) -> None:
+        if b"bad" in path.read_bytes():
             raise IndexError("outside")
 
-    runner = Runner(read, tmp_path, tmp_path / "found")
+    target = TARGETS["edit"]._replace(read=read)
+    runner = Runner(target, tmp_path, tmp_path / "found")
     assert runner.run(b"good") == "accepted"
     with pytest.raises(
         FaultError, match=r"finding-\w+: IndexError at .*test_fuzz\.py:\d+: 'outside'"
@@ -117,18 +116,13 @@ def test_the_command_runs_a_target_and_an_input_by_itself(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process is forked")
-def test_an_input_that_ends_its_process_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def prepare(folder: Path, end: ExitStack) -> Any:
-        return lambda data: os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setitem(TARGETS, "edit", TARGETS["edit"]._replace(prepare=prepare))
+def test_an_input_that_ends_its_process_is_kept(tmp_path: Path) -> None:
+    target = TARGETS["edit"]._replace(read=lambda path: os.kill(os.getpid(), signal.SIGKILL))
     args = argparse.Namespace(target="edit", findings=tmp_path, guided=False, replay=None)
     vars(args).update(seed=0, runs=1, seconds=9.0)
     if not (child := os.fork()):
         try:
-            fuzz.fuzz(args, tmp_path)
+            fuzz.fuzz(args, target, tmp_path)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from fuzzing.targets import Read
 from stem_edge.errors import OutOfMemoryError, StemEdgeError
 
+if TYPE_CHECKING:  # atheris follows what is imported after it
+    from fuzzing.targets import Target
+
+SEEDS = Path(__file__).resolve().parents[2] / "tests" / "data" / "fuzz"
 SECONDS = 10.0  # that reading one input may take
 SHRINK_SECONDS = 30.0
 MEMORY_NBYTES = 1 << 30  # that a process may take beside what it has
@@ -33,8 +37,8 @@ class FaultError(Exception):
 class Runner:
     """A prepared target, and what was seen of it."""
 
-    read: Read
-    folder: Path  # that every message must name a file of
+    target: Target
+    folder: Path  # of the file that is read, which every message must name
     findings: Path
     executions: int = 0
     accepted: int = 0
@@ -54,10 +58,11 @@ class Runner:
 
     def _read(self, data: bytes) -> tuple[str, str | None]:
         """How an input ended, and what is wrong with that."""
-        started = time.perf_counter()
+        path, started = self.folder / self.target.file, time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
-            self.read(data)
+            path.write_bytes(data)
+            self.target.read(path)
             self.accepted += 1
             return "accepted", None
         except StemEdgeError as error:
