@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from fuzzing.mutants import join, mutants, split
 from fuzzing.running import SEEDS, FaultError, Runner
-from fuzzing.targets import TARGETS
+from fuzzing.targets import TARGETS, chat_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +52,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
 
     before = signal.signal(signal.SIGALRM, too_slow)
     yield Runner(TARGETS[request.param], tmp_path, tmp_path / "findings")
+    chat_process.cache_clear()
     signal.signal(signal.SIGALRM, before)
 
 

@@ -74,7 +74,8 @@ def _template(path: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def _chat_process(path: Path) -> ChatTemplate:
+def chat_process(path: Path) -> ChatTemplate:
+    """A template that was opened with a good one in the file; ends when the next one is asked for."""
     data = path.read_bytes()
     shutil.copy(SEEDS / "chat" / "chatml.json", path)
     chat = ChatTemplate(path, seconds=1.0)
@@ -84,7 +85,7 @@ def _chat_process(path: Path) -> ChatTemplate:
 
 def _chat(path: Path) -> None:
     # The process goes on with another template, so that not each input starts one.
-    chat = _chat_process(path)
+    chat = chat_process(path)
     chat.source, chat.tokens = read_template(path)
     chat.render(SAMPLE)
 
