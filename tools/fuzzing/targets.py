@@ -20,7 +20,7 @@ from fuzzing.running import SEEDS
 from stem_edge.bundle import encode_manifest, parse_manifest
 from stem_edge.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.chat_worker import environment
-from stem_edge.edit_file import read_edit
+from stem_edge.edit_file import encode_edit, read_edit
 from stem_edge.export.safetensors_files import open_tensors
 from stem_edge.export.stored import StoredTensor
 from stem_edge.export.torch_files import load_tensors
@@ -47,7 +47,13 @@ def _manifest(path: Path) -> None:
     _ = model.active_parameters, model.dense_twin(), model.table_parameters
     if tables is not None:
         _ = tables.nbytes, tables.mean_record_nbytes, tables.arrays()
-    parse_manifest(encode_manifest(manifest), path)
+    assert parse_manifest(encode_manifest(manifest), path) == manifest
+
+
+def _edit(path: Path) -> None:
+    edit = read_edit(path)
+    path.write_bytes(encode_edit(edit))
+    assert read_edit(path) == edit
 
 
 def _store(path: Path) -> None:
@@ -106,7 +112,7 @@ TARGETS = {
         mutants.change_store,
         _store,
     ),
-    "edit": Target("an edit file", "x.edit", mutants.change_edit, read_edit),
+    "edit": Target("an edit file", "x.edit", mutants.change_edit, _edit),
     "safetensors": Target(
         "a safetensors file of a checkpoint",
         "x.safetensors",
