@@ -64,6 +64,11 @@ class Comparison:
     original_from_target: float | None
     edited_from_original: float
 
+    def outcomes(self) -> dict[str, Outcome]:
+        """Name -> what may come, of those that there are."""
+        target = {} if self.target is None else {"target prompt": self.target}
+        return {"original": self.original} | target | {"edited": self.edited}
+
 
 def compare_edits(
     model: Model | str | Path,

@@ -147,7 +147,6 @@ def list_figures(found: Listing) -> dict[str, object]:
 
 def comparison_table(found: Comparison, edits: Sequence[Edit]) -> str:
     """The most probable next tokens side by side, and divergences."""
-    panels = {"original": found.original, "target prompt": found.target, "edited": found.edited}
     sides = [
         [
             name,
@@ -155,8 +154,7 @@ def comparison_table(found: Comparison, edits: Sequence[Edit]) -> str:
             *(f"{fill(shown(t), COLUMN - 8)}{t.probability:>8.2%}" for t in each.top),
             head(each.text, COLUMN),
         ]
-        for name, each in panels.items()
-        if each is not None
+        for name, each in found.outcomes().items()
     ]
     lines = [f"{found.bundle} on {found.engine}"]
     lines += [line for edit in edits for line in wrapped(f"edit: {_edit_words(edit)}")]
