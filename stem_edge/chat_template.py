@@ -23,6 +23,7 @@ import msgspec
 from stem_edge import disk
 from stem_edge.child import module_command, pass_lines
 from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.strict_json import one_line
 from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
@@ -80,7 +81,9 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
             f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
         ) from error
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
-        raise BundleError(f"{path}: not a JSON object ({error}); export it again") from None
+        raise BundleError(
+            f"{path}: not a JSON object ({one_line(error)}); export it again"
+        ) from None
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(
