@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -198,20 +197,18 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
             f"this edit is in layer {min(unknown)}, which is no STEM layer here; make it again for "
             "this bundle"
         )
-    for token in _tokens(edit.change):
+    for token, rows in _rows(edit.change).items():
         if token >= model.vocab_size:
             raise EditError(f"this edit has token {token}; expected 0 to {model.vocab_size - 1}")
-    if isinstance(edit.change, NewRows):
-        for token, rows in edit.change.rows.items():
-            for row in rows:
-                if not is_row(layout, row):
-                    raise EditError(
-                        f"this edit has a row of token {token} that is none: expected "
-                        f"{layout.row_nbytes} bytes of finite values; make it again"
-                    )
+        if not all(is_row(layout, row) for row in rows):
+            raise EditError(
+                f"this edit has a row of token {token} that is none: expected {layout.row_nbytes} "
+                "bytes of finite values; make it again"
+            )
 
 
-def _tokens(change: Change) -> Iterable[int]:
+def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
+    """Tokens that are named, and their new rows."""
     if isinstance(change, NewRows):
         return change.rows
-    return [] if change.pad is None else [change.pad]
+    return {} if change.pad is None else {change.pad: ()}

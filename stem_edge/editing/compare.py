@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -20,7 +21,7 @@ from stem_edge.measuring.logit_source import bundle_logits
 from stem_edge.quantize import F64
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.options import LoadKeywords
-from stem_edge.runtime.spans import AbsentError, Span, find_spans, text_of
+from stem_edge.runtime.spans import AbsentError, find_spans, text_of
 from stem_edge.runtime.text import TextCodec
 
 TOP = 4  # as the STEM paper's figure 7
@@ -136,7 +137,10 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
         change = edit.change
         if isinstance(change, NewRows):
             continue
-        for span in _spans(codec, ids, change.source):
+        spans = []
+        with suppress(AbsentError):
+            spans = find_spans(codec, ids, change.source)
+        for span in spans:
             begin = starts[span.start] + len(span.before)
             end = begin + len(change.source)
             if all(end <= other[0] or other[1] <= begin for other in pieces):
@@ -144,13 +148,6 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
     for begin, end, words in sorted(pieces, reverse=True):
         text = text[:begin] + words + text[end:]
     return text if pieces else None
-
-
-def _spans(codec: TextCodec, ids: Sequence[int], source: str) -> list[Span]:
-    try:
-        return find_spans(codec, ids, source)
-    except AbsentError:
-        return []
 
 
 def _look(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:
