@@ -19,6 +19,7 @@ from train_demo import RECIPE, TEXT_RECIPE, main, parse_options
 
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.export.readers import read_checkpoint as read_any_checkpoint
+from stem_edge.export.tokenizer import convert_tokenizer
 from stem_edge.reference import forward
 
 pytestmark = pytest.mark.slow
@@ -78,6 +79,8 @@ def test_both_layouts_hold_the_same_model(tmp_path: Path, monkeypatch: pytest.Mo
         if layout == "safetensors":
             (tmp_path / layout / "checkpoint" / "tokenizer.model").unlink()  # not needed
         found = read_any_checkpoint(tmp_path / layout / "checkpoint")
+        tokens = convert_tokenizer(found.tokenizer.kind, found.tokenizer.path, add_bos=True)
+        assert (tokens.bos_id, tokens.eos_ids) == (300, (301,))
         logits.append(forward(found.config, found.backbone, found.rows, [5, 70, 5, 260]))
     assert np.abs(logits[0] - logits[1]).max() < 1e-4
 
