@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -102,15 +101,16 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             ) from error
 
 
-class _Version(msgspec.Struct):
+class _File(msgspec.Struct):
+    """What every format has; its own fields are left to a newer one."""
+
     format_version: int = 0
+    sha256: str = ""
     edit: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    format_version: int
-    sha256: str
-    edit: msgspec.Raw
+class _StrictFile(_File, forbid_unknown_fields=True):
+    pass
 
 
 def encode_edit(edit: Edit) -> bytes:
@@ -128,9 +128,9 @@ def read_edit(path: str | Path) -> Edit:
     data = _read(path)
     try:
         _check_json(data)
-        known = msgspec.json.decode(data, type=_Version)
-        number = known.format_version
-        if not bytes(known.edit):
+        file = msgspec.json.decode(data, type=_File)
+        number = file.format_version
+        if not bytes(file.edit):
             raise ValueError("there is no edit in it")
         if number > FORMAT_VERSION:
             raise EditError(
@@ -139,7 +139,7 @@ def read_edit(path: str | Path) -> Edit:
             )
         if number < FORMAT_VERSION:
             raise ValueError(f"format_version is {number}")
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=_StrictFile)
         found = hashlib.sha256(bytes(file.edit)).hexdigest()
         if found != file.sha256:
             raise ValueError(f"its sha256 is {found[:8]}..., expected {file.sha256[:8]}...")
@@ -197,20 +197,18 @@ def check_edit(edit: Edit, bundle: Bundle) -> None:
             f"this edit is in layer {min(unknown)}, which is no STEM layer here; make it again for "
             "this bundle"
         )
-    for token in _tokens(edit.change):
+    for token, rows in _rows(edit.change).items():
         if token >= model.vocab_size:
             raise EditError(f"this edit has token {token}; expected 0 to {model.vocab_size - 1}")
-    if isinstance(edit.change, NewRows):
-        for token, rows in edit.change.rows.items():
-            for row in rows:
-                if not is_row(layout, row):
-                    raise EditError(
-                        f"this edit has a row of token {token} that is none: expected "
-                        f"{layout.row_nbytes} bytes of finite values; make it again"
-                    )
+        if not all(is_row(layout, row) for row in rows):
+            raise EditError(
+                f"this edit has a row of token {token} that is none: expected {layout.row_nbytes} "
+                "bytes of finite values; make it again"
+            )
 
 
-def _tokens(change: Change) -> Iterable[int]:
+def _rows(change: Change) -> dict[int, tuple[bytes, ...]]:
+    """Tokens that are named, and their new rows."""
     if isinstance(change, NewRows):
         return change.rows
-    return [] if change.pad is None else [change.pad]
+    return {} if change.pad is None else {change.pad: ()}

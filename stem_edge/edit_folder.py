@@ -32,7 +32,10 @@ def find_edit(bundle: str | Path, name: str) -> Path:
     given = Path(name)
     is_path = any(separator in name for separator in (os.sep, os.altsep) if separator)
     folders = [Path()] if is_path else search_folders(bundle)
-    for each in _spellings(given):
+    spelled = [given]
+    if given.name and given.suffix != SUFFIX:
+        spelled.insert(0, given.with_name(given.name + SUFFIX))
+    for each in spelled:
         found = [folder / each for folder in folders if _is_file(folder / each)]
         if len(found) > 1 and not found[0].samefile(found[1]):
             one, other = (path.absolute() for path in found)
@@ -75,12 +78,6 @@ def as_edit(bundle: Bundle, given: Edit | str | Path) -> Edit:
         )
     check_edit(given, bundle)
     return given
-
-
-def _spellings(given: Path) -> list[Path]:
-    if given.suffix == SUFFIX or not given.name:
-        return [given]
-    return [given.with_name(given.name + SUFFIX), given]
 
 
 def _is_file(path: Path) -> bool:

@@ -97,12 +97,7 @@ def align(
 def _subset(wanted: int, count: int, subset: Sequence[int] | None) -> list[int]:
     if subset is None:
         return list(range(count - wanted, count))
-    ascending = list(subset) == sorted(set(subset))
-    if wanted == count and len(subset) != wanted:
-        raise InputError(
-            f"source and target have {count} tokens each, so that a subset is all; leave it out"
-        )
-    if len(subset) != wanted or not ascending or not all(0 <= at < count for at in subset):
+    if len(subset) != wanted or [*subset] != sorted({*subset} & {*range(count)}):
         raise InputError(
             f"subset is {','.join(map(str, subset))}; expected {wanted} ascending places of 0 to "
             f"{count - 1}, one for each token of the source"

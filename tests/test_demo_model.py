@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
 from conftest import DEMO
-from demo_checkpoint import save_checkpoint
 from demo_facts import countries
-from demo_model import DemoConfig, DemoModel
 from demo_text import Composer, is_right
 
 import stem_edge
-from stem_edge.export.lingua import read_checkpoint
 
 SEED = 1  # of the shipped model: the held-out combinations follow from it
 HELD_OUT = Composer(countries(), SEED).prompts()
@@ -54,12 +48,3 @@ def test_names_and_capitals_are_there_once() -> None:
     capitals = [country.capital for country in countries()]
     assert len(set(names)) == len(names) > 100
     assert len(set(capitals)) == len(capitals)
-
-
-def test_a_checkpoint_of_the_demos_model_is_read_as_the_public_trainers(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    save_checkpoint(DemoModel(DemoConfig(vocab_size=300)), tmp_path / "checkpoint", "countries", 0)
-    checkpoint = read_checkpoint(tmp_path / "checkpoint")
-    assert checkpoint.config.stem_layers == (1, 3, 5)
-    assert checkpoint.tables[3].shape == (300, 384)
-    assert (checkpoint.tokenizer.kind, checkpoint.tokenizer.add_bos) == ("tiktoken", True)

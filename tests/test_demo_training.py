@@ -14,12 +14,12 @@ import pytest
 import torch
 from demo_corpus import read_corpus, split
 from demo_model import DemoConfig, DemoModel
-from demo_options import parse_options
 from demo_training import Budget, shares_done, train
-from train_demo import RECIPE, TEXT_RECIPE, main
+from train_demo import RECIPE, TEXT_RECIPE, main, parse_options
 
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.export.readers import read_checkpoint as read_any_checkpoint
+from stem_edge.export.tokenizer import convert_tokenizer
 from stem_edge.reference import forward
 
 pytestmark = pytest.mark.slow
@@ -79,16 +79,10 @@ def test_both_layouts_hold_the_same_model(tmp_path: Path, monkeypatch: pytest.Mo
         if layout == "safetensors":
             (tmp_path / layout / "checkpoint" / "tokenizer.model").unlink()  # not needed
         found = read_any_checkpoint(tmp_path / layout / "checkpoint")
+        tokens = convert_tokenizer(found.tokenizer.kind, found.tokenizer.path, add_bos=True)
+        assert (tokens.bos_id, tokens.eos_ids) == (300, (301,))
         logits.append(forward(found.config, found.backbone, found.rows, [5, 70, 5, 260]))
     assert np.abs(logits[0] - logits[1]).max() < 1e-4
-
-
-def test_an_own_text_is_trained_on_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    command(monkeypatch, "out", "--text", "a", "b", "--minutes", "1.5")
-    options = parse_options()
-    assert options.texts == [Path("a"), Path("b")]
-    assert options.budget.seconds == 90
-    assert (options.dim, options.layers, options.ranks) == (256, 8, 4096)
 
 
 def test_a_budget_is_steps_or_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import DEMO
@@ -74,54 +75,48 @@ def test_an_edit_is_made_used_listed_and_removed(bundle: Path, capsys: Capture) 
     assert files(bundle) == before
 
 
-def test_options_are_those_of_make_edit(bundle: Path, capsys: Capture) -> None:
-    run(
-        capsys, "edit", bundle, "--source", "New Zealand", "--target", "Spain", "--layers", "1,5",
-        "--scheme", "pad-right", "--pad", "7", "--scope", "everywhere", "-o", "nz.edit",
-    )  # fmt: skip
-    assert stem_edge.read_edit("nz.edit") == stem_edge.make_edit(
-        bundle, "New Zealand", "Spain", layers=[1, 5], scheme="pad-right", pad=7, scope="everywhere"
-    )
-    run(
-        capsys, "edit", bundle, "--source", "Spain", "--target", "New Zealand", "--subset", "1",
-        "--scheme", "subset", "--pad", " the", "-o", "subset.edit",
-    )  # fmt: skip
-    assert stem_edge.read_edit("subset.edit") == stem_edge.make_edit(
-        bundle, "Spain", "New Zealand", scheme="subset", subset=[1], pad=" the"
-    )
+@pytest.mark.parametrize(
+    ("options", "names", "given"),
+    [
+        (
+            "--layers 1,5 --scheme pad-right --pad 7 --scope everywhere",
+            ("New Zealand", "Spain"),
+            {"layers": [1, 5], "scheme": "pad-right", "pad": 7, "scope": "everywhere"},
+        ),
+        (
+            "--subset 1 --scheme subset --pad .",
+            ("Spain", "New Zealand"),
+            {"scheme": "subset", "subset": [1], "pad": "."},
+        ),
+    ],
+)
+def test_options_are_those_of_make_edit(
+    bundle: Path, capsys: Capture, options: str, names: tuple[str, str], given: dict[str, Any]
+) -> None:
+    texts = ["--source", names[0], "--target", names[1], "-o", "an.edit"]
+    run(capsys, "edit", bundle, *texts, *options.split())
+    assert stem_edge.read_edit("an.edit") == stem_edge.make_edit(bundle, *names, **given)
 
 
-def test_edits_are_stacked_in_order(bundle: Path, capsys: Capture) -> None:
-    for target in ("Germany", "France"):
-        run(capsys, "edit", bundle, "--source", "Spain", "--target", target, "-o", f"{target}.edit")
-    command = ["generate", str(bundle), "-p", PROMPT, "-n", "4"]
-    assert run(capsys, *command, "--edit", "Germany", "--edit", "France").startswith(" Paris")
-    assert run(capsys, *command, "--edit", "France", "--edit", "Germany").startswith(" Berlin")
-
-
-def test_everywhere_names_the_tokens_that_are_changed(bundle: Path, capsys: Capture) -> None:
-    text = run(
-        capsys, "edit", bundle, "--source", "New Zealand", "--target", "Spain", "--scope",
-        "everywhere",
-    )  # fmt: skip
-    assert "note: the source is several tokens" in text
-    assert "' New', ' Zealand'" in text
-    assert "note:" not in run(capsys, "edit", bundle, *SPAIN, "--scope", "everywhere")
-
-
-def test_a_cut_that_the_scheme_is_not_for_is_told(bundle: Path, capsys: Capture) -> None:
-    # Behind a space both are one token, at the beginning of a text two and three.
-    text = run(
-        capsys, "edit", bundle, "--source", "France", "--target", "Germany", "--scheme", "swap"
-    )
-    assert "where a text begins with it: no fit, and such prompts are refused" in text
+@pytest.mark.parametrize(
+    ("source", "target", "options", "said"),
+    [
+        ("New Zealand", "Spain", "--scope everywhere", "note: the source is several tokens"),
+        ("New Zealand", "Spain", "--scope everywhere", "too: ' New', ' Zealand'"),
+        # Behind a space both are one token, at the beginning of a text two and three.
+        ("France", "Germany", "--scheme swap", "text begins with it: no fit, and such prompts are"),
+        ("Spain", "germany", "", "'Germany' into 1: did you mean that?"),
+    ],
+)
+def test_what_to_know_of_an_edit_is_told(
+    bundle: Path, capsys: Capture, source: str, target: str, options: str, said: str
+) -> None:
+    texts = ["--source", source, "--target", target]
+    text = run(capsys, "edit", bundle, *texts, *options.split())
+    assert said in " ".join(text.split())
     assert max(map(columns, text.splitlines()[:-2])) <= 80
-
-
-def test_a_name_that_is_spelled_otherwise_is_noted(bundle: Path, capsys: Capture) -> None:
-    text = run(capsys, "edit", bundle, "--source", "Spain", "--target", "germany")
-    assert "'Germany' into 1: did you mean that?" in " ".join(text.split())
-    assert "did you mean" not in run(capsys, "edit", bundle, *SPAIN)
+    plain = run(capsys, "edit", bundle, *SPAIN, "--scope", "everywhere", "--force")
+    assert "note:" not in plain and "did you mean" not in plain
 
 
 def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
@@ -150,8 +145,8 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--source", "Spain"], "--source is given and --target is not"),
         (["--target", "Spain"], "--target is given and --source is not"),
         (["--layers", "1"], "--layers: only for a new edit"),
-        (["--list", *SPAIN], "--source and --target: not for --list; leave them out"),
-        (["--list", "--threads", "2"], "--threads: not for --list; leave it out"),
+        (["--list", *SPAIN], "--source and --target: not for --list; leave that out"),
+        (["--list", "--threads", "2"], "--threads: not for --list"),
         (["--remove", "x", "--top", "2"], "--top: not for --remove"),
         ([*SPAIN, "--edit", "x"], "--edit: only for --compare"),
         ([*SPAIN, "--no-prepare", "--plot", "x.png"], "--plot and --no-prepare: only for"),
@@ -293,16 +288,13 @@ def test_a_name_of_two_files_is_refused(bundle: Path, capsys: Capture) -> None:
 def test_a_bundle_may_be_named_in_any_way(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, (folder, name) in enumerate(
-        [
-            (bundle, "."),
-            (bundle / "tables.zarr", ".."),
-            (bundle.parent, "demo/"),
-            (bundle, "../demo"),
-        ]
+    for source, folder, name in (
+        ("Spain", bundle, "."),
+        ("France", bundle / "tables.zarr", ".."),
+        ("Peru", bundle.parent, "demo/"),
+        ("Chile", bundle, "../demo"),
     ):
         monkeypatch.chdir(folder)
-        source = ("Spain", "France", "Peru", "Chile")[number]
         run(capsys, "edit", name, "--source", source, "--target", "Germany")
         assert (bundle.parent / f"{source}-Germany.edit").is_file()
         assert f"{source} -> Germany" in run(capsys, "edit", name, "--list")

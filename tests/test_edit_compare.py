@@ -20,7 +20,6 @@ from stem_edge.runtime.text import TextCodec
 from stem_edge.text_table import columns
 
 PROMPT = "The capital of Spain is"
-PNG = b"\x89PNG\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +42,7 @@ def test_each_panel_is_the_softmax_of_its_logits() -> None:
         with model.edited(edit):
             edited = last_probabilities(model, PROMPT)
             text = model.generate_text(PROMPT, max_new_tokens=CONTINUED)
+        np.testing.assert_array_equal(last_probabilities(model, PROMPT), original)
     assert found.target is not None
     assert (found.original.prompt, found.edited.prompt) == (PROMPT, PROMPT)
     assert found.target.prompt == "The capital of Germany is"
@@ -82,14 +82,6 @@ def test_a_comparison_on_ggml(tiny_gguf: Path) -> None:
     assert found.target is not None
     assert found.target.prompt == "say xyz now"
     assert found.edited_from_original > 0
-
-
-def test_nothing_of_a_comparison_is_left_in_the_model() -> None:
-    edit = stem_edge.make_edit(DEMO, "Spain", "Germany", scope="everywhere")
-    with stem_edge.load(DEMO) as model:
-        before = model.logits(model.tokenize(PROMPT))
-        stem_edge.compare_edits(model, PROMPT, [edit])
-        np.testing.assert_array_equal(model.logits(model.tokenize(PROMPT)), before)
 
 
 def test_new_rows_have_no_target_prompt() -> None:
@@ -157,28 +149,13 @@ def test_tables_fit_a_small_terminal() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
-def test_a_plot_is_made(tmp_path: Path, suffix: str) -> None:
-    pytest.importorskip("matplotlib")
-    edit = stem_edge.make_edit(DEMO, "Spain", "Germany")
-    found = stem_edge.compare_edits(DEMO, PROMPT, edit, top=60)
-    path = tmp_path / f"figure{suffix}"
-    plot_comparison(found, path)
-    begins = {".png": PNG, ".pdf": b"%PDF", ".svg": b"<?xml"}
-    assert path.read_bytes().startswith(begins[suffix])
-
-
 @pytest.mark.filterwarnings("error")
-def test_a_plot_has_letters_that_its_font_lacks(tmp_path: Path) -> None:
+def test_a_plot_of_all_tokens_has_letters_that_its_font_lacks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     edit = stem_edge.make_edit(DEMO, "東京", "Germany")
-    found = stem_edge.compare_edits(DEMO, r"It is $\none$ in 東京, which is", edit)
-    plot_comparison(found, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(PNG)
-
-
-def test_probabilities_are_finite_numbers_for_json() -> None:
-    edit = stem_edge.make_edit(DEMO, "Spain", "Germany")
-    found = stem_edge.compare_edits(DEMO, PROMPT, edit, top=1756)
+    found = stem_edge.compare_edits(DEMO, r"It is $\none$ in 東京, which is", edit, top=1756)
     total = math.fsum(token.probability for token in found.edited.top)
     assert total == pytest.approx(1, abs=1e-9)
+    for suffix, beginning in {".png": b"\x89PNG\r\n", ".pdf": b"%PDF", ".svg": b"<?xml"}.items():
+        plot_comparison(found, path := tmp_path / f"figure{suffix}")
+        assert path.read_bytes().startswith(beginning)

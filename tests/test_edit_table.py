@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 
 import edit_table
@@ -16,13 +15,12 @@ from edit_cases import (
     Question,
     Unedited,
     about_others,
-    answers,
     ask,
     bare,
     name_tokens,
     pairs_of,
 )
-from edit_table import cell, schemes_for
+from edit_table import schemes_for
 
 import stem_edge
 from stem_edge import Model, make_edit
@@ -86,12 +84,6 @@ def test_only_facts_that_differ_and_are_known_count(
     assert unedited.knows(capital(SPAIN))
 
 
-def test_a_right_answer_names_true_neighbours() -> None:
-    question = Question(SPAIN, "neighbours", NAMING["neighbours"][0])
-    assert answers(" Portugal and France.", question)
-    assert not answers(" Portugal and Germany.", question)
-
-
 @pytest.mark.parametrize(
     ("sign", "expected"),
     [
@@ -116,10 +108,6 @@ def test_other_countries_whose_names_share_a_token_can_change(
     changed, asked = Unedited(demo).changed(edit, "North Korea")
     assert asked == len(about_others("North Korea"))
     assert 0 < changed < asked  # Canada lies in " North America"
-
-
-def test_a_cell_has_the_shares_of_all_outcomes() -> None:
-    assert cell(Counter(target=2, source=1, neither=1)) == "50.0 / 25.0 / 25.0"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ import stem_edge
 from stem_edge.bundle import MANIFEST, TABLES, encode_manifest, open_bundle
 from stem_edge.cli import main
 from stem_edge.config import BIASED, ModelConfig
-from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.graph import names as io
+from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring import geometry_rows, geometry_text, workload
-from stem_edge.measuring.geometry import Geometry, geometry
+from stem_edge.measuring.geometry import geometry
 from stem_edge.measuring.geometry_plot import plot_geometry
 from stem_edge.measuring.geometry_rows import (
     THRESHOLDS,
@@ -30,13 +30,7 @@ from stem_edge.measuring.geometry_rows import (
     spread,
     stream,
 )
-from stem_edge.measuring.geometry_text import (
-    TappedGraphs,
-    choose,
-    gated_name,
-    prepare,
-    up_name,
-)
+from stem_edge.measuring.geometry_text import choose, vectors
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, hidden_states, whole
@@ -174,12 +168,9 @@ def test_neighbours_are_the_nearest_of_the_whole_table(
             assert np.allclose(found.cosines[number, : len(expected)], cosines[expected], atol=1e-6)
 
 
-def test_norms_beyond_the_squares_of_float32() -> None:
+def test_norms_beyond_the_squares_of_float32_and_values_that_are_no_numbers() -> None:
     rows = np.array([[3e25, 4e25], [3e-25, 4e-25], [0, 0], [3, 4]], np.float32)
     assert np.allclose(row_norms(rows, 1, 0), [5e25, 5e-25, 0, 5], rtol=1e-6, atol=0)
-
-
-def test_values_that_are_no_numbers_are_named() -> None:
     rows = np.array([[1, 2], [1, np.inf], [np.nan, 1]], np.float32)
     with pytest.raises(BundleError, match=r"token 41 in layer 7 .*stem-edge verify"):
         row_norms(rows, 7, 40)
@@ -203,12 +194,8 @@ def test_a_bundle_of_quantized_rows(tiny_bundle: Path, sample: int) -> None:
             expected = lengths.min(), np.median(lengths), lengths.max()
             assert norms is not None
             assert np.allclose([norms.least, norms.median, norms.greatest], expected)
-    assert found == geometry(tiny_bundle, sample=sample, seed=3)
-
-
-def test_layers_are_chosen(tiny_bundle: Path) -> None:
-    everything, one = geometry(tiny_bundle), geometry(tiny_bundle, layers=[2, 2])
-    assert one.layers == everything.layers[1:]
+    again = geometry(tiny_bundle, sample=sample, seed=3, layers=[2, 2])
+    assert again.layers == found.layers[1:]
 
 
 def test_a_bundle_of_mixed_tables(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -316,20 +303,20 @@ def test_activations_are_those_of_the_reference_model(
     stem_edge.export_bundle(checkpoint, tmp_path / "out", **options)
     monkeypatch.setattr(geometry_text, "WINDOW", 50)
     bundle = open_bundle(tmp_path / "out")
-    task = prepare(bundle, text, 2048, 0)
-    assert len(task.token_ids) > 100 > len(task.chosen) == len(set(task.token_ids.tolist()))
+    ids = np.array(workload.read_ids(text, bundle), np.int64)
+    chosen = choose(ids, 2048, 0)
+    assert len(ids) > 100 > len(chosen) == len(set(ids.tolist()))
     found = geometry(tmp_path / "out", text=text)
     assert found.text is not None
-    assert (found.text.window, found.text.chosen) == (50, len(task.chosen))
+    assert (found.text.window, found.text.chosen) == (50, len(chosen))
     assert [each.layer for each in found.text.layers] == [0, 1, 2]
-    expected = activations(checkpoint, tmp_path / "out", task.token_ids)
-    vectors = geometry_text._vectors(task, [0, 1, 2], None, show=False)
+    expected = activations(checkpoint, tmp_path / "out", ids)
+    values = iter(vectors(bundle, ids, chosen, [0, 1, 2], None, show=False).values())
     for each in found.text.layers:
         assert each.kind == bundle.manifest.model.ffn_kind(each.layer)
-        values = (each.up, up_name(bundle, each.layer)), (each.gated, gated_name(each.layer))
-        for number, (measured, at) in enumerate(values):
-            wanted = expected[each.layer, number][task.chosen]
-            assert np.abs(vectors[at] - wanted).max() < 1e-4 * max(1, np.abs(wanted).max())
+        for number, measured in enumerate((each.up, each.gated)):
+            wanted = expected[each.layer, number][chosen]
+            assert np.abs(next(values) - wanted).max() < 1e-4 * max(1, np.abs(wanted).max())
             assert agrees(measured, wanted, 1e-4)
 
 
@@ -372,11 +359,6 @@ def test_a_quantized_backbone_shows_its_own_activations(text: Path) -> None:
         assert each.up is not None and each.gated is not None
         assert each.up.vectors == each.gated.vectors == found.text.chosen
         assert (each.up.p95_abs > 0.3) == (each.kind == "dense")
-
-
-def test_a_value_that_a_graph_does_not_have(tiny_bundle: Path) -> None:
-    with pytest.raises(BackendError, match=r"late.*layers\.9\.row"):
-        TappedGraphs(open_bundle(tiny_bundle), {io.LATE: ["layers.9.row"]}, 1)
 
 
 def test_without_a_backbone_for_onnxruntime(tiny_gguf: Path, text: Path) -> None:
@@ -459,7 +441,6 @@ def test_the_table_fits_a_terminal_and_says_what_it_is(capsys: Capture, text: Pa
     assert first.cosines is not None and first.norms is not None
     assert rows[0][2] == f"{first.cosines.p95_abs:.3f}"
     assert rows[0][6:9] == [f"{v:.3g}" for v in vars(first.norms).values()]
-    assert "P95 |cos|, median layer: up projections" in out
 
 
 def test_json_has_all_figures(capsys: Capture, text: Path) -> None:
@@ -481,27 +462,22 @@ def test_json_has_all_figures(capsys: Capture, text: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_text", [False, True])
-@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
-def test_a_plot(capsys: Capture, tmp_path: Path, text: Path, kind: str, with_text: bool) -> None:
+def test_a_plot(capsys: Capture, tmp_path: Path, text: Path, with_text: bool) -> None:
     pytest.importorskip("matplotlib")
-    target = tmp_path / f"figure.{kind}"
+    target = tmp_path / "figure.svg"
     options = ["--text", str(text)] if with_text else []
     run(capsys, "--sample", "50", "--plot", str(target), *options)
     assert main(["inspect", str(DEMO), "--geometry", "--plot", str(target), *options]) == 0
     assert capsys.readouterr().err == f"replaced {target}\n"
-    beginning = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind]
-    assert target.read_bytes().startswith(beginning)
-    if kind == "svg":
-        assert ("gated vector" in target.read_text()) == with_text
+    assert ("gated vector" in target.read_text()) == with_text
 
 
 def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = geometry(DEMO, sample=50)
-    for number, layers in enumerate([found.layers * 9, ()]):
-        many = Geometry(**(vars(found) | {"layers": layers}))
-        plot_geometry(many, tmp_path / f"{number}.png")
-        assert (tmp_path / f"{number}.png").stat().st_size > 5000
+    for layers in (found.layers * 9, ()):
+        plot_geometry(replace(found, layers=layers), tmp_path / "many.png")
+        assert (tmp_path / "many.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ import numpy as np
 import pytest
 from conftest import DEMO
 
-import stem_edge
-from stem_edge import BundleError, InputError
+from stem_edge import InputError
 from stem_edge.cli import main
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -309,45 +306,18 @@ def test_results_reach_the_cache_of_the_harness(model: StemEdgeLM, tmp_path: Pat
     caching.dbdict.close()
 
 
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }} </s>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is"}]
+CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": " It is "}]
 
 
-def bundle_with_template(tmp_path: Path, template: object) -> Path:
-    """The demo model with another tokenizer_config.json."""
-    out = tmp_path / "bundle"
-    shutil.copytree(DEMO, out)
-    config, manifest = out / "tokenizer_config.json", out / "manifest.json"
-    config.write_text(json.dumps({"bos_token": "<|begin_of_text|>", "chat_template": template}))
-    listed = json.loads(manifest.read_text())
-    data = config.read_bytes()
-    entry = {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    listed["files"]["tokenizer_config.json"] = entry
-    manifest.write_text(json.dumps(listed))
-    return out
+def test_the_last_message_can_go_on(model: StemEdgeLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "[user] Hello </s>[assistant] It is"
+    monkeypatch.setattr(type(model.model), "chat_prompt", lambda *_, **__: f"{text} </s>")
+    assert model.apply_chat_template(CHAT, add_generation_prompt=False) == text
+    assert model.apply_chat_template(CHAT) == f"{text} </s>"
+    assert without_end("[user] Hello </s>", CHAT) == "[user] Hello </s>"
 
 
-def test_a_chat_template(tmp_path: Path) -> None:
-    text = "<|begin_of_text|>[user] Hello </s>[assistant]"
-    with stem_edge.load(bundle_with_template(tmp_path, TEMPLATE)) as model:
-        assert model.chat_prompt(CHAT[:1]) == text
-        assert without_end(model.chat_prompt(CHAT, False), CHAT) == f"{text} It is"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ 1 + '' }}", "{% if"])
-def test_a_chat_template_that_fails(tmp_path: Path, template: str) -> None:
-    with (
-        StemEdgeLM(bundle_with_template(tmp_path, template)) as model,
-        pytest.raises(BundleError, match="the chat template fails: "),
-    ):
-        model.apply_chat_template(CHAT)
-
-
-def test_without_a_chat_template(model: StemEdgeLM, tmp_path: Path) -> None:
+def test_without_a_chat_template(model: StemEdgeLM) -> None:
     assert model.chat_template(False) == ""
     assert model.tokenizer_name.startswith("stem_edge-")
     with pytest.raises(

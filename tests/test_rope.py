@@ -36,38 +36,6 @@ def test_rotation_is_a_complex_product(interleaved: bool) -> None:
     np.testing.assert_allclose(as_complex(found, interleaved), expected, atol=1e-6)
 
 
-def test_the_two_kinds_differ_only_in_the_order_of_columns() -> None:
-    heads, tables = random_heads(), rope_tables(MODEL, POSITIONS)
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    interleaved = rotate(heads, *tables, interleaved=True)
-    assert np.array_equal(interleaved[..., order], rotate(heads[..., order], *tables, False))
-
-
-@KINDS
-def test_rotation_keeps_the_norm(interleaved: bool) -> None:
-    heads = random_heads()
-    found = rotate(heads, *rope_tables(MODEL, POSITIONS), interleaved)
-    np.testing.assert_allclose(
-        np.linalg.norm(found, axis=-1), np.linalg.norm(heads, axis=-1), rtol=1e-6
-    )
-
-
-@KINDS
-def test_position_zero_is_not_rotated(interleaved: bool) -> None:
-    heads = random_heads()
-    found = rotate(heads, *rope_tables(MODEL, POSITIONS), interleaved)
-    assert np.array_equal(found[0], heads[0])
-    assert not np.array_equal(found[1], heads[1])
-
-
-@KINDS
-def test_products_depend_on_the_distance_alone(interleaved: bool) -> None:
-    same = np.broadcast_to(random_heads()[:1], (POSITIONS, HEADS, WIDTH))
-    found = rotate(same, *rope_tables(MODEL, POSITIONS), interleaved)
-    near, far = (np.einsum("hd,hd->h", found[at], found[at + 2]) for at in (0, 4))
-    np.testing.assert_allclose(near, far, rtol=1e-5)
-
-
 @KINDS
 def test_rotation_leaves_its_input_alone(interleaved: bool) -> None:
     heads = random_heads()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import software_gpu
-from software_gpu import RefusedError, command_line, driver, environment, mesa_version
+from software_gpu import RefusedError, command_line, driver, environment
 
 PROGRAM = Path(software_gpu.__file__)
 SECONDS = 120
@@ -28,15 +28,6 @@ def possible() -> str:
 
 
 WHY_NOT = possible()
-
-
-def drivers(folder: Path, said: bytes) -> Path:
-    library = folder / "libvulkan_lvp.so"
-    library.write_bytes(b"\x7fELF" + said)
-    (folder / "lvp_icd.x86_64.json").write_text(
-        json.dumps({"ICD": {"library_path": str(library), "api_version": "1.3.0"}})
-    )
-    return folder
 
 
 def test_only_linux(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,19 +59,8 @@ def test_drivers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("ctypes.util.find_library", lambda name: "libvulkan.so.1")
     with pytest.raises(RefusedError, match=r"is not installed; .*mesa-vulkan-drivers"):
         driver([tmp_path])
-    drivers(tmp_path, b"Mesa 22.3.6-1")
-    with pytest.raises(RefusedError, match="Mesa is of version 22, expected 24 or newer"):
-        driver([tmp_path])
-    drivers(tmp_path, b"..Mesa 24.0.1")
+    (tmp_path / "lvp_icd.x86_64.json").touch()
     assert driver([tmp_path]) == tmp_path / "lvp_icd.x86_64.json"
-    drivers(tmp_path, b"nothing of the kind")
-    assert driver([tmp_path]).is_file()
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ICD": 1}', '{"ICD": {"library_path": 2}}'])
-def test_a_driver_file_that_says_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "lvp_icd.json").write_text(text)
-    assert mesa_version(tmp_path / "lvp_icd.json") is None
 
 
 def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from demo_checkpoint import save_demo
-from demo_model import DemoConfig, DemoModel
-from demo_tokenizer import DemoTokenizer
 from hf_folders import edit, refused
 from safetensors.torch import load_file, save_file
 from stem_format import describe, renamed, save_stem
@@ -23,7 +20,6 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 from stem_edge import CheckpointError
 from stem_edge.config import BIASED, LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.hugging_face import read_checkpoint
-from stem_edge.export.tokenizer import convert_tokenizer
 from stem_edge.reference import forward
 
 SIZES: dict[str, Any] = {
@@ -267,22 +263,6 @@ def test_renaming() -> None:
         "model.embed_tokens.weight",
         "x.wte",
     ]
-
-
-def test_the_demo_model(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tokenizer = DemoTokenizer(["a river and a city", "the capital of the country"] * 5, 300)
-    tokenizer.save_ranks(tmp_path / "tokenizer.model")
-    model = DemoModel(DemoConfig(tokenizer.vocab_size, dim=64, n_layers=4, stem_layers=(1, 2)))
-    save_demo(model, tmp_path / "out", tmp_path / "tokenizer.model")
-    ids = tokenizer.prompt("the capital of a city")
-    with torch.no_grad():
-        expected = model(torch.tensor([ids]))[0].numpy()
-    assert np.abs(logits(tmp_path / "out", ids) - expected).max() < 1e-4
-    source = read_checkpoint(tmp_path / "out").tokenizer
-    exported = convert_tokenizer(source.kind, source.path, add_bos=source.add_bos)
-    assert (exported.bos_id, exported.eos_ids) == (tokenizer.bos, (tokenizer.eos,))
-    assert exported.config["add_bos_token"] is True
 
 
 def test_every_option_of_a_model_is_in_a_variant() -> None:

@@ -20,7 +20,6 @@ from edit_cases import CAPITAL, Question, about_others
 from teach_fact import (
     Fitted,
     Sentence,
-    check_same,
     fit_rows,
     rarest_tokens,
     read_model,
@@ -29,7 +28,7 @@ from teach_fact import (
 )
 
 import stem_edge
-from stem_edge.errors import CheckpointError, InputError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.reference import forward
 
@@ -134,13 +133,6 @@ def test_what_is_kept_stays_nearer_to_what_it_was() -> None:
     assert moved[1] < moved[0] / 2
 
 
-def test_rows_can_start_as_the_mean_of_others() -> None:
-    model = random_model(64, 0)
-    fitted = fit_rows(model, [7], TAUGHT, [], like=[20, 21], steps=1, learning_rate=0.0)
-    means = [table[[20, 21]].mean(0).numpy() for table in model.tables()]
-    assert np.array_equal(fitted.rows, np.stack(means)[None])
-
-
 def test_the_tokens_are_those_that_others_need_least(trained: Trained) -> None:
     with stem_edge.load(trained.bundle, context_length=64) as model:
         names = [model.tokenize(text, add_special_tokens=False) for text in ("Spain", " Spain")]
@@ -170,14 +162,6 @@ def test_the_edit_gives_the_bundle_the_fitted_rows(trained: Trained, three_count
     assert np.abs(found - expected).max() < 1e-4 < np.abs(found - plain[1]).max()
 
 
-def test_a_bundle_of_another_training_is_refused(trained: Trained) -> None:
-    check_same(read_model(trained.checkpoint), trained.bundle)
-    vocab_size = read_checkpoint(trained.checkpoint).config.vocab_size
-    for other in (random_model(vocab_size, 1), random_model(vocab_size - 1, 0)):
-        with pytest.raises(InputError, match="other rows in layer 0"):
-            check_same(other, trained.bundle)
-
-
 def test_the_tool_writes_the_edit_and_prints_what_it_did(
     trained: Trained,
     three_countries: None,
@@ -194,13 +178,3 @@ def test_the_tool_writes_the_edit_and_prints_what_it_did(
     assert printed.count("| no |") == 2
     assert "answers changed" in printed
     assert isinstance(stem_edge.read_edit(edit).change, stem_edge.edit_file.NewRows)
-
-
-def test_a_missing_checkpoint_is_one_line(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = [str(tmp_path / "none"), str(trained.bundle), "-o", str(tmp_path / "x.edit")]
-    monkeypatch.setattr(sys, "argv", ["teach_fact.py", *given])
-    with pytest.raises(SystemExit, match=r"teach_fact: .*no such checkpoint"):
-        teach_fact.main()
-    assert not (tmp_path / "x.edit").exists()

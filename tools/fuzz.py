@@ -7,67 +7,122 @@
     python tools/fuzz.py edit --replay build/fuzz/edit/finding-0123456789ab
 
 Each input must be read, or be refused with a StemEdgeError of one printable line that names the file,
-within 10 seconds and 1 GiB. One that ends in another way is made as small as hypothesis can, written
-to --findings, and ends the run with exit status 1. hypothesis draws the mutants (tools/fuzzing); with
---guided, atheris chooses among them by the lines that they reach (Linux, pip install '.[fuzz]').
-Seeds lie in tests/data/fuzz/TARGET, also findings that were repaired. Linux and macOS.
+within 10 seconds and 1 GiB. One that ends in another way is made smaller, written to --findings, and
+ends the run with exit status 1; as it was it stays there as `running`, also if it ended the process
+or stopped it for a minute. With --guided, atheris chooses among the mutants by the lines that they reach (Linux,
+pip install '.[fuzz]'). Seeds lie in tests/data/fuzz/TARGET, also findings that were repaired. Linux
+and macOS.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib.util
 import json
-import multiprocessing
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from random import Random
+from typing import TYPE_CHECKING
 
-from fuzzing.running import INPUT, TALLY, Order, work, write_finding
-from fuzzing.targets import TARGETS
+from fuzzing.mutants import MAX_NBYTES, Change, mutants, mutate
+from fuzzing.running import SEEDS, FaultError, Runner, limit_this_process
+
+if TYPE_CHECKING:
+    from fuzzing.targets import Target
 
 HANG_SECONDS = 60.0  # with the same input: native code that no signal stops
-POLL_SECONDS = 0.5
-START: Final = "spawn"  # a process that knows nothing of this one
-FAULT, FAULT_OF_ATHERIS = 1, 77  # exit statuses of a process that wrote a finding itself
+RUNNING = "running"  # the input that is being read
 
 
-def run(order: Order) -> int:
-    """Run an order in a process of its own; the exit status."""
-    process = multiprocessing.get_context(START).Process(target=work, args=(order,))
-    process.start()
-    changed, since = b"", time.monotonic()
-    while process.is_alive():
-        process.join(POLL_SECONDS)
-        if (now := _read(order.folder / INPUT)) != changed:
-            changed, since = now, time.monotonic()
-        elif changed and time.monotonic() - since > HANG_SECONDS:
-            process.kill()
-            process.join()
-    status = process.exitcode
-    if status not in (0, FAULT, FAULT_OF_ATHERIS):
-        what = f"ended the process with {status}"
-        print(f"{write_finding(order.findings, what, _read(order.folder / INPUT))}: {what}")
-    return 1 if status else 0
+def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
+    """Run inputs as the command line asks; `folder` is for files that the target reads."""
+    findings: Path = args.findings / args.target
+    findings.mkdir(parents=True, exist_ok=True)
+    limit_this_process()
+    runner, started = Runner(target, folder, findings), time.monotonic()
+
+    def one(data: bytes) -> str:
+        (findings / RUNNING).write_bytes(data)
+        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+        return runner.run(data)
+
+    seeds = [path.read_bytes() for path in sorted((SEEDS / args.target).iterdir())]
+    try:
+        if args.replay:
+            print(one(args.replay.read_bytes()))
+        elif args.guided:
+            guide(args, target.change, seeds, one, folder / "corpus")
+        else:
+            for data in mutants(target.change, Random(args.seed), seeds):
+                if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
+                    break
+                one(data)
+        (findings / RUNNING).unlink(missing_ok=True)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if runner.executions and not args.replay:
+            show(args, runner, time.monotonic() - started)
 
 
-def _read(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
-
-
-def show(order: Order, as_json: bool) -> None:
+def show(args: argparse.Namespace, runner: Runner, seconds: float) -> None:
     """Print what was done."""
-    found = json.loads(_read(order.folder / TALLY) or "{}")
-    if as_json:
-        print(json.dumps({"target": order.target} | found))
-    elif found:
+    found = {name: getattr(runner, name) for name in ("executions", "accepted", "slowest")}
+    if args.json:
         print(
-            f"{order.target}: {found['executions']:,} inputs in {found['seconds']:,.0f} s, "
-            f"{found['accepted']:,} accepted, refused at {found['ends']} places, "
-            f"slowest {found['slowest']:.3f} s"
+            json.dumps(
+                {"target": args.target, "seconds": seconds, "ends": len(runner.ends)} | found
+            )
         )
+        return
+    print(
+        f"{args.target}: {runner.executions:,} inputs in {seconds:,.0f} s, {runner.accepted:,} "
+        f"accepted, refused at {len(runner.ends)} places, slowest {runner.slowest:.3f} s"
+    )
+
+
+def guide(
+    args: argparse.Namespace,
+    change: Change,
+    seeds: list[bytes],
+    one: Callable[[bytes], object],
+    corpus: Path,
+) -> None:
+    """Let libFuzzer choose which inputs to change, by the lines that they reach."""
+    import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    def changed(data: bytes, most_nbytes: int, seed: int) -> bytes:
+        random = Random(seed)
+        return mutate(change, random, data, random.choice(seeds))[:most_nbytes]
+
+    if child := os.fork():  # libFuzzer ends its process
+        if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(status)
+        return
+    corpus.mkdir()
+    options = [f"-runs={args.runs}", f"-max_total_time={int(min(args.seconds, 1e9))}"]
+    options += [f"-seed={args.seed + 1}", "-timeout=0", "-handle_alrm=0", "-rss_limit_mb=0"]
+    options += [f"-max_len={MAX_NBYTES}", "-len_control=0", f"-artifact_prefix={corpus}/"]
+    places = [str(corpus), str(SEEDS / args.target)]  # what libFuzzer finds goes into the first
+    atheris.Setup([sys.argv[0], *options, *places], one, custom_mutator=changed)
+    atheris.Fuzz()
+
+
+def targets(guided: bool) -> dict[str, Target]:
+    """All of them, and what they read with followed by atheris or not."""
+    with ExitStack() as end:
+        if guided:
+            import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+            end.enter_context(atheris.instrument_imports(include=["stem_edge"]))
+        from fuzzing.targets import TARGETS
+
+        return TARGETS
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -76,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("target", nargs="?", choices=TARGETS, metavar="TARGET", help="what to fuzz")
+    add("target", nargs="?", metavar="TARGET", help="what to fuzz")
     add("--list", action="store_true", help="name the targets")
     add("--runs", type=int, default=200_000, help="inputs (200,000)")
     add("--seconds", type=float, default=float("inf"), help="stop after so long (no end)")
@@ -89,10 +144,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     """Parse and run."""
     parser = make_parser()
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     if args.replay and not (args.target and args.replay.is_file()):
         parser.error("--replay needs a TARGET and a FILE that exists")
     if args.runs < 1 or args.seconds <= 0:
@@ -103,20 +158,20 @@ def main(arguments: list[str] | None = None) -> int:
         from fuzzing.seeds import write_seeds  # needs torch
 
         write_seeds()
-        return 0
+        return
+    known = targets(args.guided)
     if args.list or args.target is None:
-        print("\n".join(f"{name:<12} {target.about}" for name, target in TARGETS.items()))
-        return 0
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
-        order = Order(
-            args.target, Path(name), args.findings / args.target, args.runs, args.seconds,
-            args.seed, args.guided, args.replay.read_bytes() if args.replay else None,
-        )  # fmt: skip
-        status = run(order)
-        if args.replay is None:
-            show(order, args.json)
-        return status
+        print("\n".join(f"{name:<12} {target.about}" for name, target in known.items()))
+    elif args.target not in known:
+        parser.error(f"no target {args.target}; expected one of {', '.join(known)}")
+    else:
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        with tempfile.TemporaryDirectory(dir=memory) as folder:
+            fuzz(args, known[args.target], Path(folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except FaultError as fault:
+        sys.exit(str(fault))

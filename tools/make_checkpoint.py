@@ -14,7 +14,7 @@ import json
 import mmap
 import warnings
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,10 +53,9 @@ class Shape:
             at = f"layers.{layer}."
             for name, rows in (("wq", self.dim), ("wk", kv), ("wv", kv), ("wo", self.dim)):
                 shapes[f"{at}attention.{name}"] = (rows, self.dim)
-            shapes[at + "feed_forward.w1"] = (self.d_ff, self.dim)
+            for name in ("w1", "w3") if layer not in self.stem_layers else ("w1",):
+                shapes[f"{at}feed_forward.{name}"] = (self.d_ff, self.dim)
             shapes[at + "feed_forward.w2"] = (self.dim, self.d_ff)
-            if layer not in self.stem_layers:
-                shapes[at + "feed_forward.w3"] = (self.d_ff, self.dim)
             shapes |= {at + "attention_norm": (self.dim,), at + "ffn_norm": (self.dim,)}
         shapes["norm"] = (self.dim,)
         if not self.tied_head:
@@ -65,18 +64,8 @@ class Shape:
 
     def params(self, parts: int, dtype: str) -> dict[str, Any]:
         """params.json."""
-        model = {
-            "vocab_size": self.vocab_size,
-            "dim": self.dim,
-            "n_layers": self.n_layers,
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "stem_layers": list(self.stem_layers),
-            "stem_embedding_dim": self.d_ff,
-            "max_seqlen": self.max_seqlen,
-            "rope_theta": self.rope_theta,
-            "weight_tying": self.tied_head,
-        }
+        model = asdict(self)
+        model |= {"stem_embedding_dim": model.pop("d_ff"), "weight_tying": model.pop("tied_head")}
         return {
             "name": "random",
             "distributed": {"model_dtype": dtype, "stem_parallel_size": parts},
@@ -86,9 +75,7 @@ class Shape:
 
 
 SHAPES = {
-    "small": Shape(
-        vocab_size=300, dim=64, n_layers=6, n_heads=4, n_kv_heads=4, d_ff=256, stem_layers=(2, 5)
-    ),
+    "small": Shape(dim=64, n_layers=6, n_kv_heads=4, d_ff=256, stem_layers=(2, 5)),
     "llama-3.2-1b": Shape(
         vocab_size=128_256, dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192,
         stem_layers=(), max_seqlen=8192, rope_theta=500_000.0,
@@ -123,10 +110,7 @@ def write_checkpoint(
     out.mkdir(parents=True)
     (out / "params.json").write_text(json.dumps(shape.params(parts, dtype)))
     if layout == "consolidated":
-        drawn = {
-            name: _weight(name.removeprefix(prefix), value, seed)
-            for name, value in backbone.items()
-        }
+        drawn = {n: _weight(n.removeprefix(prefix), value, seed) for n, value in backbone.items()}
         torch.save({"model": drawn}, out / "consolidated.pth")
         _write_tables(out / "consolidated_stem.pth", names, shape, range(shape.d_ff), kind, seed)
         return out
@@ -197,14 +181,9 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="new folder")
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b", help="(llama-3.2-1b)")
-    parser.add_argument(
-        "--stem",
-        nargs="+",
-        default=["third"],
-        metavar="third|half|full|dense|LAYER",
-        help="layers with a table: every third, every second, all but the first, none, or their "
-        "numbers (third)",
-    )
+    stem = "layers with a table: every third, second, all but the first, none, or numbers (third)"
+    choices = "third|half|full|dense|LAYER"
+    parser.add_argument("--stem", nargs="+", default=["third"], metavar=choices, help=stem)
     parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
     args = parser.parse_args()

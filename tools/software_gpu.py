@@ -15,9 +15,7 @@ Linux only; as root, or where users may make namespaces of their own.
 from __future__ import annotations
 
 import ctypes.util
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -31,11 +29,9 @@ DRIVER_FOLDERS = (Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d"))
 DRIVER_FILES = "lvp_icd*.json"
 CHOSEN_DRIVER = "VK_DRIVER_FILES"  # of the Vulkan loader
 RUNTIME_FOLDER = "XDG_RUNTIME_DIR"  # Mesa's driver does not start without one
-LEAST_MESA = 24  # older ones lack what the plug-in asks for
-MESA_VERSION = re.compile(rb"Mesa (\d+)\.\d+")
 PACKAGES = (
-    "on Debian and Ubuntu: apt-get install libvulkan1 mesa-vulkan-drivers (on Debian 12 from "
-    "backports: apt-get install -t bookworm-backports mesa-vulkan-drivers)"
+    "on Debian and Ubuntu: apt-get install libvulkan1 mesa-vulkan-drivers, 24 or newer (on Debian 12 "
+    "from backports: apt-get install -t bookworm-backports mesa-vulkan-drivers)"
 )
 # Mounts everything of /sys/class where it was, over a folder that can be written to. The vendor and
 # device are those that SwiftShader, another Vulkan in software, shows; the folder is named like a
@@ -93,35 +89,14 @@ def driver(folders: Iterable[Path] = DRIVER_FOLDERS) -> Path:
     found = [path for folder in folders for path in sorted(folder.glob(DRIVER_FILES))]
     if not found:
         raise RefusedError(f"Mesa's Vulkan driver in software is not installed; {PACKAGES}")
-    version = mesa_version(found[0])
-    if version is not None and version < LEAST_MESA:
-        raise RefusedError(
-            f"Mesa is of version {version}, expected {LEAST_MESA} or newer; {PACKAGES}"
-        )
     return found[0]
-
-
-def mesa_version(driver_file: Path) -> int | None:
-    """The major version of Mesa that a driver is of; None where its library does not say."""
-    try:
-        library = Path(json.loads(driver_file.read_text())["ICD"]["library_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    places = [library] if library.is_absolute() else sorted(Path("/usr").glob(f"lib*/**/{library}"))
-    for path in places:
-        if path.is_file() and (said := MESA_VERSION.search(path.read_bytes())):
-            return int(said[1])
-    return None
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """The command's environment. Raises RefusedError where there is no driver."""
-    wanted = dict(given)
-    if not wanted.get(CHOSEN_DRIVER):
-        wanted[CHOSEN_DRIVER] = str(driver())
-    if not wanted.get(RUNTIME_FOLDER):
-        wanted[RUNTIME_FOLDER] = tempfile.gettempdir()
-    return wanted
+    chosen = given.get(CHOSEN_DRIVER) or str(driver())
+    folder = given.get(RUNTIME_FOLDER) or tempfile.gettempdir()
+    return {**given, CHOSEN_DRIVER: chosen, RUNTIME_FOLDER: folder}
 
 
 def main() -> NoReturn:

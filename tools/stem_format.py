@@ -63,7 +63,10 @@ def save_stem(
         _write(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
     _write(out / CONFIG, describe(config))
     if tokenizer is not None:
-        _write_tokenizer(out, tokenizer)
+        (out / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
+        _write(out / "tokenizer_config.json", tokenizer.config)
+        if tokenizer.eos_ids:
+            _write(out / "generation_config.json", {"eos_token_id": list(tokenizer.eos_ids)})
     read_checkpoint(out)
 
 
@@ -81,7 +84,7 @@ def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, 
         for pattern, new in patterns:
             if match := pattern.fullmatch(name):
                 *numbers, ending = match.groups()
-                name = _filled(new, numbers) + (ending or "")
+                name = new.replace("*", "{}").format(*numbers) + (ending or "")
                 break
         found[name] = tensor
     return found
@@ -90,7 +93,8 @@ def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, 
 def describe(config: ModelConfig) -> dict[str, Any]:
     """config.json of a model."""
     modules = {name: module for module, name in BIAS_NAMES.items()}
-    known = {
+    windows = [config.window(layer) for layer in range(config.n_layers)]
+    known: dict[str, Any] = {
         "architectures": ["StemForCausalLM"],
         "model_type": MODEL_TYPE,
         "vocab_size": config.vocab_size,
@@ -119,7 +123,6 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         known["bos_token_id"] = config.bos_id
     if config.eos_ids:
         known["eos_token_id"] = list(config.eos_ids)
-    windows = [config.window(layer) for layer in range(config.n_layers)]
     if any(windows):
         known["sliding_window"] = config.sliding_window
         known["layer_types"] = [SLIDING if window else FULL for window in windows]
@@ -150,19 +153,6 @@ def _shards(tensors: Mapping[str, Tensor], nbytes: int) -> Iterator[list[str]]:
         names.append(name)
         size += tensor.nbytes
     yield names
-
-
-def _filled(name: str, numbers: list[str]) -> str:
-    for number in numbers:
-        name = name.replace("*", number, 1)
-    return name
-
-
-def _write_tokenizer(out: Path, tokenizer: ExportedTokenizer) -> None:
-    (out / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
-    _write(out / "tokenizer_config.json", tokenizer.config)
-    if tokenizer.eos_ids:
-        _write(out / "generation_config.json", {"eos_token_id": list(tokenizer.eos_ids)})
 
 
 def _write(path: Path, value: object) -> None:

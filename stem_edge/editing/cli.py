@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stem_edge.bundle import Bundle, open_bundle
@@ -14,7 +14,7 @@ from stem_edge.edit_file import SCOPES, Edit
 from stem_edge.edit_folder import open_edits
 from stem_edge.edit_schemes import AUTO, SCHEMES
 from stem_edge.editing.compare import TOP, compare_edits
-from stem_edge.editing.explain import cuts, spelling_notes
+from stem_edge.editing.explain import cuts, notes_on
 from stem_edge.editing.listing import list_edits, place_for, remove_edits
 from stem_edge.editing.making import make_edit
 from stem_edge.editing.report import (
@@ -22,7 +22,6 @@ from stem_edge.editing.report import (
     comparison_table,
     edit_figures,
     edit_table,
-    everywhere_note,
     list_figures,
     list_table,
 )
@@ -66,76 +65,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_making(parser.add_argument_group("making an edit"))
     instead = parser.add_argument_group("other actions").add_mutually_exclusive_group()
-    instead.add_argument(
-        "--list", action="store_true", help="show edits beside the bundle and in this folder"
+    listing = "show edits beside the bundle and in this folder"
+    instead.add_argument("--list", action="store_true", help=listing)
+    removing = "delete this edit of the bundle, given as a file or by its name; may be given again"
+    instead.add_argument("--remove", action="append", metavar="FILE", default=[], help=removing)
+    comparing = (
+        "show the most probable next tokens with and without edits: one of --source and --target "
+        "(written only with -o), or those of --edit"
     )
-    instead.add_argument(
-        "--remove",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="delete this edit of the bundle, given as a file or by its name; may be given again",
-    )
-    instead.add_argument(
-        "--compare",
-        metavar="PROMPT",
-        help="show the most probable next tokens with and without edits: one of --source and "
-        "--target (written only with -o), or those of --edit",
-    )
+    instead.add_argument("--compare", metavar="PROMPT", help=comparing)
     _add_comparing(parser.add_argument_group("with --compare"))
     add_loading(parser.add_argument_group("the machine, with --compare"))
 
 
 def _add_making(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--source", metavar="TEXT", help="text whose tokens look up other rows")
-    group.add_argument("--target", metavar="TEXT", help="text whose tokens' rows they look up")
-    group.add_argument(
-        "--scheme", choices=SCHEMES, metavar="NAME", help="who looks up whom, see below (auto)"
+    add = group.add_argument
+    add("--source", metavar="TEXT", help="text whose tokens look up other rows")
+    add("--target", metavar="TEXT", help="text whose tokens' rows they look up")
+    scheme = "who looks up whom, see below (auto)"
+    add("--scheme", choices=SCHEMES, metavar="NAME", help=scheme)
+    scope = (
+        "where the source is in a prompt, as whole words; or wherever its tokens come, in prompt "
+        "and answer (positions)"
     )
-    group.add_argument(
-        "--scope",
-        choices=SCOPES,
-        help="where the source is in a prompt, as whole words; or wherever its tokens come, in "
-        "prompt and answer (positions)",
-    )
-    group.add_argument(
-        "--layers", metavar="2,5", help="STEM layers that the edit is in, with commas (all)"
-    )
-    group.add_argument(
-        "--subset",
-        metavar="0,2",
-        help="of scheme subset: which tokens of the target, from 0 on (the last ones)",
-    )
-    group.add_argument(
-        "--pad",
-        metavar="TOKEN",
-        help="of padding: the token, as text or number (begin of text)",
-    )
-    group.add_argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="a name that ends in .edit (SOURCE-TARGET.edit, beside the bundle)",
-    )
-    group.add_argument("--force", action="store_true", help="replace an existing file")
+    add("--scope", choices=SCOPES, help=scope)
+    add("--layers", metavar="2,5", help="STEM layers that the edit is in, with commas (all)")
+    subset = "of scheme subset: which tokens of the target, from 0 on (the last ones)"
+    add("--subset", metavar="0,2", help=subset)
+    pad = "of padding: the token, as text or number (begin of text)"
+    add("--pad", metavar="TOKEN", help=pad)
+    out = "a name that ends in .edit (SOURCE-TARGET.edit, beside the bundle)"
+    add("-o", "--out", metavar="FILE", help=out)
+    add("--force", action="store_true", help="replace an existing file")
 
 
 def _add_comparing(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--edit",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="an edit, given as a file or by its name; may be given again, stacked in order, and "
-        "below that of --source and --target",
+    add = group.add_argument
+    edit = (
+        "an edit, given as a file or by its name; may be given again, stacked in order, and below "
+        "that of --source and --target"
     )
-    group.add_argument("--top", type=int, metavar="N", help=f"how many tokens to show ({TOP})")
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="also draw it: .png, .pdf or .svg; needs the extra [plot]",
-    )
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
+    add("--top", type=int, metavar="N", help=f"how many tokens to show ({TOP})")
+    plot = "also draw it: .png, .pdf or .svg; needs the extra [plot]"
+    add("--plot", type=Path, metavar="FILE", help=plot)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -151,27 +124,30 @@ def _check_options(args: argparse.Namespace) -> None:
     """Raises InputError for options that do not go together."""
     comparing, making = args.compare is not None, args.source is not None
     if args.list or args.remove:
-        given = _given(args, (*MAKING, *COMPARING)) + _loading_given(args)
-        if given:
-            mode = "--list" if args.list else "--remove"
-            them = "it" if len(given) == 1 else "them"
-            raise InputError(f"{' and '.join(given)}: not for {mode}; leave {them} out")
+        mode = "--list" if args.list else "--remove"
+        given = _given(args, MAKING) + _for_comparing(args)
+        _refuse(given, f"not for {mode}; leave that out")
         return
-    if not comparing and (given := _given(args, COMPARING) + _loading_given(args)):
-        raise InputError(
-            f"{' and '.join(given)}: only for --compare, which is not given; add --compare"
-        )
+    if not comparing:
+        _refuse(_for_comparing(args), "only for --compare, which is not given; add --compare")
     if making != (args.target is not None):
         one, other = ("--source", "--target") if making else ("--target", "--source")
         raise InputError(f"{one} is given and {other} is not; an edit needs both")
-    if not making and (given := _given(args, MAKING)):
-        raise InputError(f"{' and '.join(given)}: only for a new edit; add --source and --target")
-    if not making and not comparing:
-        raise InputError("nothing to do; give --source and --target, --list, --remove or --compare")
-    if not making and not args.edit:
-        raise InputError("--compare has no edit; give --source and --target, or --edit")
+    if not making:
+        _refuse(_given(args, MAKING), "only for a new edit; add --source and --target")
+        if not comparing:
+            raise InputError(
+                "nothing to do; give --source and --target, --list, --remove or --compare"
+            )
+        if not args.edit:
+            raise InputError("--compare has no edit; give --source and --target, or --edit")
     if comparing and args.force and args.out is None:
         raise InputError("--force: nothing is written; add -o, or leave --force out")
+
+
+def _refuse(given: Sequence[str], reason: str) -> None:
+    if given:
+        raise InputError(f"{' and '.join(given)}: {reason}")
 
 
 def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
@@ -180,13 +156,13 @@ def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
     return [flags.get(name, f"--{name}") for name in given]
 
 
-def _loading_given(args: argparse.Namespace) -> list[str]:
-    """Options of the machine that are not as they are by default."""
+def _for_comparing(args: argparse.Namespace) -> list[str]:
+    """Options of --compare that were given, those of the machine if they are not as by default."""
     parser = argparse.ArgumentParser()
     add_loading(parser.add_argument_group())
     found = vars(args)
-    defaults = vars(parser.parse_args([]))
-    return [f"--{name.replace('_', '-')}" for name in defaults if found[name] != defaults[name]]
+    others = [name for name, usual in vars(parser.parse_args([])).items() if found[name] != usual]
+    return _given(args, COMPARING) + [f"--{name.replace('_', '-')}" for name in others]
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:
@@ -194,7 +170,7 @@ def _make(args: argparse.Namespace, bundle: Bundle) -> None:
     path = place_for(bundle, edit, args.out, force=args.force)
     edit.save(path)
     ways, nbytes = cuts(bundle, edit), path.stat().st_size
-    notes = everywhere_note(edit, ways) + spelling_notes(bundle, edit)
+    notes = notes_on(bundle, edit, ways)
     if args.json:
         written = {"path": str(path), "nbytes": nbytes}
         print(json.dumps(written | edit_figures(edit, ways, notes), indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -16,11 +17,11 @@ from stem_edge.edit_file import Edit, NewRows
 from stem_edge.edit_folder import as_edit
 from stem_edge.editing.explain import text_of_token
 from stem_edge.errors import InputError
-from stem_edge.measuring.logit_source import BundleLogits
+from stem_edge.measuring.logit_source import bundle_logits
 from stem_edge.quantize import F64
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.options import LoadKeywords
-from stem_edge.runtime.spans import AbsentError, Span, find_spans, text_of
+from stem_edge.runtime.spans import AbsentError, find_spans, text_of
 from stem_edge.runtime.text import TextCodec
 
 TOP = 4  # as the STEM paper's figure 7
@@ -63,6 +64,11 @@ class Comparison:
     edited_from_target: float | None
     original_from_target: float | None
     edited_from_original: float
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Name -> what may come, of those that there are."""
+        target = {} if self.target is None else {"target prompt": self.target}
+        return {"original": self.original} | target | {"edited": self.edited}
 
 
 def compare_edits(
@@ -131,7 +137,10 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
         change = edit.change
         if isinstance(change, NewRows):
             continue
-        for span in _spans(codec, ids, change.source):
+        spans = []
+        with suppress(AbsentError):
+            spans = find_spans(codec, ids, change.source)
+        for span in spans:
             begin = starts[span.start] + len(span.before)
             end = begin + len(change.source)
             if all(end <= other[0] or other[1] <= begin for other in pieces):
@@ -141,17 +150,10 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
     return text if pieces else None
 
 
-def _spans(codec: TextCodec, ids: Sequence[int], source: str) -> list[Span]:
-    try:
-        return find_spans(codec, ids, source)
-    except AbsentError:
-        return []
-
-
 def _look(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:
     """What may come after a prompt, and the log probabilities [V] of the next token."""
     ids = model.tokenize(prompt)
-    (last,) = BundleLogits(model).logits(ids, len(ids) - 1)
+    (last,) = bundle_logits(model, ids, len(ids) - 1)
     found: F64 = log_softmax(last)[0]
     best = np.argsort(-found, kind="stable")[:top].tolist()
     tokens = [NextToken(each, text_of_token(codec, each), math.exp(found[each])) for each in best]

@@ -13,6 +13,9 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.overlay import BEFORE, lookups, target_tokens
 from stem_edge.runtime.spans import tokens_after
 from stem_edge.runtime.text import REPLACEMENT, TextCodec
+from stem_edge.text_table import quoted
+
+LONGEST_TOKEN = 16  # columns
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,19 @@ def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
     return ways
 
 
-def spelling_notes(bundle: Bundle, edit: Edit) -> list[str]:
-    """Notes on a source and target that fewer tokens would hold if spelled otherwise."""
+def notes_on(bundle: Bundle, edit: Edit, ways: Sequence[Cut]) -> list[str]:
+    """What to know of an edit everywhere that is several tokens, and of rare spellings."""
     change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
     if isinstance(change, NewRows):
         return []
     notes = []
+    if edit.scope == "everywhere" and any(len(way.source) > 1 for way in ways):
+        tokens = [quoted(one.text, one.token_id, LONGEST_TOKEN) for w in ways for one in w.source]
+        notes.append(
+            "the source is several tokens, and each of them is changed wherever it comes, in other "
+            f"words and names, too: {', '.join(dict.fromkeys(tokens))}. Scope positions changes "
+            "them only where they stand together in a prompt."
+        )
     for text in (change.source, change.target):
         spellings = dict.fromkeys([text, text.title(), text.capitalize(), text.lower()])
         counts = {each: len(tokens_after(codec, " ", each)) for each in spellings}

@@ -24,12 +24,11 @@ def plot_comparison(found: Comparison, path: str | Path) -> None:
     """Draw it into a file: .png, .pdf or .svg. Raises as check_plot does."""
     path = Path(path)
     check_plot(path)
-    panels = {"original": found.original, "target prompt": found.target, "edited": found.edited}
-    drawn = {name: outcome for name, outcome in panels.items() if outcome is not None}
+    panels = found.outcomes()
     bars = min(len(found.original.top), MOST_BARS)
-    figure = new_figure(AROUND + BAR * bars, WIDTH * len(drawn) / len(panels))
-    for number, (name, outcome) in enumerate(drawn.items(), 1):
-        axes = figure.add_subplot(1, len(drawn), number)
+    figure = new_figure(AROUND + BAR * bars, WIDTH * len(panels) / len(COLOURS))
+    for number, (name, outcome) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), number)
         _panel(axes, name, outcome)
         plain(axes)
     save(figure, path)

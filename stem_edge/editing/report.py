@@ -9,13 +9,12 @@ from stem_edge.bundle import Bundle
 from stem_edge.edit_file import Edit, NewRows
 from stem_edge.edit_schemes import Scheme
 from stem_edge.editing.compare import Comparison, NextToken
-from stem_edge.editing.explain import Cut, Token
+from stem_edge.editing.explain import LONGEST_TOKEN, Cut, Token
 from stem_edge.editing.listing import Listing
 from stem_edge.text_table import columns, cut, fill, printable, quoted, table, wrapped
 from stem_edge.units import format_size
 
 COLUMN = 25  # of a comparison, three side by side
-LONGEST_TOKEN = 16  # columns
 LONGEST_ROW = 40  # columns of a token that is looked up
 MOST_TOKENS = 12  # lines of tokens that are shown of one cut
 WHERE = {
@@ -77,23 +76,10 @@ def edit_table(bundle: Bundle, edit: Edit, ways: Sequence[Cut], notes: Sequence[
     return "\n".join(lines)
 
 
-def everywhere_note(edit: Edit, ways: Sequence[Cut]) -> list[str]:
-    """What to know of an edit everywhere whose source is several tokens; else nothing."""
-    tokens = [token for way in ways for token in way.source]
-    if edit.scope != "everywhere" or max((len(way.source) for way in ways), default=0) < 2:
-        return []
-    names = ", ".join(dict.fromkeys(map(shown, tokens)))
-    note = (
-        "the source is several tokens, and each of them is changed wherever it comes, in other "
-        f"words and names, too: {names}. Scope positions changes them only where they stand "
-        "together in a prompt."
-    )
-    return [note]
-
-
 def _cut_lines(way: Cut) -> Iterator[str]:
     front = FRONT[way.before]
-    lengths = f"{_count(len(way.source))} for {len(way.target)} of the target"
+    count = len(way.source)
+    lengths = f"{count} token{'s' if count > 1 else ''} for {len(way.target)} of the target"
     if way.problem is not None:
         yield from wrapped(f"{front}: no fit, and such prompts are refused: {way.problem}")
         return
@@ -111,10 +97,6 @@ def _token_lines(source: str, looked: Sequence[Token]) -> list[str]:
     rows = ", ".join(shown(token, LONGEST_ROW) for token in looked)
     rows = f"the mean of {rows}" if len(looked) > 1 else rows
     return wrapped(f"  {fill(source, LONGEST_TOKEN)}  ->  {rows}", "    ")
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens} token{'s' if tokens > 1 else ''}"
 
 
 def edit_figures(edit: Edit, ways: Sequence[Cut], notes: Sequence[str]) -> dict[str, object]:
@@ -165,7 +147,6 @@ def list_figures(found: Listing) -> dict[str, object]:
 
 def comparison_table(found: Comparison, edits: Sequence[Edit]) -> str:
     """The most probable next tokens side by side, and divergences."""
-    panels = {"original": found.original, "target prompt": found.target, "edited": found.edited}
     sides = [
         [
             name,
@@ -173,8 +154,7 @@ def comparison_table(found: Comparison, edits: Sequence[Edit]) -> str:
             *(f"{fill(shown(t), COLUMN - 8)}{t.probability:>8.2%}" for t in each.top),
             head(each.text, COLUMN),
         ]
-        for name, each in panels.items()
-        if each is not None
+        for name, each in found.outcomes().items()
     ]
     lines = [f"{found.bundle} on {found.engine}"]
     lines += [line for edit in edits for line in wrapped(f"edit: {_edit_words(edit)}")]

@@ -44,62 +44,32 @@ SNIPPET = 24  # characters of a text in the table of worst tokens
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
     parser.epilog = EPILOG
-    parser.add_argument(
-        "bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote"
+    add = parser.add_argument
+    add("bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote")
+    add("--text", type=Path, required=True, metavar="FILE", help="what is predicted, in UTF-8")
+    document = "every line is a document of its own, from an empty context, closed by end-of-text"
+    add("--lines", action="store_true", help=document)
+    add("--window", type=int, metavar="N", help="tokens seen at once (the context, up to 2048)")
+    stride = (
+        "tokens between the starts of windows: small is slow, and gives every token at least "
+        "window - stride + 1 tokens of context (half the window)"
     )
-    parser.add_argument(
-        "--text", type=Path, required=True, metavar="FILE", help="what is predicted, in UTF-8"
-    )
-    parser.add_argument(
-        "--lines",
-        action="store_true",
-        help="every line is a document of its own, from an empty context, closed by end-of-text",
-    )
-    parser.add_argument(
-        "--window", type=int, metavar="N", help="tokens seen at once (the context, up to 2048)"
-    )
-    parser.add_argument(
-        "--stride",
-        type=int,
-        metavar="N",
-        help="tokens between the starts of windows: small is slow, and gives every token at least "
-        "window - stride + 1 tokens of context (half the window)",
-    )
-    parser.add_argument(
-        "--against", metavar="PATH", help="reference: a bundle, or a checkpoint to export"
-    )
-    parser.add_argument(
-        "--worst", type=int, metavar="N", default=10, help="tokens to show that diverge most (10)"
-    )
-    parser.add_argument(
-        "--edit",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="an edit of the bundle with scope everywhere (see stem-edge edit); may be given again",
-    )
+    add("--stride", type=int, metavar="N", help=stride)
+    add("--against", metavar="PATH", help="reference: a bundle, or a checkpoint to export")
+    worst = "tokens to show that diverge most (10)"
+    add("--worst", type=int, metavar="N", default=10, help=worst)
+    edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be given again"
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add_engine(parser)
     add_providers(parser)
-    parser.add_argument(
-        "--against-engine",
-        choices=ENGINES,
-        default="auto",
-        help="what runs the reference, if it is a bundle: the same one on another engine, too",
-    )
-    parser.add_argument(
-        "--prefill-graph",
-        action="store_true",
-        help="measure the int8 graph for prompts, not those that generate",
-    )
-    parser.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="limit for loading, reference included, like 600MB (half of what the machine leaves)",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON list, one object a bundle"
-    )
+    other = "what runs the reference, if it is a bundle: the same one on another engine, too"
+    add("--against-engine", choices=ENGINES, default="auto", help=other)
+    prefill = "measure the int8 graph for prompts, not those that generate"
+    add("--prefill-graph", action="store_true", help=prefill)
+    memory = "limit for loading, reference included, like 600MB (half of what the machine leaves)"
+    add("--memory", metavar="SIZE", help=memory)
+    add("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
+    add("--json", action="store_true", help="print a JSON list, one object a bundle")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -116,6 +116,8 @@ def geometry(
     Raises InputError for a model without rows of tokens, a layer without a table, a text that is
     no single token, numbers out of range, a text too short; BundleError, BackendError.
     """
+    from stem_edge.runtime.text import TextCodec
+
     bundle = open_bundle(path)
     chosen = _layers(bundle, layers)
     _check_range("sample", sample, LARGEST_SAMPLE)
@@ -125,14 +127,13 @@ def geometry(
     if threads is not None:
         _check_range("threads", threads, MOST_THREADS, least=1)
     tokens = [tokens] if isinstance(tokens, str) else tokens
-    codec = _codec(bundle) if tokens else None
+    codec = TextCodec(bundle.file(TOKENIZER)) if tokens else None
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
-    if text is not None:
-        from stem_edge.measuring.geometry_text import prepare
+    of_text = None
+    if text is not None:  # first, because reading all rows takes long
+        from stem_edge.measuring.geometry_text import text_geometry
 
-        task = prepare(
-            bundle, Path(text), sample, seed
-        )  # its errors first: reading rows takes long
+        of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)
     root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
     norms, best = stream(root, count, chosen, queries, neighbours, progress)
     with open_tables(root) as tables:
@@ -149,7 +150,7 @@ def geometry(
         random_nearest=random_nearest(width, count),
         layers=tuple(_of_layer(root, n, norms[n], order, sample) for n in chosen),
         nearest=tuple(_nearest(codec, best, n, q) for n, q in enumerate(queries)) if codec else (),
-        text=task.run(chosen, threads, progress) if text is not None else None,
+        text=of_text,
     )
 
 
@@ -166,22 +167,14 @@ def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> La
 
 
 def _nearest(codec: TextCodec, best: dict[int, Best], number: int, token: int) -> Nearest:
+    def text(of: int) -> str:
+        return codec.decode([of], skip_special_tokens=False)
+
     def neighbours(of: Best) -> tuple[Neighbour, ...]:
         pairs = zip(of.token_ids[number].tolist(), of.cosines[number].tolist(), strict=True)
-        return tuple(Neighbour(id_, show(codec, id_), cosine) for id_, cosine in pairs if id_ >= 0)
+        return tuple(Neighbour(id_, text(id_), cosine) for id_, cosine in pairs if id_ >= 0)
 
-    return Nearest(token, show(codec, token), {n: neighbours(of) for n, of in best.items()})
-
-
-def show(codec: TextCodec, token: int) -> str:
-    """Text of one token, special ones included."""
-    return codec.decode([token], skip_special_tokens=False)
-
-
-def _codec(bundle: Bundle) -> TextCodec:
-    from stem_edge.runtime.text import TextCodec
-
-    return TextCodec(bundle.file(TOKENIZER))
+    return Nearest(token, text(token), {n: neighbours(of) for n, of in best.items()})
 
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
@@ -196,15 +189,16 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
             f"{bundle.path}: the rows of this model are {model.n_experts} experts, matrices that "
             "tokens share and not directions; give the bundle of a model with a row for each token"
         )
-    for layer in wanted or ():
-        if layer not in model.stem_layers:
-            known = ", ".join(map(str, model.stem_layers))
-            raise InputError(
-                f"layer {layer} has no table in {bundle.path}; choose of its STEM layers: {known}"
-            )
-    if wanted is not None and not wanted:
+    if wanted is None:
+        return list(model.stem_layers)
+    if not wanted:
         raise InputError("no layers are given; name some STEM layers, or leave the choice out")
-    return sorted(set(wanted)) if wanted is not None else list(model.stem_layers)
+    if unknown := sorted(set(wanted) - set(model.stem_layers)):
+        known = ", ".join(map(str, model.stem_layers))
+        raise InputError(
+            f"layer {unknown[0]} has no table in {bundle.path}; choose of its STEM layers: {known}"
+        )
+    return sorted(set(wanted))
 
 
 def _check_range(name: str, value: int, largest: int, least: int = 2) -> None:

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from stem_edge.errors import InputError
@@ -38,27 +37,18 @@ OPTIONS = ("sample", "seed", "layers", "token", "plot")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare what belongs to --geometry alone."""
-    group = parser.add_argument_group("of --geometry")
-    group.add_argument(
-        "--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)"
+    add = parser.add_argument_group("of --geometry").add_argument
+    add("--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)")
+    token = (
+        f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; may '
+        "be given again"
     )
-    group.add_argument(
-        "--token",
-        action="append",
-        metavar="TEXT",
-        help=f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; '
-        "may be given again",
-    )
-    group.add_argument(
-        "--sample",
-        type=int,
-        metavar="N",
-        help=f"rows of a layer, whose cosines are all taken ({SAMPLE}; at most {LARGEST_SAMPLE})",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="of the sample (0)")
-    group.add_argument(
-        "--plot", metavar="FILE", help="also draw it, as the paper's figure 6: .png, .pdf or .svg"
-    )
+    add("--token", action="append", metavar="TEXT", help=token)
+    sample = f"rows of a layer, whose cosines are all taken ({SAMPLE}; at most {LARGEST_SAMPLE})"
+    add("--sample", type=int, metavar="N", help=sample)
+    add("--seed", type=int, metavar="N", help="of the sample (0)")
+    plot = "also draw it, as the paper's figure 6: .png, .pdf or .svg"
+    add("--plot", metavar="FILE", help=plot)
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -162,16 +152,4 @@ def _text(text: TextGeometry) -> list[str]:
     for layer in text.layers:
         pairs = [(*cosines[:2], cosines[-1]) for cosines in map(_spread, (layer.up, layer.gated))]
         rows.append((str(layer.layer), layer.kind, *pairs[0], *pairs[1]))
-    return [*lines, "", *table(rows, "rlr"), *_summary(text)]
-
-
-def _summary(text: TextGeometry) -> list[str]:
-    """Dense against STEM layers in one line, where the text's layers are of both kinds."""
-    values: dict[bool, list[float]] = {True: [], False: []}
-    for layer in text.layers:
-        if layer.up is not None:
-            values[layer.kind == "dense"].append(layer.up.p95_abs)
-    if not all(values.values()):
-        return []
-    dense, stem = median(values[True]), median(values[False])
-    return ["", f"P95 |cos|, median layer: up projections {dense:.3f}, rows {stem:.3f}."]
+    return [*lines, "", *table(rows, "rlr")]

@@ -31,8 +31,6 @@ BATCH_NBYTES = 4 << 20
 # Batches read through the same maps: their pages stay mapped until these are closed.
 MAPPED_NBYTES = 256 << 20
 SCATTERED = 128  # rows that are read through the same maps, where they are not in order
-# Squares summed in float32 outside of this may have lost all their digits.
-SAFE_SQUARES = (1e-20, 1e36)
 
 
 class Best(NamedTuple):
@@ -92,9 +90,9 @@ def stream(
         for ids, tables, records in batches(root, tokens, progress):
             for layer in layers:
                 rows = tables.layout.unpack(records, tables.layers.index(layer))
-                lengths = norms[layer][ids] = row_norms(rows, layer, int(ids[0]))
+                norms[layer][ids] = row_norms(rows, layer, int(ids[0]))
                 if len(queries):
-                    cosines = _cosines(directions[layer], rows, lengths)
+                    cosines = _cosines(directions[layer], rows, norms[layer][ids])
                     cosines[np.asarray(queries)[:, None] == ids] = -np.inf
                     best[layer] = _merge(best[layer], cosines, ids)
     return norms, best
@@ -102,19 +100,24 @@ def stream(
 
 def row_norms(rows: F32, layer: int, first: int) -> F32:
     """Lengths [n] of rows [n, width], those of tokens from `first` on. Raises BundleError."""
-    squares = np.einsum("ij,ij->i", rows, rows)
-    doubtful = ~((squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1]))
-    lengths = np.sqrt(squares)
-    if doubtful.any():
-        exact = rows[doubtful].astype(np.float64)
-        lengths[doubtful] = np.sqrt((exact * exact).sum(axis=1))
-    if not np.isfinite(lengths).all():
-        token = first + int(np.flatnonzero(~np.isfinite(lengths))[0])
+    found = lengths(rows)
+    if not np.isfinite(found).all():
+        token = first + int(np.flatnonzero(~np.isfinite(found))[0])
         raise BundleError(
             f"row of token {token} in layer {layer} has values that are no finite numbers; check "
             "the bundle with stem-edge verify, or export it again"
         )
-    return np.asarray(lengths, np.float32)
+    return found
+
+
+def lengths(vectors: F32) -> F32:
+    """Lengths [n] of vectors [n, width]."""
+    # First by the greatest value, so that no square is too large or too small for float32.
+    peaks = np.maximum(vectors.max(axis=1), -vectors.min(axis=1))
+    peaks[peaks == 0] = 1
+    with np.errstate(invalid="ignore"):
+        parts = vectors / peaks[:, None]
+        return np.asarray(peaks * np.sqrt(np.einsum("ij,ij->i", parts, parts)), np.float32)
 
 
 def _cosines(directions: F32, rows: F32, lengths: F32) -> F32:
@@ -194,12 +197,8 @@ def pair_cosines(vectors: F32) -> F32:
 
 def unit(vectors: F32) -> F32:
     """Vectors [n, width] at length 1; those of zeros stay as they are."""
-    # First by the greatest value, so that no square is too large or too small for float32.
-    peaks = np.maximum(vectors.max(axis=1), -vectors.min(axis=1))[:, None]
-    units = np.asarray(vectors / np.where(peaks > 0, peaks, np.float32(1)), np.float32)
-    lengths = np.sqrt(np.einsum("ij,ij->i", units, units))[:, None]
-    units /= np.where(lengths > 0, lengths, np.float32(1))
-    return units
+    found = lengths(vectors)[:, None]
+    return np.asarray(vectors / np.where(found > 0, found, np.float32(1)), np.float32)
 
 
 def random_p95(width: int) -> float:

@@ -1,8 +1,8 @@
 """What the FFNs of a bundle have inside on a text: figure 6 b and c of the STEM paper.
 
-A window of the text runs through the graphs that decode, as the device runs them, on onnxruntime.
-Two vectors of each layer are kept at the chosen positions: what the up projection makes, or in its
-place the row; and what goes into the down projection, SiLU(gate) * up.
+The beginning of a text runs through the graph that decodes, in windows, on onnxruntime. Two vectors of
+each layer are kept at the chosen positions: what the up projection makes, or in its place the row; and
+what goes into the down projection, SiLU(gate) * up.
 
 One position is chosen for each distinct token, because all positions of a token have the same row:
 their cosines would all be 1 in STEM layers, and say nothing.
@@ -10,7 +10,6 @@ their cosines would all be 1 in STEM layers, and say nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from stem_edge.bundle import TABLES, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import decoding
+from stem_edge.graph.decode import whole
 from stem_edge.graph.encoder import encode
 from stem_edge.measuring.geometry_rows import Spread, random_p95, spread
 from stem_edge.measuring.workload import read_ids
@@ -35,7 +34,7 @@ from stem_edge.runtime.graphs import GraphSource, format_of
 from stem_edge.runtime.machine import return_freed_memory, usable_cpus
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import CPU
-from stem_edge.tables import Tables, open_tables
+from stem_edge.tables import open_tables
 
 POSITIONS = 4096  # of the text's beginning, at most
 WINDOW = 256  # tokens of a context: what a position sees of the text before it
@@ -65,43 +64,19 @@ class TextGeometry:
     layers: tuple[FfnGeometry, ...]
 
 
-@dataclass(frozen=True)
-class TextTask:
-    """A text that is ready to be run, and where to look."""
+def text_geometry(
+    bundle: Bundle,
+    file: Path,
+    stem_layers: list[int],
+    sample: int,
+    seed: int,
+    threads: int | None,
+    show: bool | None,
+) -> TextGeometry:
+    """Run the beginning of a text, and compare vectors of all dense layers and of these.
 
-    bundle: Bundle
-    file: Path
-    token_ids: I64
-    chosen: I64  # ascending positions
-
-    def run(self, stem_layers: list[int], threads: int | None, show: bool | None) -> TextGeometry:
-        """Run it, and compare in all dense layers and in these. Raises BackendError."""
-        model = self.bundle.manifest.model
-        dense = [n for n in range(model.n_layers) if n not in model.stem_layers]
-        layers = sorted([*dense, *stem_layers])
-        vectors = _vectors(self, layers, threads, show)
-        return TextGeometry(
-            file=str(self.file),
-            positions=len(self.token_ids),
-            window=window(model),
-            chosen=len(self.chosen),
-            random_p95_abs=random_p95(model.d_ff),
-            layers=tuple(
-                FfnGeometry(
-                    layer,
-                    model.ffn_kind(layer),
-                    spread(vectors.pop(up_name(self.bundle, layer))),
-                    spread(vectors.pop(gated_name(layer))),
-                )
-                for layer in layers
-            ),
-        )
-
-
-def prepare(bundle: Bundle, file: Path, sample: int, seed: int) -> TextTask:
-    """Read the beginning of a text and choose positions in it.
-
-    Raises InputError for a bundle without a backbone for onnxruntime and a text too short.
+    Raises InputError for a bundle without a backbone for onnxruntime and a text too short,
+    BackendError.
     """
     model = bundle.manifest.model
     if bundle.manifest.backbone is None:
@@ -118,7 +93,22 @@ def prepare(bundle: Bundle, file: Path, sample: int, seed: int) -> TextTask:
             f"{file}: has {len(chosen)} distinct tokens of {bundle.path}, expected at least 2 to "
             "compare them, better some hundred; give a longer text"
         )
-    return TextTask(bundle, file, ids, chosen)
+    dense = [n for n in range(model.n_layers) if n not in model.stem_layers]
+    layers = sorted([*dense, *stem_layers])
+    found = vectors(bundle, ids, chosen, layers, threads, show)
+    return TextGeometry(
+        file=str(file),
+        positions=len(ids),
+        window=min(WINDOW, model.max_context),
+        chosen=len(chosen),
+        random_p95_abs=random_p95(model.d_ff),
+        layers=tuple(
+            FfnGeometry(
+                n, model.ffn_kind(n), *(spread(found.pop(name)) for name in _names(model, n))
+            )
+            for n in layers
+        ),
+    )
 
 
 def choose(token_ids: I64, count: int, seed: int) -> I64:
@@ -129,133 +119,92 @@ def choose(token_ids: I64, count: int, seed: int) -> I64:
     return np.sort(random.permutation(order[first])[:count])
 
 
-def window(model: ModelConfig) -> int:
-    """Tokens of a context."""
-    return min(WINDOW, model.max_context)
-
-
-def up_name(bundle: Bundle, layer: int) -> str:
-    """What the graph calls the up projection's output; of a STEM layer the row it looks up."""
-    model, tables = bundle.manifest.model, bundle.manifest.tables
+def _names(model: ModelConfig, layer: int) -> tuple[str, str]:
+    """What the graph calls a layer's vectors: of the up projection, or the row; and gated."""
     at = f"layers.{layer}."
     if layer not in model.stem_layers:
-        return at + ("up.biased" if "up" in model.biases else "up")
-    if model.row_rank:
-        return at + "project"
-    return at + ("row.fp32" if tables is not None and tables.bits == 16 else "row")
+        up = at + ("up.biased" if "up" in model.biases else "up")
+    else:
+        up = at + "project" if model.row_rank else io.row_name(layer)
+    return up, at + "product"
 
 
-def gated_name(layer: int) -> str:
-    """What the graph calls the input of the down projection."""
-    return f"layers.{layer}.product"
-
-
-def _vectors(
-    task: TextTask, layers: list[int], threads: int | None, show: bool | None
+def vectors(
+    bundle: Bundle,
+    token_ids: I64,
+    chosen: I64,
+    layers: list[int],
+    threads: int | None,
+    show: bool | None,
 ) -> dict[str, F32]:
-    """Name in the graph -> vectors [chosen, d_ff]."""
-    bundle, model = task.bundle, task.bundle.manifest.model
-    names = {layer: [up_name(bundle, layer), gated_name(layer)] for layer in layers}
-    wanted = {
-        graph: [name for layer in numbers if layer in names for name in names[layer]]
-        for graph, numbers in io.layer_graphs(model).items()
-    }
-    tables = bundle.manifest.tables
+    """Name in the graph -> vectors [chosen, d_ff], for the names of each of the layers."""
+    model, tables = bundle.manifest.model, bundle.manifest.tables
+    names = [name for layer in layers for name in _names(model, layer)]
+    found = {name: np.empty((len(chosen), model.d_ff), np.float32) for name in names}
+    session = _open(bundle, names, threads or usable_cpus())
+    wanted = [each.name for each in session.get_outputs()]
+    size = min(WINDOW, model.max_context)
     record = tables.record_nbytes if tables is not None else 0  # what a token looks up
-    shape = (len(task.chosen), model.d_ff)
-    found = {name: np.empty(shape, np.float32) for each in names.values() for name in each}
-    graphs = TappedGraphs(bundle, wanted, threads)
     with (
         open_tables(bundle.file(TABLES)) as rows,
-        Progress(len(task.token_ids) * record, "running the text", show) as progress,
+        Progress(len(token_ids) * record, "running the text", show) as progress,
     ):
-        for ids, places, chosen in _windows(task):
-            for name, values in graphs.run(ids, rows).items() if len(chosen) else ():
-                found[name][places] = values[chosen]
+        for start in range(0, len(token_ids), size):
+            ids = token_ids[start : start + size]
+            feeds = _feeds(model, ids)
+            feeds |= {io.row_name(n): rows[ids, n][None] for n in model.stem_layers}
+            first, last = np.searchsorted(chosen, [start, start + len(ids)]).tolist()
+            for name, values in (feeds | _run(bundle, session, wanted, feeds)).items():
+                if name in found:
+                    found[name][first:last] = values[0, chosen[first:last] - start]
             progress.advance(len(ids) * record)
-    del graphs
+    del session
     return_freed_memory()
     return found
 
 
-def _windows(task: TextTask) -> Iterator[tuple[I64, slice, I64]]:
-    """Ids of a window; which of the chosen positions are in it, and where there."""
-    size = window(task.bundle.manifest.model)
-    for start in range(0, len(task.token_ids), size):
-        ids = task.token_ids[start : start + size]
-        first, last = np.searchsorted(task.chosen, [start, start + len(ids)]).tolist()
-        yield ids, slice(first, last), task.chosen[first:last] - start
+def _open(bundle: Bundle, names: list[str], threads: int) -> ort.InferenceSession:
+    """The model's graph up to these values, which are its outputs; rows are inputs."""
+    check_installed(bundle, "onnxruntime")
+    graph = whole(bundle.manifest.model, bundle.manifest.tables, format_of(bundle))
+    graph.outputs.clear()
+    for name in names:
+        if name not in graph.inputs:
+            graph.output(name, np.float32, None)
+    needed, nodes = set(graph.outputs), graph.nodes
+    graph.nodes = []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.outputs):
+            graph.nodes.insert(0, node)
+            needed |= set(node.inputs)
+    graph.inputs = {name: value for name, value in graph.inputs.items() if name in needed}
+    return open_session(GraphSource("backbone", encode(graph), bundle.path), threads, [CPU])
 
 
-class TappedGraphs:
-    """The graphs that decode, but for the head, each with further outputs.
-
-    outputs: graph -> names of values in it. Raises BackendError if a graph has no such value.
-    """
-
-    def __init__(self, bundle: Bundle, outputs: dict[str, list[str]], threads: int | None) -> None:
-        check_installed(bundle, "onnxruntime")
-        self._bundle, self._outputs = bundle, outputs
-        self._sessions = {
-            name: _open(bundle, name, outputs.get(name, []), threads or usable_cpus())
-            for name in (io.EMBED, *io.layer_graphs(bundle.manifest.model))
-        }
-
-    def run(self, token_ids: I64, tables: Tables) -> dict[str, F32]:
-        """Name -> values [T, width] at all positions of one context. Raises BackendError."""
-        feeds = self._feeds(token_ids, tables)
-        hidden, found = io.NEW + io.HIDDEN, dict[str, F32]()
-        for name, session in self._sessions.items():
-            wanted = [hidden, *self._outputs.get(name, [])]
-            inputs = {each.name: feeds[each.name] for each in session.get_inputs()}
-            try:
-                values = session.run(wanted, inputs)
-            except Exception as error:  # onnxruntime's classes share no base
-                raise BackendError(
-                    f"{self._bundle.path}: the backbone ({name}) failed: {error}"
-                ) from error
-            feeds[io.HIDDEN] = values[0]
-            found |= {name: value[0] for name, value in zip(wanted[1:], values[1:], strict=True)}
-        return found
-
-    def _feeds(self, token_ids: I64, tables: Tables) -> Feeds:
-        """The inputs of all graphs, from an empty context."""
-        config, count = self._bundle.manifest.model, len(token_ids)
-        width = io.head_width(config)
-        padding = ((0, 0), (0, (width - config.head_dim) // 2))
-        cos, sin = (np.pad(table, padding) for table in rope_tables(config, count))
-        distinct, slots = np.unique(token_ids, return_inverse=True)
-        feeds: Feeds = {
-            io.TOKEN_IDS: token_ids[None],
-            io.SLOT_IDS: slots.astype(np.int64).reshape(1, -1),
-            io.SEQLENS_K: np.array([count - 1], np.int32),
-            io.TOTAL_LENGTH: np.array(count, np.int32),
-            io.ROPE_COS: cos,
-            io.ROPE_SIN: sin,
-        }
-        empty = np.zeros((1, config.n_kv_heads, count, width), np.float32)
-        for layer in range(config.n_layers):
-            feeds |= {f"{io.KEYS}{layer}": empty, f"{io.VALUES}{layer}": empty}
-        return feeds | _row_feeds(distinct, tables)
+def _run(
+    bundle: Bundle, session: ort.InferenceSession, wanted: list[str], feeds: Feeds
+) -> dict[str, F32]:
+    """Name -> values [1, T, width] at all positions of one context. Raises BackendError."""
+    inputs = {each.name: feeds[each.name] for each in session.get_inputs()}
+    try:
+        return dict(zip(wanted, session.run(wanted, inputs), strict=True))
+    except Exception as error:  # onnxruntime's classes share no base
+        raise BackendError(f"{bundle.path}: the backbone failed: {error}") from error
 
 
-def _row_feeds(token_ids: I64, tables: Tables) -> Feeds:
-    """Rows of tokens as slots, one a token in this order."""
-    layout, records = tables.layout, tables.records(token_ids)
-    feeds: Feeds = {}
-    for index, layer in enumerate(layout.layers):
-        feeds[io.row_codes(layer)] = np.ascontiguousarray(layout.codes(records, index))
-        if layout.quantized:
-            scales = layout.scales(records, index)
-            feeds[io.row_scales(layer)] = np.ascontiguousarray(scales, np.float32)
-    if layout.quantized:
-        feeds[io.ROW_ZERO_POINTS] = layout.zero_points(len(records))
+def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
+    """The inputs but for rows, from an empty context."""
+    count, width = len(token_ids), io.head_width(config)
+    padding = ((0, 0), (0, (width - config.head_dim) // 2))
+    cos, sin = (np.pad(table, padding) for table in rope_tables(config, count))
+    feeds: Feeds = {
+        io.TOKEN_IDS: token_ids[None],
+        io.SEQLENS_K: np.array([count - 1], np.int32),
+        io.TOTAL_LENGTH: np.array(count, np.int32),
+        io.ROPE_COS: cos,
+        io.ROPE_SIN: sin,
+    }
+    empty = np.zeros((1, config.n_kv_heads, count, width), np.float32)
+    for layer in range(config.n_layers):
+        feeds |= {f"{io.KEYS}{layer}": empty, f"{io.VALUES}{layer}": empty}
     return feeds
-
-
-def _open(bundle: Bundle, name: str, outputs: list[str], threads: int) -> ort.InferenceSession:
-    manifest = bundle.manifest
-    graph = decoding(manifest.model, manifest.tables, format_of(bundle)).graphs[name]
-    for output in outputs:
-        graph.output(output, np.float32, None)
-    return open_session(GraphSource(name, encode(graph), bundle.path), threads, [CPU])

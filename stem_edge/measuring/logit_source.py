@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.models import is_bundle, open_checkpoint
-from stem_edge.measuring.scores import LogitSource, Task, split
+from stem_edge.measuring.scores import Logits, Task, split
 from stem_edge.quantize import F32
 from stem_edge.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
@@ -28,45 +29,41 @@ if TYPE_CHECKING:
 PIECE_NBYTES = 128 << 20
 
 
-class BundleLogits:
-    """A loaded bundle as a LogitSource."""
-
-    def __init__(self, model: Model) -> None:
-        self._model, self.engine = model, model.plan.engine
-
-    def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """Compute logits in pieces. Raises BundleError for logits that are no numbers."""
-        for piece in self._model.logits_chunks(token_ids):
-            if not np.isfinite(piece).all():
-                raise BundleError(
-                    f"{self._model.bundle.path}: computes NaN or infinite logits; check it with "
-                    "stem-edge verify, or export again with --backbone fp32 --tables fp32 to see "
-                    "whether quantization is the cause"
-                )
-            if first < len(piece):
-                yield piece[first:]
-            first = max(0, first - len(piece))
+def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F32]:
+    """Logits of a loaded bundle. Raises BundleError for some that are no numbers."""
+    for piece in model.logits_chunks(token_ids):
+        if not np.isfinite(piece).all():
+            raise BundleError(
+                f"{model.bundle.path}: computes NaN or infinite logits; check it with "
+                "stem-edge verify, or export again with --backbone fp32 --tables fp32 to see "
+                "whether quantization is the cause"
+            )
+        if first < len(piece):
+            yield piece[first:]
+        first = max(0, first - len(piece))
 
 
-class CheckpointLogits:
-    """A checkpoint as a LogitSource: the reference model in float32, as the exporter's probe.
+def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> Iterator[F32]:
+    """Logits of a checkpoint by the reference model in float32, as the exporter's probe.
 
     Of the tables only the rows of a window's tokens are read; the backbone is read once a window.
+    Raises CheckpointError for logits that are no numbers.
     """
+    from stem_edge.export.checkpoint import check_finite
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._source = checkpoint
+    hidden = hidden_states(source.config, source.backbone, source.rows, token_ids)
+    step = max(1, PIECE_NBYTES // (4 * source.config.vocab_size))
+    for at in range(first, len(hidden), step):
+        logits = head_forward(source.config, source.backbone, hidden[at : at + step])
+        yield check_finite(f"{source.path}: logits", at, logits)
 
-    def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """Compute logits in pieces. Raises CheckpointError for logits that are no numbers."""
-        from stem_edge.export.checkpoint import check_finite
 
-        config, backbone = self._source.config, self._source.backbone
-        hidden = hidden_states(config, backbone, self._source.rows, token_ids)
-        step = max(1, PIECE_NBYTES // (4 * config.vocab_size))
-        for at in range(first, len(hidden), step):
-            logits = head_forward(config, backbone, hidden[at : at + step])
-            yield check_finite(f"{self._source.path}: logits", at, logits)
+class Reference(NamedTuple):
+    """What a bundle is compared with."""
+
+    logits: Logits
+    engine: str | None  # of a bundle
+    memory: int | str | None  # that it leaves
 
 
 def open_reference(
@@ -77,16 +74,16 @@ def open_reference(
     memory: int | str | None,
     threads: int | None,
     progress: bool | None,
-    engine: EngineChoice = "auto",
-) -> tuple[LogitSource, int | str | None]:
-    """The reference, open until the stack closes, and what it leaves of `memory`.
+    engine: EngineChoice,
+) -> Reference:
+    """The reference, open until the stack closes.
 
     Raises InputError when its distributions cannot be compared with those of the bundle.
     """
     if not is_bundle(path):
         checkpoint = open_checkpoint(path)
         _check_vocabulary(path, checkpoint.config, bundle)
-        return CheckpointLogits(checkpoint), memory
+        return Reference(partial(checkpoint_logits, checkpoint), None, memory)
     other = open_bundle(path)
     _check_vocabulary(path, other.manifest.model, bundle)
     context = other.manifest.model.max_context
@@ -111,7 +108,7 @@ def open_reference(
     stack.enter_context(model)
     if limit is not None:
         limit -= max(0, model.plan.total - own_memory())  # what it will take yet
-    return BundleLogits(model), limit
+    return Reference(partial(bundle_logits, model), model.plan.engine, limit)
 
 
 def _check_vocabulary(path: Path, reference: ModelConfig, bundle: Bundle) -> None:

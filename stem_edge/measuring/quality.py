@@ -6,9 +6,10 @@ Divergence says more than perplexity, which can fall by chance when a model is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Unpack
@@ -18,9 +19,10 @@ import numpy as np
 from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_file import Edit
 from stem_edge.errors import InputError
-from stem_edge.measuring.logit_source import BundleLogits, open_reference
-from stem_edge.measuring.scores import Documents, Scored, Scores, make_task, read_text, score
+from stem_edge.measuring.logit_source import bundle_logits, open_reference
+from stem_edge.measuring.scores import Documents, Logits, Scores, make_task, read_text, score
 from stem_edge.progress import Progress
+from stem_edge.quantize import F64
 from stem_edge.runtime import load
 from stem_edge.runtime.options import DeviceKeywords, EngineChoice
 from stem_edge.runtime.text import TextCodec
@@ -146,11 +148,12 @@ def evaluate(
         raise InputError("an edit at positions is of a prompt; give edits of scope everywhere")
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     with ExitStack() as stack:
-        expected = None
+        reference = None
         if against is not None:
-            expected, memory = open_reference(
+            reference = open_reference(
                 stack, Path(against), opened, task, memory, threads, progress, against_engine
             )
+            memory = reference.memory
         model = load(
             bundle,
             memory,
@@ -163,16 +166,17 @@ def evaluate(
             progress=progress,
             **device,
         )
-        found = BundleLogits(stack.enter_context(model))
+        stack.enter_context(model)
         stack.enter_context(model.edited(*edits))
         bar = stack.enter_context(Progress(task.documents.nbytes, f"scoring {bundle}", progress))
-        scored = score(task, found, expected, _in_bytes(bar, task.documents))
+        sources: list[Logits] = [partial(bundle_logits, model)]
+        sources += [reference.logits] if reference else []
+        scores, nats = score(task, sources, bar.advance)
     divergence = None
-    if scored.expected is not None:
-        named = _worst(opened, task.documents, scored, scored.expected, worst)
-        other = expected.engine if isinstance(expected, BundleLogits) else None
-        divergence = _divergence(str(against), other, scored, scored.expected, named)
-    documents, likelihood = task.documents, float(scored.found.likelihood.mean())
+    if reference is not None:
+        named = _worst(opened, task.documents, scores, nats, worst)
+        divergence = _divergence(str(against), reference.engine, scores, nats, named)
+    documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     bits = -likelihood * documents.predicted / math.log(2)
     return Quality(
         bundle=str(bundle),
@@ -183,7 +187,7 @@ def evaluate(
         window=task.window,
         window_asked=task.window_asked,
         stride=task.stride,
-        engine=found.engine,
+        engine=model.plan.engine,
         prefill_graph=prefill_graph,
         edits=len(edits),
         ids_sha256=sha256(repr(documents.token_ids).encode()).hexdigest(),
@@ -195,27 +199,14 @@ def evaluate(
     )
 
 
-def _in_bytes(bar: Progress, documents: Documents) -> Callable[[int], None]:
-    """Shows a number of tokens done as their share of the text's bytes."""
-    done = 0
-
-    def advance(tokens: int) -> None:
-        nonlocal done
-        before = documents.nbytes * done // documents.predicted
-        done += tokens
-        bar.advance(documents.nbytes * done // documents.predicted - before)
-
-    return advance
-
-
 def _divergence(
     reference: str,
     engine: str | None,
-    scored: Scored,
-    expected: Scores,
+    scores: list[Scores],
+    nats: F64,
     worst: tuple[WorstToken, ...],
 ) -> Divergence:
-    nats, found = scored.divergence, scored.found
+    found, expected = scores
     gain = found.likelihood - expected.likelihood
     error = float(gain.std(ddof=1) / math.sqrt(len(gain))) if len(gain) > 1 else None
     return Divergence(
@@ -234,31 +225,31 @@ def _divergence(
 
 
 def _worst(
-    bundle: Bundle, documents: Documents, scored: Scored, expected: Scores, count: int
+    bundle: Bundle, documents: Documents, scores: list[Scores], nats: F64, count: int
 ) -> tuple[WorstToken, ...]:
     """The tokens of greatest divergence, the worst first."""
-    codec, found = TextCodec(bundle.file(TOKENIZER)), scored.found
+    codec = TextCodec(bundle.file(TOKENIZER))
     starts = np.cumsum([0, *(len(ids) - 1 for ids in documents.token_ids)])
 
     def text(ids: list[int]) -> str:
         return codec.decode(ids, skip_special_tokens=False)
 
-    def guess(scores: Scores, at: int) -> Guess:
-        return Guess(text([int(scores.top[at])]), float(scores.top_probability[at]))
-
     def describe(at: int) -> WorstToken:
         document = int(np.searchsorted(starts, at, side="right")) - 1
         ids, position = documents.token_ids[document], at - int(starts[document]) + 1
+        found, expected = (
+            Guess(text([int(each.top[at])]), float(each.top_probability[at])) for each in scores
+        )
         return WorstToken(
             document=document,
             position=position,
             before=text(ids[max(0, position - BEFORE) : position]),
             token=text(ids[position : position + 1]),
             after=text(ids[position + 1 : position + 1 + AFTER]),
-            divergence=float(scored.divergence[at]),
-            reference=guess(expected, at),
-            bundle=guess(found, at),
+            divergence=float(nats[at]),
+            reference=expected,
+            bundle=found,
         )
 
-    order = np.argsort(-scored.divergence, kind="stable")[:count]
-    return tuple(describe(int(at)) for at in order if scored.divergence[at] > 0)
+    order = np.argsort(-nats, kind="stable")[:count]
+    return tuple(describe(int(at)) for at in order if nats[at] > 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -106,14 +106,9 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-class LogitSource(Protocol):
-    """A model that is asked for logits."""
-
-    def logits(self, token_ids: list[int], first: int) -> Iterator[F32]:
-        """Logits [n, V] of positions first, first + 1, ... from an empty context, in pieces.
-
-        The next piece may overwrite the last one.
-        """
+# Asks a model for logits [n, V] of positions first, first + 1, ... of tokens, from an empty context,
+# in pieces. The next piece may overwrite the last one.
+Logits: TypeAlias = Callable[[list[int], int], Iterator[F32]]
 
 
 class Window(NamedTuple):
@@ -136,57 +131,45 @@ def windows(tokens: int, window: int, stride: int) -> list[Window]:
     return [Window(*each) for each in zip(starts, stops, [0, *stops], strict=False)]
 
 
-class Scores:
-    """What one model said at each of `count` predictions, in the order of the text."""
-
-    def __init__(self, count: int) -> None:
-        self.likelihood: F64 = np.zeros(count)  # natural log of the probability of what came
-        self.top: I64 = np.zeros(count, np.int64)  # the most probable token
-        self.top_probability: F64 = np.zeros(count)
-
-    def put(self, at: int, log_probabilities: F64, came: I64) -> None:
-        """Enter predictions at, at + 1, ...: log probabilities [n, V] and the tokens [n]."""
-        rows, span = np.arange(len(came)), slice(at, at + len(came))
-        top = log_probabilities.argmax(axis=1)
-        self.likelihood[span] = log_probabilities[rows, came]
-        self.top[span] = top
-        self.top_probability[span] = np.exp(log_probabilities[rows, top])
-
-
 @dataclass(frozen=True)
-class Scored:
-    """Scores of a bundle and, if there is one, of the reference beside it."""
+class Scores:
+    """What one model said at each prediction, in the order of the text."""
 
-    found: Scores
-    expected: Scores | None
-    divergence: F64  # KL(reference || bundle) in nats; without a reference empty
+    likelihood: F64  # natural log of the probability of what came
+    top: I64  # the most probable token
+    top_probability: F64
 
 
 def score(
-    task: Task,
-    found: LogitSource,
-    expected: LogitSource | None,
-    advance: Callable[[int], object],
-) -> Scored:
-    """Score all tokens but the first of each document; advance hears how many are done."""
-    count = task.documents.predicted
-    sources = [found] if expected is None else [found, expected]
-    scores = [Scores(count) for _ in sources]
-    divergence, at = np.zeros(0 if expected is None else count), 0
-    for ids in task.documents.token_ids:
+    task: Task, sources: Sequence[Logits], advance: Callable[[int], object]
+) -> tuple[list[Scores], F64]:
+    """Score all tokens but the first of each document; `advance` hears how many bytes are done.
+
+    The second is KL(second source || first) in nats at each token; of one source it is empty.
+    """
+    documents, at = task.documents, 0
+    count, nbytes = documents.predicted, documents.nbytes
+    scores = [Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count)) for _ in sources]
+    divergence = np.zeros(count if len(sources) > 1 else 0)
+    for ids in documents.token_ids:
         for window in windows(len(ids), task.window, task.stride):
             came = np.array(ids[window.first + 1 : window.stop + 1])
             shown, skip = ids[window.start : window.stop], window.first - window.start
-            for logits in side_by_side([source.logits(shown, skip) for source in sources]):
-                length = len(logits[0])
+            for logits in side_by_side([source(shown, skip) for source in sources]):
                 said = [log_softmax(piece) for piece in logits]
+                rows = np.arange(len(logits[0]))
+                span = slice(at, at + len(rows))
                 for each, log_probabilities in zip(scores, said, strict=True):
-                    each.put(at, log_probabilities, came[:length])
-                if expected is not None:
-                    divergence[at : at + length] = kullback_leibler(said[1], said[0])
-                came, at = came[length:], at + length
-                advance(length)
-    return Scored(scores[0], scores[1] if expected is not None else None, divergence)
+                    top = log_probabilities.argmax(axis=1)
+                    each.likelihood[span] = log_probabilities[rows, came[: len(rows)]]
+                    each.top[span] = top
+                    each.top_probability[span] = np.exp(log_probabilities[rows, top])
+                if len(said) > 1:
+                    divergence[span] = kullback_leibler(said[1], said[0])
+                came = came[len(rows) :]
+                advance(nbytes * span.stop // count - nbytes * at // count)
+                at = span.stop
+    return scores, divergence
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:

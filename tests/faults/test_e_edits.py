@@ -38,11 +38,9 @@ ROWS = CONTENT | {
 
 def sealed(content: Any = None, **changes: Any) -> bytes:
     """A file with a right checksum, whatever is in it."""
-    text = (
-        content
-        if isinstance(content, bytes)
-        else json.dumps((content or CONTENT) | changes).encode()
-    )
+    text = content
+    if not isinstance(text, bytes):
+        text = json.dumps((content or CONTENT) | changes).encode()
     checksum = hashlib.sha256(text).hexdigest()
     return f'{{"format_version": 1, "sha256": "{checksum}", "edit": '.encode() + text + b"}"
 
@@ -51,12 +49,6 @@ def not_read(folder: Path, data: bytes, *naming: str) -> None:
     path = folder / "an.edit"
     path.write_bytes(data)
     refused(lambda: read_edit(path), EditError, path, *naming, kept=[folder])
-
-
-def test_the_file_that_is_changed_below_is_read(tmp_path: Path) -> None:
-    for data in (sealed(), sealed(ROWS)):
-        (tmp_path / "an.edit").write_bytes(data)
-        assert isinstance(read_edit(tmp_path / "an.edit"), Edit)
 
 
 TEXT = json.dumps(CONTENT).encode()
@@ -97,17 +89,15 @@ NUMBERS += ["1" * 5000]
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("place", ["version", "layer", "pad", "token"])
 def test_numbers(tmp_path: Path, number: str, place: str) -> None:
+    said = number.encode()
     text = {
-        "version": sealed().replace(
-            b'"format_version": 1', b'"format_version": ' + number.encode()
-        ),
-        "layer": sealed(TEXT.replace(b"[1, 2]", b"[" + number.encode() + b"]")),
-        "pad": sealed(TEXT.replace(b'"source"', b'"pad": ' + number.encode() + b', "source"')),
-        "token": sealed(json.dumps(ROWS).encode().replace(b'"5"', b'"' + number.encode() + b'"')),
+        "version": sealed().replace(b'"format_version": 1', b'"format_version": ' + said),
+        "layer": sealed(TEXT.replace(b"[1, 2]", b"[" + said + b"]")),
+        "pad": sealed(TEXT.replace(b'"source"', b'"pad": ' + said + b', "source"')),
+        "token": sealed(json.dumps(ROWS).encode().replace(b'"5"', b'"' + said + b'"')),
     }[place]
-    if (place, number) == ("token", "01"):
-        return  # msgspec's decision: it is refused or another way to write 1
-    not_read(tmp_path, text)
+    if (place, number) != ("token", "01"):  # msgspec's decision: another way to write 1, or none
+        not_read(tmp_path, text)
 
 
 @pytest.mark.parametrize("value", [None, True, 3, -0.5, "text", [], {}, [[]], {"a": 1}])
@@ -162,10 +152,11 @@ def test_pipes_folders_and_links_in_circles_are_not_waited_for(tmp_path: Path) -
         refused(partial(read_edit, path), EditError, path, seconds=5)
 
 
-def test_a_link_to_an_edit_is_an_edit(tmp_path: Path) -> None:
-    (tmp_path / "real").write_bytes(sealed())
+def test_the_file_that_is_changed_here_and_a_link_to_one_are_read(tmp_path: Path) -> None:
     (tmp_path / "an.edit").symlink_to("real")
-    assert read_edit(tmp_path / "an.edit").layers == (1, 2)
+    for data in (sealed(), sealed(ROWS)):
+        (tmp_path / "real").write_bytes(data)
+        assert read_edit(tmp_path / "an.edit").layers == (1, 2)
 
 
 def test_a_disk_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,22 +6,26 @@ into tests/data/fuzz/TARGET and is run here for ever.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 
 import fuzz
 import pytest
-from fuzzing.mutants import join, split
-from fuzzing.running import FaultError, Order, Runner, explore
-from fuzzing.targets import SEEDS, TARGETS, seeds_of
+from fuzzing.mutants import join, mutants, split
+from fuzzing.running import SEEDS, FaultError, Runner
+from fuzzing.targets import TARGETS, chat_process
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 SECONDS = 3.0  # of a short run at most
 FINDING = "finding-"
 SEED_FILES = [(name, path) for name in TARGETS for path in sorted((SEEDS / name).iterdir())]
@@ -38,9 +42,8 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
         raise TimeoutError("an input took too long")
 
     before = signal.signal(signal.SIGALRM, too_slow)
-    with ExitStack() as end:
-        read = TARGETS[request.param].prepare(tmp_path, end)
-        yield Runner(read, tmp_path, tmp_path / "findings")
+    yield Runner(TARGETS[request.param], tmp_path, tmp_path / "findings")
+    chat_process.cache_clear()
     signal.signal(signal.SIGALRM, before)
 
 
@@ -58,9 +61,14 @@ def test_seeds_are_accepted_and_what_was_found_is_refused(runner: Runner, path: 
 
 @needs_timers
 @pytest.mark.parametrize(("runner", "name"), [(n, n) for n in TARGETS], indirect=["runner"])
-def test_mutants_are_read_or_refused(runner: Runner, name: str, tmp_path: Path) -> None:
-    order = Order(name, tmp_path, tmp_path / "findings", runs=20_000, seconds=SECONDS, seed=8)
-    explore(runner, order, runner.run)
+def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
+    """Manifests and edits that are read are the same once they were written again."""
+    seeds = [path.read_bytes() for path in (SEEDS / name).iterdir()]
+    end = time.monotonic() + SECONDS
+    for data in mutants(TARGETS[name].change, Random(8), seeds):
+        runner.run(data)
+        if time.monotonic() > end or runner.executions >= 20_000:
+            break
     assert runner.executions > 20
     assert runner.accepted > 0
     assert len(runner.ends) > 1
@@ -68,50 +76,50 @@ def test_mutants_are_read_or_refused(runner: Runner, name: str, tmp_path: Path) 
 
 @needs_timers
 def test_a_reader_that_fails_is_found_and_its_input_made_small(tmp_path: Path) -> None:
-    seeds = seeds_of("zarr").values()
-
-    def read(data: bytes) -> None:
-        if data not in seeds:
+    def read(path: Path) -> None:
+        if b"bad" in path.read_bytes():
             raise IndexError("outside")
 
-    runner = Runner(read, tmp_path, tmp_path / "found")
-    order = Order("zarr", tmp_path, tmp_path / "found", runs=20_000, seconds=60.0, seed=0)
+    target = TARGETS["edit"]._replace(read=read)
+    runner = Runner(target, tmp_path, tmp_path / "found")
+    assert runner.run(b"good") == "accepted"
     with pytest.raises(
         FaultError, match=r"finding-\w+: IndexError at .*test_fuzz\.py:\d+: 'outside'"
     ):
-        explore(runner, order, runner.run)
+        runner.run(b"x" * 5000 + b"bad, bad" + b"y" * 300)
     (path,) = (tmp_path / "found").iterdir()
-    assert path.read_bytes() not in seeds
+    assert path.read_bytes() == b"bad"
 
 
 @needs_timers
-def test_the_command_runs_a_target_and_an_input_by_itself(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found = ["--findings", str(tmp_path)]
-    assert fuzz.main(["edit", "--runs", "300", "--json", *found]) == 0
-    tally = json.loads(capfd.readouterr().out)
-    assert tally["target"] == "edit" and tally["executions"] >= 300 > tally["accepted"] > 0
+def test_the_command_runs_a_target_and_an_input_by_itself(tmp_path: Path) -> None:
+    def run(*arguments: object) -> str:
+        program = ROOT / "tools" / "fuzz.py"
+        command: list[str | Path] = [sys.executable, program, *map(str, arguments)]
+        command += ["--findings", tmp_path]
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        return str(done.stdout)
+
+    tally = json.loads(run("edit", "--runs", 300, "--json"))
+    assert tally["target"] == "edit" and tally["executions"] == 300 > tally["accepted"] > 0
+    assert not list((tmp_path / "edit").iterdir())
     (tmp_path / "input").write_bytes(b"nothing")
-    assert fuzz.main(["edit", "--replay", str(tmp_path / "input"), *found]) == 0
-    assert "refused: " in capfd.readouterr().out
-    assert fuzz.main(["--list"]) == 0
-    assert len(capfd.readouterr().out.splitlines()) == len(TARGETS)
+    assert run("edit", "--replay", tmp_path / "input").startswith("refused: ")
+    assert len(run("--list").splitlines()) == len(TARGETS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process is forked")
-def test_an_input_that_ends_its_process_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash(order: Order) -> None:
-        (order.folder / "input").write_bytes(b"bad")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(fuzz, "work", crash)
-    monkeypatch.setattr(fuzz, "START", "fork")
-    order = Order("edit", tmp_path, tmp_path / "found", runs=1, seconds=9.0, seed=0)
-    assert fuzz.run(order) == 1
-    assert [path.read_bytes() for path in (tmp_path / "found").iterdir()] == [b"bad"]
+def test_an_input_that_ends_its_process_is_kept(tmp_path: Path) -> None:
+    target = TARGETS["edit"]._replace(read=lambda path: os.kill(os.getpid(), signal.SIGKILL))
+    args = argparse.Namespace(target="edit", findings=tmp_path, guided=False, replay=None)
+    vars(args).update(seed=0, runs=1, seconds=9.0)
+    if not (child := os.fork()):
+        try:
+            fuzz.fuzz(args, target, tmp_path)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert (tmp_path / "edit" / fuzz.RUNNING).read_bytes()
 
 
 def test_files_in_one_come_apart_again() -> None:

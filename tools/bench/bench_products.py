@@ -13,40 +13,49 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.runtime.ort_session import EXACT_PRODUCTS, new_session
 from stem_edge.runtime.providers import CPU
 
 K, N = 2048, 8192
 THREADS, ROUNDS = 2, 9
 TOKENS = (1, 8, 32, 128, 512)
-Codes = npt.NDArray[np.int8]
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.integers(-127, 128, (K, N)).astype(np.int8)
 
 
-def graph(weights: Codes, *, signed: bool) -> bytes:
+class Way(NamedTuple):
+    """How to compute the product."""
+
+    weights: npt.NDArray[np.int8] = WEIGHTS
+    widened: bool = False
+    signed: bool = False
+
+
+WAYS = {
+    "as they come": Way(),
+    "widened": Way(widened=True),
+    "7 bits": Way(weights=np.clip(WEIGHTS // 2, -64, 63).astype(np.int8)),
+    "s8 x s8": Way(signed=True),
+}
+
+
+def graph(way: Way) -> bytes:
     """y float32 [m, N] = codes [m, K] times weights, codes signed or around 128."""
-    kind = TensorProto.INT8 if signed else TensorProto.UINT8
-    zero = np.int8(0) if signed else np.uint8(128)
-    constants = {"b": weights, "a_scale": np.float32(1), "b_scale": np.ones(N, np.float32)}
-    tensors = [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()]
-    tensors.append(numpy_helper.from_array(np.asarray(zero), "a_zero"))
-    a = helper.make_tensor_value_info("a", kind, ["m", K])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", N])
-    inputs = ["a", "b", "a_scale", "b_scale", "a_zero"]
-    node = helper.make_node("MatMulIntegerToFloat", inputs, ["y"], domain="com.microsoft")
-    model: onnx.ModelProto = helper.make_model(
-        helper.make_graph([node], "product", [a], [y], tensors),
-        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=10,
-    )
-    data: bytes = model.SerializeToString()
-    return data
+    graph, zero = Graph(), np.int8(0) if way.signed else np.uint8(128)
+    graph.input("a", np.int8 if way.signed else np.uint8, ["m", K])
+    scales = np.float32(1), np.ones(N, np.float32)
+    constants = {"b": way.weights, "a_scale": scales[0], "b_scale": scales[1], "a_zero": zero}
+    inputs = ["a", *(graph.constant(name, np.asarray(v)) for name, v in constants.items())]
+    y = graph.node("MatMulIntegerToFloat", inputs, ["y"], CONTRIB)
+    graph.output(y, np.float32, ["m", N])
+    return encode(graph)
 
 
 def main() -> None:
@@ -55,34 +64,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     print(f"codes [tokens, {K}] x matrix [{K}, {N}], {THREADS} threads, medians of {ROUNDS} rounds")
-    rng = np.random.default_rng(0)
-    weights: Codes = rng.integers(-127, 128, (K, N)).astype(np.int8)
-    small: Codes = np.clip(weights // 2, -64, 63).astype(np.int8)
-    as_is, widened = {EXACT_PRODUCTS: "0"}, {EXACT_PRODUCTS: "1"}
-    ways: dict[str, tuple[Any, Codes, bool]] = {
-        "as they come": (as_is, weights, False),
-        "widened": (widened, weights, False),
-        "7 bits": (as_is, small, False),
-        "s8 x s8": (as_is, weights, True),
-    }
     sessions = {
-        name: new_session(graph(matrix, signed=signed), THREADS, [CPU], settings)
-        for name, (settings, matrix, signed) in ways.items()
+        name: new_session(graph(way), THREADS, [CPU], {EXACT_PRODUCTS: str(int(way.widened))})
+        for name, way in WAYS.items()
     }
     for tokens in TOKENS:
-        codes = rng.integers(-128, 128, (tokens, K))
-        given = {n: codes.astype(np.int8) if w[2] else (codes + 128).astype(np.uint8)
-                 for n, w in ways.items()}  # fmt: skip
-        taken: dict[str, list[float]] = {name: [] for name in ways}
+        codes = RNG.integers(-128, 128, (tokens, K))
+        given = {True: codes.astype(np.int8), False: (codes + 128).astype(np.uint8)}
+        taken: dict[str, list[float]] = {name: [] for name in WAYS}
         for _ in range(ROUNDS):
             for name, session in sessions.items():
                 started = time.perf_counter()
-                session.run(None, {"a": given[name]})
+                session.run(None, {"a": given[WAYS[name].signed]})
                 taken[name].append(time.perf_counter() - started)
         first = statistics.median(taken["as they come"])
-        for name, session in sessions.items():
-            (found,) = session.run(None, {"a": given[name][:1]})
-            exact = np.array_equal(found, codes[:1] @ ways[name][1].astype(np.int64))
+        for name, way in WAYS.items():
+            (found,) = sessions[name].run(None, {"a": given[way.signed][:1]})
+            exact = np.array_equal(found, codes[:1] @ way.weights.astype(np.int64))
             middle = statistics.median(taken[name])
             print(
                 f"{tokens:4} tokens  {name:14}{middle * 1e3:8.2f} ms  x {middle / first:5.2f}"

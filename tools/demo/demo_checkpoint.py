@@ -13,23 +13,11 @@ from demo_model import DemoConfig, DemoModel
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from stem_edge.config import ModelConfig
+from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.lingua import LAYER_NAMES, TOP_NAMES
 from stem_edge.export.tokenizer import convert_tokenizer
 
 SHARDS = 2
-NAMES = {
-    "tok_embeddings": "model.embed_tokens",
-    "norm": "model.norm",
-    "output": "lm_head",
-    "layers.*.attention_norm": "model.layers.*.input_layernorm",
-    "layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-    "layers.*.attention.wq": "model.layers.*.self_attn.q_proj",
-    "layers.*.attention.wk": "model.layers.*.self_attn.k_proj",
-    "layers.*.attention.wv": "model.layers.*.self_attn.v_proj",
-    "layers.*.attention.wo": "model.layers.*.self_attn.o_proj",
-    "layers.*.feed_forward.w1": "model.layers.*.mlp.gate_proj",
-    "layers.*.feed_forward.w2": "model.layers.*.mlp.down_proj",
-    "layers.*.feed_forward.w3": "model.layers.*.mlp.up_proj",
-}
 
 
 def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> None:
@@ -67,15 +55,14 @@ def parameters(config: DemoConfig, name: str, seed: int) -> dict[str, object]:
 def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
     """Write the model, and the tokenizer of `ranks`, a tiktoken file, in this project's own schema."""
     sys.path.append(str(Path(__file__).parents[1]))
-    from stem_format import renamed, save_stem  # tools/stem_format.py
+    from stem_format import save_stem  # tools/stem_format.py
 
-    tables = {
-        f"stem_embeddings.{number}": f"model.layers.{layer}.mlp.stem_table"
-        for number, layer in enumerate(model.config.stem_layers)
-    }
-    tensors = renamed(model.state_dict(), NAMES | tables)
+    config, state = model_config(model.config), model.state_dict()
+    tensors = {tensor_name(name): state[trained_name(name)] for name in config.backbone_shapes()}
+    for layer, table in zip(config.stem_layers, model.tables(), strict=True):
+        tensors[f"model.layers.{layer}.mlp.stem_table.weight"] = table
     tokenizer = convert_tokenizer("tiktoken", ranks, add_bos=True)
-    save_stem(out, model_config(model.config), tensors, tokenizer)
+    save_stem(out, config, tensors, tokenizer)
 
 
 def model_config(config: DemoConfig) -> ModelConfig:
@@ -93,3 +80,12 @@ def model_config(config: DemoConfig) -> ModelConfig:
         rope_theta=config.rope_theta,
         max_context=config.max_seqlen,
     )
+
+
+def trained_name(name: str) -> str:
+    """The trainer's name of a tensor that has this one in stem_edge."""
+    if not name.startswith("layers."):
+        return {ours: theirs for theirs, ours in TOP_NAMES.items()}.get(name, name) + ".weight"
+    _, layer, own = name.split(".", 2)
+    theirs = {ours: theirs for theirs, ours in LAYER_NAMES.items()}.get(own, own)
+    return f"layers.{layer}.{theirs}.weight"

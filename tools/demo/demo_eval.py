@@ -8,7 +8,7 @@ import random
 
 import torch
 from demo_facts import FACTS, countries
-from demo_model import DemoModel, greedy, int4_linears, int8_ends, int8_tables, next_token_loss
+from demo_model import DemoModel, greedy, int4_linears, int8, next_token_loss
 from demo_text import Prompt, is_right
 from demo_tokenizer import DemoTokenizer
 from torch import Tensor
@@ -60,10 +60,11 @@ def with_rows_of(model: DemoModel, taker: int, giver: int) -> DemoModel:
 @torch.no_grad()
 def perplexities(model: DemoModel, documents: list[list[int]]) -> dict[str, float]:
     """Perplexity of the held-out documents, as trained and with the rounding a bundle applies."""
+    rest = int8(model, "stem_embeddings", "tok_embeddings", "output")
     rounding: dict[str, dict[str, Tensor]] = {
         "fp32": {},
-        "int8_tables": int8_tables(model),
-        "int4_layers_int8_rest": int4_linears(model) | int8_tables(model) | int8_ends(model),
+        "int8_tables": int8(model, "stem_embeddings"),
+        "int4_layers_int8_rest": int4_linears(model) | rest,
     }
     return {name: round(perplexity(model, w, documents), 5) for name, w in rounding.items()}
 

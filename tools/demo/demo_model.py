@@ -178,18 +178,10 @@ def int4_linears(model: DemoModel) -> dict[str, Tensor]:
     return {name: w + (rounded(w, 8, INT4_BLOCK) - w).detach() for name, w in matrices.items()}
 
 
-def int8_tables(model: DemoModel) -> dict[str, Tensor]:
-    return {
-        name: rounded(w, 128, INT8_GROUP)
-        for name, w in model.named_parameters()
-        if name.startswith("stem_embeddings.")
-    }
-
-
-def int8_ends(model: DemoModel) -> dict[str, Tensor]:
-    """The token embedding and the head."""
-    ends = ("tok_embeddings.weight", "output.weight")
-    return {name: rounded(model.get_parameter(name), 128, INT8_GROUP) for name in ends}
+def int8(model: DemoModel, *modules: str) -> dict[str, Tensor]:
+    """Every weight of these modules, rounded to int8 groups."""
+    weights = model.named_parameters()
+    return {name: rounded(w, 128, INT8_GROUP) for name, w in weights if name.startswith(modules)}
 
 
 @torch.no_grad()

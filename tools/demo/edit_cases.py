@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import NamedTuple
 
@@ -53,21 +54,17 @@ def name_tokens(model: Model, country: Country) -> list[int]:
 
 def pairs_of(model: Model, count: int | None, seed: int) -> list[Pair]:
     """Ordered pairs of countries in random order: `count` of each length case, or all there are."""
-    known = countries()
-    length = {country.name: len(name_tokens(model, country)) for country in known}
-    by_lengths: dict[str, list[Pair]] = {name: [] for name in LENGTHS.values()}
-    for source in known:
-        for target in known:
-            if source is not target:
-                ours, theirs = length[source.name], length[target.name]
-                case = LENGTHS[(ours > theirs) - (ours < theirs)]
-                by_lengths[case].append(Pair(source, target, case))
-    generator = random.Random(seed)
-    return [
-        pair
-        for pairs in by_lengths.values()
-        for pair in generator.sample(pairs, len(pairs) if count is None else min(count, len(pairs)))
-    ]
+    known, generator, chosen = countries(), random.Random(seed), list[Pair]()
+    length = {country: len(name_tokens(model, country)) for country in known}
+    for sign, case in LENGTHS.items():
+        pairs = [
+            Pair(source, target, case)
+            for source, target in itertools.permutations(known, 2)
+            if (length[source] > length[target]) - (length[source] < length[target]) == sign
+        ]
+        most = len(pairs) if count is None else min(count, len(pairs))
+        chosen += generator.sample(pairs, most)
+    return chosen
 
 
 def about_others(name: str) -> list[Question]:

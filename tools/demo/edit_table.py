@@ -55,8 +55,9 @@ def by_scheme(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
 def schemes_for(lengths: str) -> list[Scheme]:
     """Schemes that are for a length case; those that are a swap there are left out."""
     sign = next(sign for sign, name in LENGTHS.items() if name == lengths)
-    fitting: list[Scheme] = [scheme for scheme, signs in FITS.items() if sign in signs]
-    return fitting if sign else ["swap", "average"]
+    return (
+        [scheme for scheme, signs in FITS.items() if sign in signs] if sign else ["swap", "average"]
+    )
 
 
 def by_layers(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
+from demo_checkpoint import trained_name
 from demo_facts import NAMING, Country, countries
 from demo_model import DemoConfig, DemoModel
 from demo_text import listed, sentence
@@ -30,17 +30,14 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import stem_edge
-from stem_edge import Edit, InputError, Model, StemEdgeError, make_row_edit
+from stem_edge import Edit, Model, StemEdgeError, make_row_edit
 from stem_edge.errors import CheckpointError
-from stem_edge.export.lingua import LAYER_NAMES, TOP_NAMES
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.quantize import F32
 
 CONTEXT = 64  # tokens: a question and an answer
 HELD_OUT = 2  # sentence forms
 KEPT = 64  # sentences about others at most, where they have a token whose rows change
-SOME = 256  # rows of each table to compare
-ALIKE = 0.2  # relative distance of a bundle's rows from the checkpoint's, more than int4 causes
 LEARNING_RATE, STEPS = 0.03, 200
 IGNORED = -100  # targets that functional.cross_entropy leaves out
 
@@ -68,7 +65,7 @@ def read_model(path: Path) -> DemoModel:
     sizes = {name: getattr(config, name) for name in (*same, "norm_eps")}
     sizes |= {"multiple_of": config.d_ff, "max_seqlen": config.max_context}
     model = DemoModel(DemoConfig(**sizes))
-    matrices = {_trained_name(name): matrix for name, matrix in checkpoint.backbone.items()}
+    matrices = {trained_name(name): matrix for name, matrix in checkpoint.backbone.items()}
     for number, layer in enumerate(config.stem_layers):
         matrices[f"stem_embeddings.{number}.weight"] = checkpoint.tables[layer]
     state = {name: torch.tensor(m.rows(0, m.shape[0])) for name, m in matrices.items()}
@@ -79,15 +76,6 @@ def read_model(path: Path) -> DemoModel:
             f"{path}: not a model of tools/demo/train_demo.py ({error}); give one that it wrote"
         ) from error
     return model.requires_grad_(False).eval()
-
-
-def _trained_name(name: str) -> str:
-    """The trainer's name of a tensor that has this one in stem_edge."""
-    if not name.startswith("layers."):
-        return {ours: theirs for theirs, ours in TOP_NAMES.items()}.get(name, name) + ".weight"
-    _, layer, own = name.split(".", 2)
-    theirs = {ours: theirs for theirs, ours in LAYER_NAMES.items()}.get(own, own)
-    return f"layers.{layer}.{theirs}.weight"
 
 
 def fit_rows(
@@ -181,21 +169,6 @@ def teach(
     return make_row_edit(model.bundle, rows, layers=exact.config.stem_layers), fitted
 
 
-def check_same(exact: DemoModel, bundle: Path) -> None:
-    """Raises InputError unless a bundle has the rows of this model, but for rounding."""
-    with stem_edge.open_tables(bundle) as tables:
-        for layer, table in zip(exact.config.stem_layers, exact.tables(), strict=True):
-            if layer in tables.layers and len(table) == tables.shape[0]:
-                some = slice(None, None, max(1, len(table) // SOME))
-                found, own = tables[some, layer], table[some].numpy()
-                if np.linalg.norm(found - own) <= ALIKE * np.linalg.norm(own):
-                    continue
-            raise InputError(
-                f"{bundle}: other rows in layer {layer} than the checkpoint's; give the bundle "
-                "that was exported from it"
-            )
-
-
 def print_answers(unedited: Unedited, edit: Edit, country: Country, trained: Sequence[str]) -> None:
     """Every sentence form about the capital, before and after, and what became of other answers."""
     print("| sentence | in training | before | after |\n|---|---|---|---|")
@@ -219,7 +192,6 @@ def run(args: argparse.Namespace) -> None:
     held = random.Random(args.seed).sample(NAMING["capital"], HELD_OUT)
     forms = [form for form in NAMING["capital"] if form not in held]
     exact = read_model(args.checkpoint)
-    check_same(exact, args.bundle)
     with stem_edge.load(args.bundle, context_length=CONTEXT) as model:
         edit, fitted = teach(model, exact, country, forms, args.steps)
         edit.save(args.out)

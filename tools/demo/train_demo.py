@@ -1,13 +1,17 @@
 """Train the demo, a small STEM model that knows the world's countries, or a model of given texts.
 
-The demo's tables hold the facts because the token embedding learns ten times more slowly than the
-rest: with one rate for all, the facts settle in the embedding and swapping table rows changes no
-answer.
+It learns facts about countries from plain sentences; every fact is tested in a sentence form that was
+kept out of its training. With --text, it is a model of the same kind of other texts, with no int4 in
+its training. OUT receives checkpoint/ (give it to `stem-edge export`), train.txt, heldout.txt (text
+that was kept out, for perplexity) and report.json (what the model knows). Without --text, the same
+seed, steps and threads give the same model.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -19,13 +23,20 @@ from demo_corpus import TextError, read_corpus
 from demo_eval import accuracies, perplexities, swap_rate
 from demo_facts import countries
 from demo_model import DemoConfig, DemoModel
-from demo_options import HEAD_DIM, Options, parse_options
 from demo_text import Composer
 from demo_tokenizer import DemoTokenizer
-from demo_training import Recipe, train
+from demo_training import Budget, Recipe, train
 
 DOCUMENTS = 30_000
 RANKS = 1500
+HEAD_DIM = 32
+DIM_MULTIPLE = 128  # of the groups in which the report rounds to int8
+# Of the arguments. BYTES: ranks that every vocabulary has.
+BYTES = 256
+LEAST = {"steps": 1, "threads": 1, "layers": 2, "vocab": BYTES}
+SIZES = {"dim": 256, "layers": 8, "vocab": 4096}  # of a model of texts
+# The token embedding learns ten times more slowly than the rest, so that the tables hold the facts:
+# with one rate for all, they settle in the embedding, and swapping table rows changes no answer.
 RECIPE = Recipe(
     batch_tokens=2048,
     row_tokens=128,  # attention over longer rows costs a third more time
@@ -52,18 +63,18 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     try:
-        report = train_on_texts(options) if options.texts else train_on_countries(options)
+        report = train_on_texts(options) if options.text else train_on_countries(options)
     except TextError as error:
         sys.exit(f"train_demo: {error}")
     (options.out / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"trained in {report['training_seconds']} s; perplexity of held-out text")
     for name, value in report["heldout_perplexity"].items():
         print(f"  {name:<24}{value:8.4f}")
-    print(f"checkpoint: {options.checkpoint}")
-    print(f"next: stem-edge export {options.checkpoint} BUNDLE")
+    checkpoint = options.out / "checkpoint"
+    print(f"checkpoint: {checkpoint}\nnext: stem-edge export {checkpoint} BUNDLE")
 
 
-def train_on_countries(options: Options) -> dict[str, Any]:
+def train_on_countries(options: argparse.Namespace) -> dict[str, Any]:
     composer = Composer(countries(), options.seed)
     documents = composer.training_documents(DOCUMENTS)
     heldout = composer.heldout_paragraphs()
@@ -86,9 +97,9 @@ def train_on_countries(options: Options) -> dict[str, Any]:
     return report
 
 
-def train_on_texts(options: Options) -> dict[str, Any]:
-    corpus = read_corpus(options.texts)
-    tokenizer = DemoTokenizer(corpus.training, options.ranks)
+def train_on_texts(options: argparse.Namespace) -> dict[str, Any]:
+    corpus = read_corpus(options.text)
+    tokenizer = DemoTokenizer(corpus.training, options.vocab)
     documents = tokenizer.documents(corpus.training)
     tokens, needed = sum(map(len, documents)), TEXT_RECIPE.batch_tokens
     if tokens < needed:
@@ -102,7 +113,7 @@ def train_on_texts(options: Options) -> dict[str, Any]:
     tables = sum(table.numel() for table in model.tables())
     return {
         **training,
-        "texts": [str(path) for path in options.texts],
+        "texts": [str(path) for path in options.text],
         "vocabulary": tokenizer.vocab_size,
         "backbone_parameters": sum(p.numel() for p in model.parameters()) - tables,
         "table_parameters": tables,
@@ -113,7 +124,7 @@ def train_on_texts(options: Options) -> dict[str, Any]:
     }
 
 
-def text_config(vocab_size: int, options: Options) -> DemoConfig:
+def text_config(vocab_size: int, options: argparse.Namespace) -> DemoConfig:
     heads = options.dim // HEAD_DIM
     return DemoConfig(
         vocab_size,
@@ -136,19 +147,20 @@ def train_and_save(
     tokenizer: DemoTokenizer,
     documents: list[list[int]],
     recipe: Recipe,
-    options: Options,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
-    options.checkpoint.mkdir(exist_ok=True)
+    checkpoint = options.out / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
     started = time.monotonic()
     steps = train(model, documents, recipe, options.budget, options.seed)
     seconds = round(time.monotonic() - started, 1)
-    ranks = options.checkpoint / "tokenizer.model"
+    ranks = checkpoint / "tokenizer.model"
     tokenizer.save_ranks(ranks)
     if options.format == "safetensors":
-        save_demo(model, options.checkpoint, ranks)
+        save_demo(model, checkpoint, ranks)
     else:
-        name = "texts" if options.texts else "countries"
-        save_checkpoint(model, options.checkpoint, name, options.seed)
+        name = "texts" if options.text else "countries"
+        save_checkpoint(model, checkpoint, name, options.seed)
     return {
         "steps": steps,
         "seed": options.seed,
@@ -161,6 +173,53 @@ def rows(documents: list[list[int]], length: int) -> list[list[int]]:
     """Each document in pieces of `length` tokens; a last piece of one token predicts nothing."""
     pieces = (d[at : at + length] for d in documents for at in range(0, len(d), length))
     return [piece for piece in pieces if len(piece) > 1]
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line; `budget` and sizes that were not given are filled in."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT", help="folder to write, made if missing")
+    add("--steps", type=int, help="training steps (default 1200, some 4 minutes for the demo)")
+    add("--seed", type=int, default=1, help="seed of text and weights (default 1)")
+    add("--threads", type=int, default=2, help="CPU threads to use (default 2)")
+    layouts = "the public STEM trainer's layout, or this project's own in Hugging Face's form"
+    formats, usual = ("lingua", "safetensors"), "(default lingua)"
+    add("--format", choices=formats, default="lingua", help=f"{layouts} {usual}")
+    add = parser.add_argument_group("a model of given texts").add_argument
+    text = "train on these UTF-8 files instead; one document in 50 is kept out"
+    add("--text", type=Path, nargs="+", default=[], metavar="FILE", help=text)
+    add("--minutes", type=float, help="train for this long; instead of --steps")
+    add("--dim", type=int, help="values a token has between layers (default 256)")
+    add("--layers", type=int, help="layers, every second one with a table (default 8)")
+    add("--vocab", type=int, metavar="RANKS", help="of the BPE, bytes included (default 4096)")
+    given = parser.parse_args()
+    if fault := fault_of(given):
+        parser.error(fault)
+    for name, size in SIZES.items():
+        setattr(given, name, getattr(given, name) or size)
+    given.budget = Budget(given.steps or 1200, given.minutes and given.minutes * 60)
+    return given
+
+
+def fault_of(given: argparse.Namespace) -> str | None:
+    """Say what is wrong with the arguments."""
+    for name, number in LEAST.items():
+        if getattr(given, name) is not None and getattr(given, name) < number:
+            return f"--{name} must be at least {number}"
+    if given.out.exists() and not given.out.is_dir():
+        return f"{given.out} is a file; OUT must be a folder"
+    if not given.text and any(getattr(given, name) is not None for name in ("minutes", *SIZES)):
+        return "--minutes, --dim, --layers and --vocab need --text"
+    if given.minutes is not None and given.steps is not None:
+        return "--steps and --minutes exclude each other"
+    if given.minutes is not None and not 0 < given.minutes < math.inf:
+        return "--minutes must be above 0"
+    if given.dim is not None and (given.dim < 1 or given.dim % DIM_MULTIPLE):
+        return f"--dim must be a multiple of {DIM_MULTIPLE}"
+    return None
 
 
 if __name__ == "__main__":

@@ -35,18 +35,17 @@ def main() -> None:
     if args.warm:
         warm = np.fromfile(args.warm, "<i4").astype(np.int64)
     vocab_size = int(max(ids.max(), warm.max(initial=0))) + 1
+    cut, counts = [ids], None
+    words = f"{len(ids):,} ids of {args.ids.name}"
     if args.window:
         counts = count_tokens(warm, vocab_size) if args.warm else None
-        cut = [ids[at : at + args.window] for at in range(0, len(ids), args.window)]
-        cut = [window for window in cut if len(window) == args.window]
-        print(f"{len(cut)} conversations of {args.window} ids, mean\n{'slots':>8}{'aged LFU':>10}")
-        for slots in args.slots:
-            rates = [simulate(window, vocab_size, slots, counts)[0] for window in cut]
-            print(f"{slots:>8}{np.mean(rates):>10.3f}")
-        return
-    print(f"{len(ids):,} ids of {args.ids.name}\n{'slots':>8}{'aged LFU':>10}")
+        starts = range(0, len(ids) - args.window + 1, args.window)
+        cut = [ids[at : at + args.window] for at in starts]
+        words = f"{len(cut)} conversations of {args.window} ids, mean"
+    print(f"{words}\n{'slots':>8}{'aged LFU':>10}")
     for slots in args.slots:
-        print(f"{slots:>8}{simulate(ids, vocab_size, slots)[0]:>10.3f}")
+        rates = [simulate(window, vocab_size, slots, counts)[0] for window in cut]
+        print(f"{slots:>8}{np.mean(rates):>10.3f}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from fuzzing.mutants import join
-from fuzzing.targets import SEEDS
+from fuzzing.running import SEEDS
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import ShardGrid, array_metadata
