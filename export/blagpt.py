@@ -23,10 +23,10 @@ from stem_edge.export.checkpoint import (
     check_shapes,
     same_values,
 )
+from stem_edge.export.heads import HeadRows
 from stem_edge.export.settings import one_line
 from stem_edge.export.stored import StoredTensor, check_type
 from stem_edge.export.torch_files import describe, load_tensors
-from stem_edge.quantize import F32
 
 STATES = ("best_model*.pt", "state_step*.pt")  # as a last resort, and as a rule
 WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")
@@ -47,23 +47,6 @@ LAYER_NAMES = {
 }
 FUSED, TABLE = "attn.kv_proj", "mlp.stem_embedding"
 TURNED = ("wq", "wk", "q_norm", "k_norm")  # rows in the order that RoPE pairs them
-
-
-class PickedRows:
-    """A Matrix of a tensor's rows in another order."""
-
-    def __init__(self, tensor: StoredTensor, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.shape = tensor.shape
-        self.nbytes = tensor.nbytes
-        self._tensor, self._order = tensor, order
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
-        order = self._order[start:stop]
-        if not len(order):
-            return self._tensor.rows(0, 0)
-        first = int(order.min())  # they lie near each other: within some heads
-        return self._tensor.rows(first, int(order.max()) + 1)[order - first]
 
 
 def find_states(path: Path) -> list[Path]:
@@ -191,8 +174,7 @@ def _turned(tensor: StoredTensor, head_dim: int) -> SourceMatrix:
     rows = tensor.shape[0]
     if rows % head_dim or rows > MAX_WIDTH:
         return tensor  # which check_shapes refuses
-    order = np.arange(rows).reshape(-1, 2, head_dim // 2)[:, ::-1].reshape(-1)
-    return PickedRows(tensor, order)
+    return HeadRows(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel(), tensor.nbytes)
 
 
 def _names(config: ModelConfig) -> dict[str, str]:

@@ -26,7 +26,7 @@ from stem_edge.ggml_types import F32 as FLOAT32
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
 from stem_edge.gguf_tensors import encode_tensors, lay_out
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, U8
 from stem_edge.reference import Matrix, whole
 
 MAGIC, VERSION = b"GGUF", 3
@@ -73,44 +73,36 @@ class TensorSource:
 def write_gguf(
     path: Path,
     ggml: Ggml,
-    architecture: str,
     metadata: Mapping[str, GgufValue],
     tensors: Sequence[TensorSource],
-    *,
     threads: int,
     meter: ErrorMeter,
     advance: Callable[[int], object],
 ) -> FileEntry:
     """Write a whole file; returns its size and checksum.
 
-    metadata: further keys -> values, after general.architecture, in their order.
+    metadata: keys -> values in their order, general.architecture first.
     advance: gets the bytes of values that were read, as float32.
 
     Raises CheckpointError for values that are not finite, ExportError for those too great for the
     type.
     """
-    header = encode_header({"general.architecture": architecture, **metadata}, tensors)
-    weights = Weights(threads, meter, advance)
-    try:
-        with BundleFile(path) as file:
-            file.write(header)
-            for tensor in tensors:
-                file.align(ALIGNMENT)
-                for piece in _pieces(tensor, ggml, weights, advance):
-                    file.write(piece.data)
+    header = encode_header(metadata, tensors)
+    with Weights(threads, meter, advance) as weights, BundleFile(path) as file:
+        file.write(header)
+        for tensor in tensors:
             file.align(ALIGNMENT)
-    finally:
-        weights.close()
+            for piece in _pieces(tensor, ggml, weights):
+                file.write(piece.data)
+        file.align(ALIGNMENT)
     return file.entry
 
 
-def _pieces(
-    tensor: TensorSource, ggml: Ggml, weights: Weights, advance: Callable[[int], object]
-) -> Iterator[npt.NDArray[np.uint8]]:
+def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
     """The tensor as bytes [n], in order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
-        advance(values.nbytes)
+        weights.progress(values.nbytes)
         yield values.astype("<f4").view(np.uint8)
         return
     work = encoder(ggml, tensor.name, tensor.kind, tensor.type, tensor.importance, weights.meter)

@@ -81,12 +81,9 @@ class OnnxBackbone:
         quantizer: Quantizer | None = None,
         balances: Balances | None = None,
     ) -> dict[Path, FileEntry]:
-        path, weights = self._job.folder / plan.file, Weights(self._options.cpus, meter, advance)
-        try:
-            with BundleFile(path) as data:
-                WeightFile(data, self._tensors, weights, quantizer, balances).write(plan)
-        finally:
-            weights.close()
+        path = self._job.folder / plan.file
+        with Weights(self._options.cpus, meter, advance) as weights, BundleFile(path) as data:
+            WeightFile(data, self._tensors, weights, quantizer, balances).write(plan)
         return {path: data.entry}
 
     def _quantizer(self) -> Quantizer:

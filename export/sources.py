@@ -1,4 +1,4 @@
-"""What an export reads: that it is not what the export replaces, and that it stays the same meanwhile."""
+"""The files that an export reads: they are not those that it replaces, and stay the same meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sources:
 
     def __init__(self, paths: Sequence[str | Path | None]) -> None:
         """paths: files, and folders with all that is in them."""
-        given = [Path(path) for path in paths if path is not None]
+        given = _absolute(paths)
         inside = {file for path in given for file in (path, *path.rglob("*"))}
         self._before = {
             file: state
@@ -39,26 +39,37 @@ class Sources:
             and (state := _state(file)) is not None
         }
 
-    def check(self, used: Sequence[str | Path | None], written: Sequence[Path]) -> None:
-        """Raises CheckpointError if a file was changed or removed since.
+    def used(
+        self, paths: Sequence[str | Path | None], written: Sequence[Path]
+    ) -> list[tuple[str, int, int]]:
+        """Name, size and time of change of those that are these files or lie in these folders.
 
-        used: which of them were read, files and folders; written: what the export itself writes,
-        which may lie in one of these.
+        written: what the export itself writes, which may lie there, too.
         """
-        within = {Path(path) for path in used if path is not None}
-        for file, before in self._before.items():
-            around = {file, *file.parents}
-            if within.isdisjoint(around) or not around.isdisjoint(written):
-                continue
-            if (after := _state(file)) != before:
+        within, own = set(_absolute(paths)), set(_absolute(written))
+        return [
+            (str(file), state.nbytes, state.changed_ns)
+            for file, state in self._before.items()
+            if (around := {file, *file.parents}) & within and not around & own
+        ]
+
+    def check(self, paths: Sequence[str | Path | None], written: Sequence[Path]) -> None:
+        """Raises CheckpointError if one of used(paths, written) was changed or removed since."""
+        for name, *_ in self.used(paths, written):
+            file = Path(name)
+            if (after := _state(file)) != self._before[file]:
                 raise CheckpointError(
                     f"{file}: was {'removed' if after is None else 'changed'} while it was exported; "
                     "nothing was written: wait until training or copying has ended, and export again"
                 )
 
 
+def _absolute(paths: Sequence[str | Path | None]) -> list[Path]:
+    return [Path(path).absolute() for path in paths if path is not None]
+
+
 def _state(path: Path) -> _State | None:
-    """Of a file; None if it is none."""
+    """Size, time of change and inode; None if it is no regular file."""
     try:
         status = path.stat()
     except OSError:

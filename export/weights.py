@@ -1,28 +1,57 @@
-"""Matrices of a checkpoint in pieces of rows, on several threads."""
+"""Matrices of a checkpoint in pieces of rows, on several threads, the results in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self, TypeVar
 
 from stem_edge.export.checkpoint import check_finite
-from stem_edge.export.parallel import in_order
 from stem_edge.export.report import ErrorMeter
 from stem_edge.quantize import F32
 from stem_edge.reference import Matrix
 
 PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Weights:
+class Threads:
+    """Threads of one file that is being written, as long as the `with` block lasts."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
+
+    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """work(item) of every item, in order; one more than the threads is under way or waits."""
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(self._pool.submit(work, item))
+                if len(pending) > self._count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Weights(Threads):
     """Reads matrices in pieces of rows and puts the results in order."""
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
-        self.meter, self._progress, self._threads = meter, progress, threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export")
+        super().__init__(threads)
+        self.meter, self.progress = meter, progress
 
     def stream(
         self, name: str, matrices: Sequence[Matrix], work: Callable[[F32], R]
@@ -32,14 +61,10 @@ class Weights:
         def one(span: tuple[Matrix, int, int]) -> R:
             matrix, start, stop = span
             values = check_finite(name, start, matrix.rows(start, stop))
-            self._progress(values.nbytes)
+            self.progress(values.nbytes)
             return work(values)
 
-        return in_order(self._pool, one, _spans(matrices), self._threads + 1)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        return self.in_order(one, _spans(matrices))
 
 
 class RowRange:

@@ -26,7 +26,8 @@ from stem_edge.cli import main
 from stem_edge.config import Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.gguf_dense import TokenizerDiffers, export_dense_gguf
-from stem_edge.export.gguf_llama import HeadRows, write_dense
+from stem_edge.export.gguf_llama import write_dense
+from stem_edge.export.heads import HeadRows
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.formats import GgufType
 from stem_edge.ggml import Ggml, library_path, open_ggml

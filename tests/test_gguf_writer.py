@@ -63,12 +63,11 @@ def write(
     entry = write_gguf(
         path,
         ggml,
-        "stem",
-        metadata or {},
+        {"general.architecture": "stem", **(metadata or {})},
         tensors,
-        threads=threads,
-        meter=meter or ErrorMeter(),
-        advance=lambda nbytes: None,
+        threads,
+        meter or ErrorMeter(),
+        lambda nbytes: None,
     )
     assert entry.nbytes == path.stat().st_size
     return gguf.GGUFReader(path)

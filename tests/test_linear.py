@@ -55,14 +55,10 @@ class Built:
         peaks: Mapping[str, F32] | None = None,
     ) -> F32:
         """The one output."""
-        weights = Weights(2, ErrorMeter(), lambda nbytes: None)
         balances = Balances(peaks or {}, self.plan)
-        folder.mkdir(exist_ok=True)
-        try:
-            with BundleFile(folder / self.plan.file) as data:
-                WeightFile(data, self._tensors, weights, quantizer, balances).write(self.plan)
-        finally:
-            weights.close()
+        path = folder / self.plan.file
+        with Weights(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
+            WeightFile(data, self._tensors, weights, quantizer, balances).write(self.plan)
         session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
         (found,) = session.run(None, inputs)
         return np.asarray(found, np.float32)
