@@ -25,7 +25,7 @@ from stem_edge.bundle import (
     open_bundle,
 )
 from stem_edge.errors import CheckpointError, ExportError
-from stem_edge.export.acceptance import Acceptance
+from stem_edge.export.acceptance import accept
 from stem_edge.export.adding import check_base, keep_files, open_base
 from stem_edge.export.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
@@ -209,7 +209,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     for name, work in _steps(job, peaks, journal, bar.describe):
         journal.run(name, work, bar.advance)
     bar.describe("comparing with the checkpoint")
-    manifest = Acceptance(job, journal, peaks).compare(ids, expected)
+    manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
 

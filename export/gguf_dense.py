@@ -26,7 +26,7 @@ from stem_edge.export.files import (
 from stem_edge.export.gguf_llama import architecture_of, write_dense
 from stem_edge.export.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.gguf_writer import MAGIC
-from stem_edge.export.importance import importance_vectors
+from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.sources import Sources, check_apart
 from stem_edge.footprint import gguf_footprint

@@ -208,8 +208,8 @@ class ExportOptions:
         )
 
     def _given(self, *names: str) -> list[str]:
-        """Those of some options that do not have their default: None, False or empty."""
-        return [name for name in names if getattr(self, name) not in (None, False, {})]
+        """Those of some options that do not have their default."""
+        return [name for name in names if getattr(self, name) != getattr(ExportOptions, name)]
 
 
 def _refuse(given: list[str], why: str) -> None:

@@ -85,7 +85,7 @@ def test_an_override_that_changes_nothing_is_not_stored(
     ("options", "message"),
     [
         ({"bits": {"tail": 8}}, "a kind of matrix in bits is 'tail'; expected one of embedding"),
-        ({"bits": {"head": 5}}, "bits of head is 5; expected 32, 8 or 4"),
+        ({"bits": {"head": 5}}, "bits of head is 5; expected one of 32, 8, 4"),
         ({"quantizer": "magic"}, "quantizer is 'magic'; expected one of rtn, search, gptq"),
         ({"quantizer": "gptq"}, "quantizer 'gptq' needs.*--calibration FILE.*--quantizer search"),
         ({"bits": {"project": 8}}, "no matrix of the kind 'project'.*down, embedding"),

@@ -18,7 +18,7 @@ from stem_edge.distributions import kullback_leibler, log_softmax
 from stem_edge.errors import BackendError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.gguf_values import encoder
-from stem_edge.export.importance import importance_vectors
+from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.report import ErrorMeter
 from stem_edge.ggml import Ggml, open_ggml
