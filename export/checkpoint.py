@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.settings import one_line
+from stem_edge.export.json_files import one_line
 from stem_edge.quantize import F32
 from stem_edge.reference import READ_ROWS, IndexedMatrix, Matrix
 
@@ -67,6 +67,20 @@ class Checkpoint:
         """Bytes of all tensors as the checkpoint stores them."""
         matrices = [*self.backbone.values(), *self.tables.values()]
         return sum(matrix.nbytes for matrix in matrices)
+
+
+def module_names(
+    inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
+) -> dict[str, str]:
+    """A trainer's name of each module -> this project's name of its weight.
+
+    inside: how the trainer names what is in a layer, with {} for its number.
+    """
+    return dict(top) | {
+        inside.format(layer) + theirs: f"layers.{layer}.{ours}"
+        for layer in range(layers)
+        for theirs, ours in parts.items()
+    }
 
 
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:

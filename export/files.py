@@ -229,7 +229,9 @@ def check_target(
             f"{out}: exists already; choose another {place} or replace it with --force"
         )
     if out.is_symlink() or not is_ours(out):
-        raise ExportError(f"{out}: exists and is not {kind}, and --force replaces nothing else")
+        raise ExportError(
+            f"{out}: exists and is not {kind}; choose another {place}: --force replaces only those"
+        )
 
 
 def _is_bundle(path: Path) -> bool:

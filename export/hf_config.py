@@ -20,9 +20,8 @@ import msgspec
 
 from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.json_files import read_json
+from stem_edge.export.json_files import one_line, read_json, read_options
 from stem_edge.export.rope_config import read_rope
-from stem_edge.export.settings import one_line
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Of training, of generating text (the tokenizer's reader takes eos_token_id), and of no meaning now.
@@ -42,20 +41,20 @@ forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppr
 begin_suppress_tokens prefix tokenizer_class tf_legacy_loss gradient_checkpointing
 """
 HARMLESS = frozenset(_HARMLESS.split())
-FIXED: dict[str, object] = {  # the only value that these may have where a model does not read them
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "rope_interleaved": False,
-    "partial_rotary_factor": 1,
-    "use_mrope": False,
-    "use_sliding_window": False,
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "cross_attention_hidden_size": None,
-    "chunk_size_feed_forward": 0,
-    "pruned_heads": {},
-    "tie_encoder_decoder": False,
+# The only values that these may have where a model does not read them.
+FIXED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_interleaved": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "pruned_heads": ({},),
+    "tie_encoder_decoder": (False,),
 }
 # Code of the checkpoint's own. Nothing here runs it, or could.
 CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
@@ -195,32 +194,24 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfi
         raise CheckpointError(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
-    known = set(kinds[kind].__struct_fields__)
-    for key, value in given.items():
-        if (
-            key in known | HARMLESS
-            or key in CODE
-            or value is None
-            or (key in FIXED and value == FIXED[key])
-        ):
-            continue
-        if key == "quantization_config":
-            method = value.get("quant_method", "?") if isinstance(value, dict) else value
-            raise CheckpointError(
-                f"{path}: {key}: already quantized ({one_line(method)}); export the original"
-            )
-        expected = f"expected {FIXED[key]!r}" if key in FIXED else f"no known key of {kind} models"
+    if (quantized := given.get("quantization_config")) is not None:
+        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
-            f"{path}: {one_line(key)} is {one_line(repr(value))}; {expected}: it may change what the model computes; "
-            "take it out only if it does not"
+            f"{path}: quantization_config: already quantized ({one_line(method)}); export the original"
         )
-    try:
-        config = msgspec.convert(given, type=kinds[kind]).model()
-    except (msgspec.ValidationError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{path}: {one_line(error, 400)}; check that the file is of this model"
-        ) from error
-    named = [key for key in CODE if given.get(key)]
-    return config, (f"{path.name} names code ({', '.join(named)}), which was not run",) * bool(
-        named
+    fields = kinds[kind].__struct_fields__  # of which null says something
+    decoder = read_options(
+        path,
+        {key: value for key, value in given.items() if value is not None or key in fields},
+        kinds[kind],
+        expected=FIXED,
+        ignored=HARMLESS.union(CODE),
+        advice=f"it may change what {kind} models compute; take it out only if it does not",
+        unknown_off=False,
     )
+    try:
+        config = decoder.model()
+    except (ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
+    named = ", ".join(key for key in CODE if given.get(key))
+    return config, (f"{path.name} names code ({named}), which was not run",) if named else ()

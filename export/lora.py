@@ -19,9 +19,8 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, check_shapes
-from stem_edge.export.json_files import read_json
+from stem_edge.export.json_files import one_line, read_json, read_options
 from stem_edge.export.safetensors_files import open_tensors
-from stem_edge.export.settings import check_options, one_line
 from stem_edge.export.stored import FLOATS, StoredTensor
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, Matrix, whole
@@ -146,17 +145,14 @@ def _read_options(folder: Path) -> Options:
         raise CheckpointError(
             f"{folder}: no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
         ) from None
-    check_options(
+    return read_options(
         path,
         {"peft_type": None} | options,
+        Options,
         expected=EXPECTED,
-        ignored=IGNORED.union(Options.__struct_fields__),
+        ignored=IGNORED,
         advice=ADVICE,
     )
-    try:
-        return msgspec.convert(options, Options)
-    except (msgspec.ValidationError, re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.json_files import check_values, read_json, reason_of
+from stem_edge.export.json_files import check_values, one_line, read_json, reason_of
 from stem_edge.export.magic import ZIP, looks_like
-from stem_edge.export.settings import one_line
 from stem_edge.export.stored import (
     FLOATS,
     VALUE_NBYTES,

@@ -10,6 +10,7 @@ import math
 import threading
 import zlib
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -170,6 +171,28 @@ class StoredTensor:
             return found.reshape(self.shape)
         strides = [step * found.itemsize for step in self._strides]
         return np.lib.stride_tricks.as_strided(found, self.shape, strides)
+
+
+class Joined:
+    """A Matrix of some tensors, end to end (axis 0) or side by side (axis 1)."""
+
+    def __init__(self, tensors: Sequence[StoredTensor], axis: int) -> None:
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        sizes, shape = [tensor.shape[axis] for tensor in tensors], tensors[0].shape
+        self.shape: tuple[int, ...] = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
+        self._starts = [0, *accumulate(sizes[:-1])] if axis == 0 else [0] * len(sizes)
+        self._tensors, self._axis = tensors, axis
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows start..stop as float32."""
+        parts = zip(self._starts, self._tensors, strict=True)
+        pieces = [tensor.rows(max(start - at, 0), max(stop - at, 0)) for at, tensor in parts]
+        return np.concatenate(pieces, self._axis)
+
+
+def joined(tensors: Sequence[StoredTensor], axis: int) -> StoredTensor | Joined:
+    """Some tensors as one matrix."""
+    return tensors[0] if len(tensors) == 1 else Joined(tensors, axis)
 
 
 def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
