@@ -9,7 +9,8 @@ from stem_edge import gguf_schema
 from stem_edge.bundle import GGUF, FileEntry, tables_hash
 from stem_edge.export.calibration import sequences
 from stem_edge.export.gguf_tokenizer import tokenizer_metadata
-from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
+from stem_edge.export.gguf_values import TensorSource
+from stem_edge.export.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.job import Advance, Job, Tell
 from stem_edge.export.report import ErrorMeter

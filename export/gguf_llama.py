@@ -25,7 +25,8 @@ from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.gguf_backbone import FILE_TYPES
-from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
+from stem_edge.export.gguf_values import TensorSource
+from stem_edge.export.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.heads import HeadRows
 from stem_edge.export.report import ErrorMeter
 from stem_edge.formats import GgufType

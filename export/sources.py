@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -81,20 +80,13 @@ def _state(path: Path) -> _State | None:
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
     """Raises ExportError if what an export replaces is, or holds, what it reads."""
-    place = os.path.realpath(out)
+    if not Path(out).exists():
+        return
     for path in paths:
         if path is None or not Path(path).exists():
             continue
-        real = Path(os.path.realpath(path))
-        if any(str(above) == place or _same(above, out) for above in (real, *real.parents)):
+        real = Path(path).resolve()
+        if any(above.samefile(out) for above in (real, *real.parents)):
             raise ExportError(
                 f"{out}: is or holds {path}, which the export reads; choose another place for it"
             )
-
-
-def _same(one: Path, other: str | Path) -> bool:
-    """Whether both are there and the same, whatever case their names have."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False

@@ -10,6 +10,7 @@ import math
 import threading
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -110,43 +111,43 @@ class Checksum:
             self._compared = True
 
 
+@dataclass(frozen=True, repr=False)
 class StoredTensor:
     """A Matrix over one tensor, or over the matrices [N, K] that are stacked in one [E, N, K]."""
 
-    def __init__(
-        self,
-        file: SourceFile,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        at: int,
-        strides: tuple[int, ...] | None = None,
-        checksum: Checksum | None = None,
-    ) -> None:
-        """at: byte of the first value; strides: in values, by default those of plain rows."""
-        self.path, self.name, self.dtype, self.shape = file.path, name, dtype, shape
-        self.nbytes = math.prod(shape) * VALUE_NBYTES[dtype]
-        self._file, self._at = file, at
-        self._strides = plain_strides(shape) if strides is None else strides
-        self._checksum = checksum
+    file: SourceFile
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int  # byte of the first value
+    strides: tuple[int, ...] = ()  # in values; by default those of plain rows
+    checksum: Checksum | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strides", self.strides or plain_strides(self.shape))
 
     def __repr__(self) -> str:
         return f"a tensor {list(self.shape)} of {self.dtype}"
 
+    @property
+    def path(self) -> Path:
+        """The file that it lies in."""
+        return self.file.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * VALUE_NBYTES[self.dtype]
+
     def named(self, name: str) -> StoredTensor:
         """The same tensor under another name."""
-        return StoredTensor(
-            self._file, name, self.dtype, self.shape, self._at, self._strides, self._checksum
-        )
+        return replace(self, name=name)
 
     def part(self, start: int, stop: int) -> StoredTensor:
         """The tensor of some of its rows."""
         rows = max(0, min(stop, self.shape[0]) - start)
-        at = self._at + start * self._strides[0] * VALUE_NBYTES[self.dtype]
-        shape = (rows, *self.shape[1:])
-        return StoredTensor(
-            self._file, self.name, self.dtype, shape, at, self._strides, self._checksum
-        )
+        at = self.at + start * self.strides[0] * VALUE_NBYTES[self.dtype]
+        return replace(self, shape=(rows, *self.shape[1:]), at=at)
 
     def rows(self, start: int, stop: int) -> F32:
         """Rows start..stop as float32."""
@@ -164,12 +165,12 @@ class StoredTensor:
         dtype = _NUMPY[self.dtype]
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
-        if self._checksum is not None:
-            self._checksum.compare()
-        found = self._file.values(self._at, extent(self.shape, self._strides), dtype)
-        if self._strides == plain_strides(self.shape):
+        if self.checksum is not None:
+            self.checksum.compare()
+        found = self.file.values(self.at, extent(self.shape, self.strides), dtype)
+        if self.strides == plain_strides(self.shape):
             return found.reshape(self.shape)
-        strides = [step * found.itemsize for step in self._strides]
+        strides = [step * found.itemsize for step in self.strides]
         return np.lib.stride_tricks.as_strided(found, self.shape, strides)
 
 
