@@ -144,7 +144,7 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
     found = open_tensors(tmp_path / "x")
     assert [*found] == ["a", "b"]
     assert (found["b"].name, found["b"].dtype, found["b"].nbytes) == ("b", "BF16", 8)
-    assert found["b"]._at == (tmp_path / "x").stat().st_size - 8
+    assert found["b"].at == (tmp_path / "x").stat().st_size - 8
 
 
 @pytest.mark.parametrize(
