@@ -19,8 +19,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
 
 
-def read_json(path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES) -> V:
-    """A file decoded as `type`; `what` it should be. Raises CheckpointError, FileNotFoundError."""
+def read_json(
+    path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES, *, missing: str = ""
+) -> V:
+    """A file decoded as `type`; `what` it should be. Raises CheckpointError.
+
+    missing: what to do where there is no such file.
+    """
     try:
         data = disk.read_file(path.resolve(), nbytes)
         if len(data) > nbytes:
@@ -29,7 +34,9 @@ def read_json(path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES) ->
         check_json(data)
         return msgspec.json.decode(data, type=type)
     except FileNotFoundError:
-        raise
+        raise CheckpointError(
+            f"{path.parent}: no {path.name}; {missing or 'copy it, too'}"
+        ) from None
     except (OSError, ValueError, RecursionError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: not {what} ({reason_of(error)}); copy the file again from where the model was "

@@ -111,7 +111,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{folder}: no such folder; give the folder that holds {PARAMS} and the weights"
         )
-    params = _read_params(folder)
+    params = read_json(
+        folder / PARAMS,
+        "the parameters of the public STEM trainer",
+        TrainParams,
+        missing="give the folder of one training step or a consolidated folder",
+    )
     names = module_names("layers.{}.", params.model.n_layers, TOP_NAMES, LAYER_NAMES)
     backbone = _read_backbone(folder, names)
     listed = params.model.stem_layers
@@ -135,16 +140,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         names=names,
     )
     return check_shapes(checkpoint)
-
-
-def _read_params(folder: Path) -> TrainParams:
-    path = folder / PARAMS
-    try:
-        return read_json(path, "the parameters of the public STEM trainer", TrainParams)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: no {PARAMS}; give the folder of one training step or a consolidated folder"
-        ) from None
 
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMatrix]:

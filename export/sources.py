@@ -80,13 +80,14 @@ def _state(path: Path) -> _State | None:
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
     """Raises ExportError if what an export replaces is, or holds, what it reads."""
-    if not Path(out).exists():
+    place = Path(out).resolve()
+    if not place.exists():
         return
     for path in paths:
         if path is None or not Path(path).exists():
             continue
         real = Path(path).resolve()
-        if any(above.samefile(out) for above in (real, *real.parents)):
+        if any(above.samefile(place) for above in (real, *real.parents)):
             raise ExportError(
                 f"{out}: is or holds {path}, which the export reads; choose another place for it"
             )

@@ -254,7 +254,7 @@ def test_the_length_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [*read_file(tmp_path, encoded())] == ["a", "b"]
     monkeypatch.setattr(safetensors_files, "MAX_HEADER_NBYTES", size - 1)
     opened(tmp_path, encoded(), f"a header of {size} bytes; expected 2 to {size - 1}")
-    opened(tmp_path, bytes(7), "it has 7 bytes")
+    opened(tmp_path, bytes(7), "a header of 0 bytes in a file of 7")
     opened(tmp_path, struct.pack("<Q", 3) + b"{}", "a header of 3 bytes in a file of 10")
 
 

@@ -57,8 +57,7 @@ def test_the_size_of_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_places_without_json(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_json(file, "a test", dict)
+    refused(lambda: read_json(file, "a test", dict), CheckpointError, tmp_path, "no config.json")
     refused(lambda: read_json(tmp_path, "a test", dict), CheckpointError, tmp_path, "regular file")
     file.symlink_to(file)
     refused(lambda: read_json(file, "a test", dict), CheckpointError, file, "a test")
