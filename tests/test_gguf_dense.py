@@ -333,7 +333,6 @@ def test_what_a_killed_export_left_is_no_hindrance(folder: Path, tmp_path: Path)
     [
         ({"backbone": "q3_k"}, "backbone is 'q3_k'; expected one of f32"),
         ({"backbone": "f16", "calibration": "text"}, "f16 needs none"),
-        ({"calibration_tokens": 5}, "there is none"),
         ({"threads": 0}, "threads is 0"),
     ],
 )
