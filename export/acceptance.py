@@ -6,7 +6,6 @@ on the checkpoint says what it should compute.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,16 +44,6 @@ BETTER = {
 DIGITS = 3
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A bundle's logits against its checkpoint's."""
-
-    worst_logit_difference: float
-    divergence: float  # mean Kullback-Leibler divergence from the checkpoint's distributions, nats
-    divergence_99: float  # its 99th percentile over the positions
-    agreement: float  # share of positions where both think the same token the most probable
-
-
 def accept(
     job: Job, journal: Journal, peaks: dict[str, F32], ids: list[int], expected: F32
 ) -> Manifest:
@@ -66,18 +55,19 @@ def accept(
     options, format, notes = job.options, job.options.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids)
     decode, prefill, apart = _compare(expected, computed), None, None
+    greatest = decode["divergence"]
     if options.prefill:
         with_prefill = planned_format(job, peaks)
         by_prefill = _logits(job, _manifest(job, journal, with_prefill), ids)
-        prefill = _compare(expected, by_prefill)
-        if prefill.divergence > decode.divergence and not options.prefill_graph:
-            found = f"{prefill.divergence:g} nats, that of the other graphs {decode.divergence:g}"
+        prefill = _compare(expected, by_prefill)["divergence"]
+        if prefill > greatest and not options.prefill_graph:
+            found = f"{prefill:g} nats, that of the other graphs {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
             journal.forget(PREFILL_STEP)
             prefill = None
         else:
             format, apart = with_prefill, _rounded(mean_divergence(computed, by_prefill))
-    greatest = max(found.divergence for found in (decode, prefill) if found)
+            greatest = max(greatest, prefill)
     if options.max_kl is not None and greatest > options.max_kl:
         raise ExportError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
@@ -91,9 +81,9 @@ def accept(
         notes=notes,
         probe_tokens=tuple(ids),
         greatest_logit=_rounded(np.abs(expected).max()),
-        prefill_divergence=prefill.divergence if prefill else None,
+        prefill_divergence=prefill,
         prefill_from_decode=apart,
-        **vars(decode),
+        **decode,
     )
 
 
@@ -124,15 +114,15 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
     return found
 
 
-def _compare(expected: F32, found: F32) -> Comparison:
-    """Compare logits [T, V] over all positions."""
+def _compare(expected: F32, found: F32) -> dict[str, float]:
+    """Fields of the quality report: logits [T, V] against those of the checkpoint."""
     divergences = divergence(expected, found)
-    return Comparison(
-        worst_logit_difference=_rounded(np.abs(found - expected).max()),
-        divergence=_rounded(divergences.mean()),
-        divergence_99=_rounded(np.percentile(divergences, 99)),
-        agreement=_rounded((found.argmax(axis=1) == expected.argmax(axis=1)).mean()),
-    )
+    return {
+        "worst_logit_difference": _rounded(np.abs(found - expected).max()),
+        "divergence": _rounded(divergences.mean()),
+        "divergence_99": _rounded(np.percentile(divergences, 99)),
+        "agreement": _rounded((found.argmax(axis=1) == expected.argmax(axis=1)).mean()),
+    }
 
 
 def _rounded(value: float | np.floating[Any]) -> float:

@@ -19,7 +19,7 @@ from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile
 from stem_edge.export.gguf_values import TensorSource, encoder
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weights import Weights
+from stem_edge.export.weights import Weights, all_rows
 from stem_edge.ggml import Ggml
 from stem_edge.gguf_schema import ALIGNMENT
 from stem_edge.gguf_tensors import encode_tensors, lay_out
@@ -79,7 +79,8 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
         weights.progress(values.nbytes)
         yield values.astype("<f4").view(np.uint8)
         return
-    yield from weights.stream(tensor.name, [tensor.matrix], encoder(ggml, tensor, weights.meter))
+    work = encoder(ggml, tensor, weights.meter)
+    yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
 def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSource]) -> bytes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from stem_edge.errors import CheckpointError, ExportError
 
@@ -14,14 +14,6 @@ SUFFIXES = {
     *(".npy", ".int32", ".txt"),
 }
 INDEX = ".metadata"
-
-
-class _State(NamedTuple):
-    """By which a changed file is known."""
-
-    nbytes: int
-    changed_ns: int
-    file: tuple[int, int]  # device and inode: another file of the same size and time
 
 
 class Sources:
@@ -40,22 +32,21 @@ class Sources:
 
     def used(
         self, paths: Sequence[str | Path | None], written: Sequence[Path]
-    ) -> list[tuple[str, int, int]]:
-        """Name, size and time of change of those that are these files or lie in these folders.
+    ) -> dict[Path, tuple[int, ...]]:
+        """Those that are these files or lie in these folders, with size and time of change.
 
         written: what the export itself writes, which may lie there, too.
         """
         within, own = set(_absolute(paths)), set(_absolute(written))
-        return [
-            (str(file), state.nbytes, state.changed_ns)
+        return {
+            file: state[:2]
             for file, state in self._before.items()
             if (around := {file, *file.parents}) & within and not around & own
-        ]
+        }
 
     def check(self, paths: Sequence[str | Path | None], written: Sequence[Path]) -> None:
         """Raises CheckpointError if one of used(paths, written) was changed or removed since."""
-        for name, *_ in self.used(paths, written):
-            file = Path(name)
+        for file in self.used(paths, written):
             if (after := _state(file)) != self._before[file]:
                 raise CheckpointError(
                     f"{file}: was {'removed' if after is None else 'changed'} while it was exported; "
@@ -67,15 +58,15 @@ def _absolute(paths: Sequence[str | Path | None]) -> list[Path]:
     return [Path(path).absolute() for path in paths if path is not None]
 
 
-def _state(path: Path) -> _State | None:
-    """Size, time of change and inode; None if it is no regular file."""
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Size, time of change, device and inode; None if it is no regular file."""
     try:
         status = path.stat()
     except OSError:
         return None
-    if not path.is_file():
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return _State(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:

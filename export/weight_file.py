@@ -14,7 +14,7 @@ from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile
 from stem_edge.export.heads import pad_heads
 from stem_edge.export.quantizers import Quantizer
-from stem_edge.export.weights import RowRange, Weights
+from stem_edge.export.weights import Rows, Weights, all_rows
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Item, Piece, Vector, WeightPlan
 from stem_edge.graph.prompts import INT8_MAX
@@ -80,7 +80,7 @@ class WeightFile:
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])
             case Floats():
-                pieces = self._weights.stream(item.tensor.name, self._matrices(item.parts), _same)
+                pieces = self._weights.stream(item.tensor.name, self._rows(item.parts), _same)
                 self._put(item.tensor, pieces)
             case Blocks():
                 self._blocks(item)
@@ -97,8 +97,8 @@ class WeightFile:
                 f"{tensor.name} ends at {end}, planned was {tensor.offset}+{tensor.nbytes}"
             )
 
-    def _matrices(self, parts: Sequence[str]) -> list[Matrix]:
-        return [self._tensors[part] for part in parts]
+    def _rows(self, parts: Sequence[str]) -> list[Rows]:
+        return all_rows(self._tensors[part] for part in parts)
 
     def _vector(self, item: Vector) -> F32:
         values = [self._part(part) for part in item.parts]
@@ -131,11 +131,10 @@ class WeightFile:
             return blocks, stored
 
         for piece in item.pieces:
-            matrices = self._matrices(item.parts)
+            rows, made = self._rows(item.parts), list[Quantized]()
             if len(item.pieces) > 1:
-                matrices = [RowRange(matrices[0], piece.start, piece.stop)]
-            made = list[Quantized]()
-            stream = self._weights.stream(item.name, matrices, quantize)
+                rows = [(rows[0][0], piece.start, piece.stop)]
+            stream = self._weights.stream(item.name, rows, quantize)
             self._put(piece.codes, self._codes(item, stream, made))
             self._put_scales(item, piece, made)
 
@@ -166,7 +165,7 @@ class WeightFile:
             self._weights.meter.add("prefill", values, codes * scales)
             return codes.astype(np.int8).view(np.uint8), scales[:, 0]
 
-        made = list(self._weights.stream(item.name, self._matrices(item.parts), quantize))
+        made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.report import ErrorMeter
@@ -14,6 +14,7 @@ from stem_edge.reference import Matrix
 
 PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
 
+Rows: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -53,34 +54,25 @@ class Weights(Threads):
         super().__init__(threads)
         self.meter, self.progress = meter, progress
 
-    def stream(
-        self, name: str, matrices: Sequence[Matrix], work: Callable[[F32], R]
-    ) -> Iterator[R]:
-        """work(rows [n, K]) for all rows of the matrices, in order."""
+    def stream(self, name: str, parts: Sequence[Rows], work: Callable[[F32], R]) -> Iterator[R]:
+        """work(rows [n, K]) for all these rows of matrices, in order."""
 
-        def one(span: tuple[Matrix, int, int]) -> R:
+        def one(span: Rows) -> R:
             matrix, start, stop = span
             values = check_finite(name, start, matrix.rows(start, stop))
             self.progress(values.nbytes)
             return work(values)
 
-        return self.in_order(one, _spans(matrices))
+        return self.in_order(one, _spans(parts))
 
 
-class RowRange:
-    """Rows start to stop of a matrix."""
-
-    def __init__(self, matrix: Matrix, start: int, stop: int) -> None:
-        self._matrix, self._start = matrix, start
-        self.shape: tuple[int, ...] = (stop - start, matrix.shape[1])
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows of the range."""
-        return self._matrix.rows(self._start + start, self._start + stop)
+def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
+    """The whole matrices."""
+    return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
 
 
-def _spans(matrices: Sequence[Matrix]) -> Iterator[tuple[Matrix, int, int]]:
-    for matrix in matrices:
+def _spans(parts: Sequence[Rows]) -> Iterator[Rows]:
+    for matrix, first, end in parts:
         step = max(1, PIECE_VALUES // matrix.shape[1])
-        for start in range(0, matrix.shape[0], step):
-            yield matrix, start, min(start + step, matrix.shape[0])
+        for start in range(first, end, step):
+            yield matrix, start, min(start + step, end)
