@@ -1,4 +1,4 @@
-"""config.json of Hugging Face models as a ModelConfig.
+"""Hugging Face models: config.json as a ModelConfig, and the names of their tensors.
 
 | model_type | beyond what all have |
 |---|---|
@@ -13,6 +13,7 @@ A key that no one here knows may change what the model computes, so it is refuse
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,24 @@ from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.json_files import one_line, read_json, read_options
 from stem_edge.export.rope_config import read_rope
+
+TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LAYER = {
+    "attention_norm": "input_layernorm",
+    "wq": "self_attn.q_proj",
+    "wk": "self_attn.k_proj",
+    "wv": "self_attn.v_proj",
+    "wo": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_post_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",  # before the FFN: the name counts from the other side
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "project": "mlp.stem_project",
+    "ffn_post_norm": "post_mlp_layernorm",
+}
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Of training, of generating text (the tokenizer's reader takes eos_token_id), and of no meaning now.
@@ -215,3 +234,19 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfi
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
     return config, (f"{path.name} names code ({named}), which was not run",) if named else ()
+
+
+def tensor_name(name: str) -> str:
+    """Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
+    matrix = name.removesuffix(".bias")
+    ending = ".weight" if matrix == name else ".bias"
+    if matrix in TOP:
+        return TOP[matrix] + ending
+    _, layer, part = matrix.split(".")
+    return f"model.layers.{layer}.{LAYER[part]}{ending}"
+
+
+def module_names(names: Iterable[str]) -> dict[str, str]:
+    """Hugging Face's name of a module -> this project's name of its weight."""
+    weights = [name for name in names if not name.endswith(".bias")]
+    return {tensor_name(name).removesuffix(".weight"): name for name in weights}

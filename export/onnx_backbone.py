@@ -14,7 +14,7 @@ from stem_edge.export.hidden_states import HiddenStates
 from stem_edge.export.job import Advance, Job, Tell, Work
 from stem_edge.export.quantizers import Calibrated, Quantizer
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weight_file import Balances, PaddedTensors, WeightFile, worth_balancing
+from stem_edge.export.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.weights import Weights
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import decoding, prompts, whole
@@ -69,7 +69,7 @@ class OnnxBackbone:
 
     def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
         plan = prompts(self._config, self._job.layout, self._format).plan
-        return self._write(plan, meter, advance, balances=Balances(self._peaks, plan))
+        return self._write(plan, meter, advance)
 
     def _write(
         self,
@@ -77,11 +77,10 @@ class OnnxBackbone:
         meter: ErrorMeter,
         advance: Advance,
         quantizer: Quantizer | None = None,
-        balances: Balances | None = None,
     ) -> dict[Path, FileEntry]:
         path = self._job.folder / plan.file
         with Weights(self._options.cpus, meter, advance) as weights, BundleFile(path) as data:
-            WeightFile(data, self._tensors, weights, quantizer, balances).write(plan)
+            WeightFile(data, self._tensors, weights, quantizer, self._peaks).write(plan)
         return {path: data.entry}
 
     def _quantizer(self) -> Quantizer:

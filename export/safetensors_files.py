@@ -16,14 +16,15 @@ import msgspec
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.json_files import check_values, one_line, read_json, reason_of
-from stem_edge.export.magic import ZIP, looks_like
 from stem_edge.export.stored import (
     FLOATS,
     VALUE_NBYTES,
+    ZIP,
     SourceFile,
     StoredTensor,
     check_shape,
     check_type,
+    looks_like,
 )
 from stem_edge.strict_json import check_json
 

@@ -54,7 +54,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """One weight file that is being written.
 
-    quantizer: of codes in blocks; balances: of prompts.
+    quantizer: of codes in blocks; peaks: consumer of prompts -> greatest magnitude of every input
+    channel [K], as calibration.observe has them.
     """
 
     def __init__(
@@ -63,13 +64,18 @@ class WeightFile:
         tensors: Mapping[str, Matrix],
         weights: Weights,
         quantizer: Quantizer | None = None,
-        balances: Balances | None = None,
+        peaks: Mapping[str, F32] | None = None,
     ) -> None:
         self._file, self._tensors, self._weights = file, tensors, weights
-        self._quantizer, self._balances = quantizer, balances
+        self._quantizer, self._peaks = quantizer, peaks or {}
+        self._consumed: dict[str, list[str]] = {}  # consumer -> its matrices and those of its twin
+        self._balances: dict[str, F32] = {}  # of the last consumer
 
     def write(self, plan: WeightPlan) -> None:
         """Write all items in their order. Raises CheckpointError for values that are not finite."""
+        for item in plan.items:
+            if isinstance(item, Columns) and item.consumer:
+                self._consumed.setdefault(item.consumer, []).extend(item.parts)
         for item in plan.items:
             self._write(item)
 
@@ -114,9 +120,11 @@ class WeightFile:
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, consumer: str) -> F32:
-        if self._balances is None:
-            raise ValueError(f"{consumer} is balanced, and there are no balances")
-        return self._balances.of(consumer, self._tensors)
+        """The factor of each input channel of a product, from what was seen in it and its columns."""
+        if consumer not in self._balances:
+            matrices = [self._tensors[part] for part in self._consumed[consumer]]
+            self._balances = {consumer: _balance(self._peaks.get(consumer), matrices)}
+        return self._balances[consumer]
 
     def _blocks(self, item: Blocks) -> None:
         """Codes as they come, then the scales and zero points that came with them."""
@@ -174,36 +182,16 @@ def _same(values: F32) -> F32:
     return values
 
 
-class Balances:
-    """The factor of each input channel of a product, from what was seen in it and its columns.
-
-    peaks: consumer -> greatest magnitude of every input channel [K], as calibration.observe has them.
-    """
-
-    def __init__(self, peaks: Mapping[str, F32], plan: WeightPlan) -> None:
-        self._peaks, self._known = peaks, dict[str, F32]()
-        self._parts: dict[str, list[str]] = {}  # consumer -> its matrices and those of its twin
-        for item in plan.items:
-            if isinstance(item, Columns) and item.consumer:
-                self._parts.setdefault(item.consumer, []).extend(item.parts)
-
-    def of(self, consumer: str, tensors: Mapping[str, Matrix]) -> F32:
-        """Factors [K]: the square root of peak over column, ones where nothing was seen."""
-        if consumer not in self._known:
-            self._known = {consumer: self._find(consumer, tensors)}
-        return self._known[consumer]
-
-    def _find(self, consumer: str, tensors: Mapping[str, Matrix]) -> F32:
-        matrices = [tensors[part] for part in self._parts[consumer]]
-        width = matrices[0].shape[1]
-        peaks = self._peaks.get(consumer)
-        if peaks is None or len(peaks) != width:
-            return np.ones(width, np.float32)
-        columns = np.maximum.reduce([np.abs(whole(matrix)).max(axis=0) for matrix in matrices])
-        known = (peaks > 0) & (columns > 0)
-        balance = np.sqrt(np.where(known, peaks, 1) / np.where(known, columns, 1))
-        balance = np.where(known, balance, np.median(balance[known]) if known.any() else 1)
-        return np.asarray(balance, np.float32)
+def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
+    """Factors [K]: the square root of peak over column, ones where nothing was seen."""
+    width = matrices[0].shape[1]
+    if peaks is None or len(peaks) != width:
+        return np.ones(width, np.float32)
+    columns = np.maximum.reduce([np.abs(whole(matrix)).max(axis=0) for matrix in matrices])
+    known = (peaks > 0) & (columns > 0)
+    balance = np.sqrt(np.where(known, peaks, 1) / np.where(known, columns, 1))
+    balance = np.where(known, balance, np.median(balance[known]) if known.any() else 1)
+    return np.asarray(balance, np.float32)
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:

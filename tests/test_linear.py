@@ -13,7 +13,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.files import BundleFile
 from stem_edge.export.quantizers import Quantizer
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weight_file import Balances, WeightFile, worth_balancing
+from stem_edge.export.weight_file import WeightFile, worth_balancing
 from stem_edge.export.weights import Weights
 from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.graph import linear as module
@@ -54,10 +54,9 @@ class Built:
         peaks: Mapping[str, F32] | None = None,
     ) -> F32:
         """The one output."""
-        balances = Balances(peaks or {}, self.plan)
         path = folder / self.plan.file
         with Weights(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
-            WeightFile(data, self._tensors, weights, quantizer, balances).write(self.plan)
+            WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
         session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
         (found,) = session.run(None, inputs)
         return np.asarray(found, np.float32)

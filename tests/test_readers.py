@@ -18,7 +18,7 @@ from torch_model import random_tensors
 import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.hf_config import tensor_name
 from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.tokenizer import convert_tokenizer

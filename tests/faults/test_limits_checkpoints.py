@@ -15,8 +15,14 @@ from stem_edge import disk
 from stem_edge.errors import CheckpointError
 from stem_edge.export import json_files, stored
 from stem_edge.export.json_files import read_json, reason_of
-from stem_edge.export.magic import looks_like
-from stem_edge.export.stored import Checksum, SourceFile, StoredTensor, check_shape, check_type
+from stem_edge.export.stored import (
+    Checksum,
+    SourceFile,
+    StoredTensor,
+    check_shape,
+    check_type,
+    looks_like,
+)
 
 
 def test_first_bytes_say_what_a_file_is() -> None:
