@@ -115,20 +115,17 @@ def keep_files(
 ) -> dict[Path, FileEntry]:
     """All files of the bundle but the engine's backbone in another folder, as hard links if they
     can be."""
-    manifest = base.manifest
-    kept = [name for name in manifest.files if name not in BACKBONE_FILES[engine]]
-    return {folder / name: _keep_file(base, name, folder) for name in kept}
-
-
-def _keep_file(base: Bundle, name: str, folder: Path) -> FileEntry:
-    """One file of the bundle in another folder, as a hard link if it can be."""
-    entry = base.manifest.files[name]
-    disk.make_folders((folder / name).parent)
-    try:
-        disk.link(base.file(name), folder / name)
-    except OSError:
-        _copy(base.file(name), folder / name, entry)
-    return entry
+    files = base.manifest.files
+    kept = {
+        folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONE_FILES[engine]
+    }
+    for path, (source, entry) in kept.items():
+        disk.make_folders(path.parent)
+        try:
+            disk.link(source, path)
+        except OSError:
+            _copy(source, path, entry)
+    return {path: entry for path, (_, entry) in kept.items()}
 
 
 def _copy(source: Path, target: Path, entry: FileEntry) -> None:

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.export.settings import one_line
+from stem_edge.export.json_files import one_line
 from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.prefill_check import PROBE_TOKENS
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, I64
 from stem_edge.reference import forward
 
 # Read when there is no text of the user's: prose, a name, a number, code.
@@ -26,13 +26,12 @@ READ_CHARS = 1 << 20
 SEQUENCE_TOKENS = 512  # as long as a typical use, short enough that a layer's attention is small
 
 
-def read_token_ids(
-    path: Path | None, converted: ExportedTokenizer, vocab_size: int
-) -> npt.NDArray[np.int64]:
+def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_size: int) -> I64:
     """Ids of a text, or of a file of ids (.npy, or .int32 as little-endian); empty without one."""
+    if file is None:
+        return np.zeros(0, np.int64)
+    path = Path(file)
     try:
-        if path is None:
-            return np.zeros(0, np.int64)
         if not path.is_file():  # a pipe would be waited for
             raise ValueError("no such file")
         if path.suffix == ".npy":
@@ -50,7 +49,7 @@ def read_token_ids(
             f"{path}: expected token ids of 0 to {vocab_size - 1}; it holds "
             f"{f'{ids.min()} to {ids.max()}' if len(ids) else 'none'}"
         )
-    checked: npt.NDArray[np.int64] = ids.astype(np.int64)
+    checked: I64 = ids.astype(np.int64)
     return checked
 
 
@@ -66,9 +65,9 @@ def _load(path: Path) -> npt.NDArray[Any]:
     return np.array(found).reshape(-1)
 
 
-def _encode(tokenizer: Tokenizer, path: Path) -> npt.NDArray[np.int64]:
+def _encode(tokenizer: Tokenizer, path: Path) -> I64:
     """In pieces that end with a line, because a tokenizer takes a hundred bytes for a character."""
-    ids: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    ids: list[I64] = [np.zeros(0, np.int64)]
     with path.open(encoding="utf-8") as file:
         while lines := file.readlines(READ_CHARS):
             text = "".join(lines)
@@ -76,9 +75,7 @@ def _encode(tokenizer: Tokenizer, path: Path) -> npt.NDArray[np.int64]:
     return np.concatenate(ids)
 
 
-def probe_ids(
-    text_ids: npt.NDArray[np.int64], converted: ExportedTokenizer, max_context: int
-) -> list[int]:
+def probe_ids(text_ids: I64, converted: ExportedTokenizer, max_context: int) -> list[int]:
     """A few tokens for comparing the bundle with its checkpoint: the last of the text."""
     count = min(PROBE_TOKENS, max_context)
     if not len(text_ids):
@@ -87,7 +84,7 @@ def probe_ids(
     return ids
 
 
-def sequences(text_ids: npt.NDArray[np.int64], tokens: int, max_context: int) -> list[list[int]]:
+def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
     """About so many tokens of a text in sequences from all over it, none overlapping; or all.
 
     But not the last, which judge the result, unless there are hardly any others.

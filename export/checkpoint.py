@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.settings import one_line
+from stem_edge.export.json_files import one_line
 from stem_edge.quantize import F32
 from stem_edge.reference import READ_ROWS, IndexedMatrix, Matrix
 
@@ -25,7 +25,9 @@ PIECE_VALUES = 1 << 20  # read at once where only a look is needed
 class SourceMatrix(Matrix, Protocol):
     """A matrix of a checkpoint: rows as float32, and the bytes it takes there."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ class Checkpoint:
         return sum(matrix.nbytes for matrix in matrices)
 
 
+def module_names(
+    inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
+) -> dict[str, str]:
+    """A trainer's name of each module -> this project's name of its weight.
+
+    inside: how the trainer names what is in a layer, with {} for its number.
+    """
+    return dict(top) | {
+        inside.format(layer) + theirs: f"layers.{layer}.{ours}"
+        for layer in range(layers)
+        for theirs, ours in parts.items()
+    }
+
+
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint, if every tensor is there with the shape that its config asks for."""
     config = checkpoint.config
@@ -88,7 +104,6 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
             f"{checkpoint.path}: tensors and configuration disagree: {_in_short(wrong)}; "
             "check that all files are of the same run and step"
         )
-    _check_index(checkpoint)
     return checkpoint
 
 
@@ -116,24 +131,6 @@ def _ranges(numbers: list[int]) -> str:
             runs.append([number, number])
     text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return text if len(numbers) == 1 else f"({one_line(text, 160)})"
-
-
-def _check_index(checkpoint: Checkpoint) -> None:
-    config, index = checkpoint.config, checkpoint.index
-    shared = config.records != config.vocab_size or config.stem_ffn == "hash-moe"
-    if (index is not None) != shared:
-        raise CheckpointError(
-            f"{checkpoint.path}: {'no' if index is None else 'a'} map from tokens to experts in a "
-            f"{config.stem_ffn} model"
-        )
-    if index is None:
-        return
-    if index.shape != (config.vocab_size,) or index.min() < 0 or index.max() >= config.records:
-        raise CheckpointError(
-            f"{checkpoint.path}: the map from tokens to experts is {list(index.shape)} with values "
-            f"{index.min()} to {index.max()}; expected [{config.vocab_size}], 0 to "
-            f"{config.records - 1}"
-        )
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from pathlib import Path
-from typing import cast
 
 from stem_edge.bundle import TOKEN_COUNTS, WORKING, Bundle
-from stem_edge.command_line import BACKBONE_FOR, engine_name, own_command
+from stem_edge.command_line import BACKBONE_FOR, own_command
 from stem_edge.errors import ExportError
-from stem_edge.export.exporter import export_bundle
+from stem_edge.export.exporter import export_with
 from stem_edge.export.gguf_dense import export_dense_gguf
-from stem_edge.export.options import BACKBONES, BLOCK_SIZE, CALIBRATION_TOKENS, QUANTIZERS
+from stem_edge.export.options import (
+    BACKBONES,
+    BLOCK_SIZE,
+    CALIBRATION_TOKENS,
+    QUANTIZERS,
+    ExportOptions,
+)
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
-from stem_edge.formats import MATRIX_KINDS, WEIGHT_BITS, EngineName
+from stem_edge.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.inspect_cli import table
 from stem_edge.token_counts import read_counts
 from stem_edge.units import format_size
@@ -22,12 +28,6 @@ from stem_edge.units import format_size
 LLAMA = "llama.cpp"
 LOW_AGREEMENT = 0.8  # below, a model writes noticeably other texts
 FEW_TOKENS = 1000
-# Options that such a file has no use for.
-OF_BUNDLES = [
-    *["tables", "frequent", "group_size", "add", "max_kl", "head", "bits", "block_size"],
-    *["asymmetric", "quantizer", "prefill_graph"],
-]
-
 DESCRIPTION = """\
 Turn a trained checkpoint into a bundle.
 
@@ -179,13 +179,13 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
-    of_type = [engine for engine, (types, _) in BACKBONES.items() if args.backbone in types]
-    args.engine = args.engine or (of_type or ["onnx"])[0]
     if args.engine == LLAMA:
         return _run_dense(args)
+    # The options are those of export_bundle, name by name.
+    given = {name: value for name, value in vars(args).items() if name not in ("checkpoint", "out")}
+    options = ExportOptions(**given)
     try:
-        # The options are the function's, name by name.
-        bundle = export_bundle(**vars(args))
+        bundle = export_with(args.checkpoint, Path(args.out), options)
     except KeyboardInterrupt:
         out = Path(args.out)
         kept = out.with_name(WORKING + out.name)
@@ -196,45 +196,37 @@ def run(args: argparse.Namespace) -> int:
             )
         raise
     print(table(bundle))
-    second = args.engine == "gguf" and len(bundle.manifest.engines) > 1
+    second = options.runs_on == "ggml" and len(bundle.manifest.engines) > 1
     engine = " --engine ggml" if second else ""
-    print("\n" + "\n".join(_verdict(bundle, args)))
+    print("\n" + "\n".join(_verdict(bundle, options)))
     print(f"try it: {own_command()} generate {args.out}{engine} 'Once upon a time'")
     return 0
 
 
-def _verdict(bundle: Bundle, args: argparse.Namespace) -> list[str]:
+def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
     """How near the bundle is to its checkpoint, and what would bring it nearer."""
-    report = bundle.manifest.reports[cast(EngineName, engine_name(args.engine))]
+    report = bundle.manifest.reports[options.runs_on]
     same, tokens = report.agreement or 0.0, len(report.probe_tokens)
     found = f"the checkpoint: the same best token at {same:.1%} of {tokens} positions"
     lines = [f"near {found}"]
     if same < LOW_AGREEMENT:
         lines = [f"far from {found}; more bits (--backbone, --tables) or a --calibration text help"]
     counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
-    if args.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
+    if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
         lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]
     return lines
 
 
 def _run_dense(args: argparse.Namespace) -> int:
-    given = [name for name in OF_BUNDLES if getattr(args, name) not in (None, False)]
-    if given:
-        option = "--" + given[0].replace("_", "-")
+    given = {
+        name: v for name, v in vars(args).items() if name != "engine" and v not in (None, False)
+    }
+    if others := given.keys() - inspect.signature(export_dense_gguf).parameters:
+        option = "--" + min(others).replace("_", "-")
         raise ExportError(
             f"{option} belongs to bundles, and --engine {LLAMA} makes none; leave it out"
         )
-    out = export_dense_gguf(
-        args.checkpoint,
-        args.out,
-        backbone=args.backbone or "q4_k_m",
-        calibration=args.calibration,
-        calibration_tokens=args.calibration_tokens,
-        lora=args.lora,
-        tokenizer=args.tokenizer,
-        force=args.force,
-        threads=args.threads,
-    )
+    out = export_dense_gguf(**given)
     print(f"{out}: {format_size(out.stat().st_size)}; run it with llama.cpp: llama-cli -m {out}")
     return 0
 

@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle import MANIFEST, Bundle, encode_manifest, open_bundle
+from stem_edge import __version__
+from stem_edge.bundle import (
+    MANIFEST,
+    TABLES,
+    TOKEN_COUNTS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Bundle,
+    FileEntry,
+    encode_manifest,
+    open_bundle,
+)
 from stem_edge.errors import CheckpointError, ExportError
-from stem_edge.export.acceptance import Acceptance
-from stem_edge.export.adding import check_base, open_base
+from stem_edge.export.acceptance import accept
+from stem_edge.export.adding import check_base, keep_files, open_base
 from stem_edge.export.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.files import LOCK, publish, write_file
+from stem_edge.export.files import LOCK, check_free, publish, write_file
+from stem_edge.export.gguf_backbone import write_backbone
 from stem_edge.export.gguf_values import import_gguf
-from stem_edge.export.job import Job
-from stem_edge.export.journal import Journal, subject
+from stem_edge.export.job import Advance, Job, Tell, Work
+from stem_edge.export.journal import Journal
 from stem_edge.export.lora import merge_lora
+from stem_edge.export.onnx_backbone import OnnxBackbone
 from stem_edge.export.options import ExportEngine, ExportOptions
 from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.report import ErrorMeter
 from stem_edge.export.sources import Sources, check_apart
-from stem_edge.export.space import check_space
-from stem_edge.export.steps import all_steps
 from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.footprint import kinds_of
-from stem_edge.formats import GgufType, MatrixKind, QuantizerName, WeightType
+from stem_edge.formats import (
+    BackboneFormat,
+    GgufFormat,
+    GgufType,
+    MatrixKind,
+    QuantizerName,
+    WeightType,
+)
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
-from stem_edge.token_counts import count_tokens
+from stem_edge.quantize import F32
+from stem_edge.token_counts import count_tokens, encode_counts
 from stem_edge.verdicts import keep_good
 
 NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"
@@ -44,7 +66,7 @@ def export_bundle(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    engine: ExportEngine = "onnx",
+    engine: ExportEngine | None = None,
     backbone: WeightType | GgufType | None = None,
     tables: ExportTables | None = None,
     lora: str | Path | None = None,
@@ -67,7 +89,8 @@ def export_bundle(
 ) -> Bundle:
     """Export a checkpoint (stem_edge.export.readers says of whom) to a bundle in the folder `out`.
 
-    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml.
+    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: that of the
+        backbone's type, else onnx.
     backbone: of onnx, "int4" (the default), "int8" or "fp32" matrices in the layers; of gguf, one of
         llama.cpp's mixtures of types, for the whole backbone: "q4_k_m" (the default), "q4_0",
         "q5_k_m", "q6_k", "q8_0", "f16" or "f32".
@@ -105,66 +128,48 @@ def export_bundle(
     CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not there, with add
     BundleError; then `out` is what it was.
     """
-    options = ExportOptions(
-        engine=engine,
-        backbone=backbone,
-        tables=tables,
-        lora=lora,
-        tokenizer=tokenizer,
-        head=head,
-        bits=bits or {},
-        block_size=block_size,
-        asymmetric=asymmetric,
-        quantizer=quantizer,
-        group_size=group_size,
-        prefill_graph=prefill_graph,
-        calibration=calibration,
-        calibration_tokens=calibration_tokens,
-        max_kl=max_kl,
-        frequent=frequent,
-        add=add,
-        force=force,
-        threads=threads,
-        progress=progress,
-    )
-    return _export(checkpoint, Path(out), options)
+    given = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
+    return export_with(checkpoint, Path(out), ExportOptions(**given))
 
 
-def _export(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
-    lora, tokenizer, calibration = options.lora, options.tokenizer, options.calibration
+def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
+    """export_bundle with its keywords as one object."""
     if options.add:
         check_base(out, force=options.force)
-    check_apart(out, [checkpoint, lora])
-    sources = Sources([checkpoint, lora, tokenizer, calibration])
-    ggml = _library() if options.engine == "gguf" else None  # before gigabytes are read
-    source = read_checkpoint(checkpoint)
-    if lora is not None:
-        source = merge_lora(source, Path(lora))
+    check_apart(out, [checkpoint, options.lora])
+    sources = Sources([checkpoint, *options.files])
+    ggml = None
+    if options.runs_on == "ggml":  # asked for before gigabytes are read
+        import_gguf()
+        ggml = checked_ggml()
+    source, converted = read_source(checkpoint, options)
     _check_kinds(source, options.bits)
-    converted = tokenizer_of(source, tokenizer)
     source = _with_special_tokens(source, converted)
-    text_ids = read_token_ids(
-        Path(calibration) if calibration else None, converted, source.config.vocab_size
-    )
-    files = [source.path, *([Path(lora)] if lora is not None else [])]
+    text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.folder, open_base(out, source, converted) if options.add else None
         job = _make_job(folder, source, converted, options, text_ids, base, ggml)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
-        journal = Journal(folder, subject(_described(job), files, own))
-        work.needed_nbytes = check_space(out, job, journal)
+        journal = Journal(folder, _subject(job, sources.used([source.path, options.lora], own)))
+        done = sum(entry.nbytes for entry in journal.files().values())
+        work.needed_nbytes = max(0, job.nbytes - done)
+        check_free(out, work.needed_nbytes)
         with Progress(job.total, "exporting", options.progress) as bar:
             _run(job, journal, bar)
-        sources.check([*files, tokenizer, calibration], own)
+        sources.check([source.path, *options.files], own)
     bundle = open_bundle(out)
     keep_good(bundle, options.runs_on)  # it has just run here, to be compared
     return bundle
 
 
-def _library() -> Ggml:
-    """What writes a GGUF file: ggml, and the package that judges it. Raises BackendError, ExportError."""
-    import_gguf()
-    return checked_ggml()
+def read_source(
+    checkpoint: str | Path, options: ExportOptions
+) -> tuple[Checkpoint, ExportedTokenizer]:
+    """The checkpoint, with the adapter merged that the options name, and its tokenizer."""
+    source = read_checkpoint(checkpoint)
+    if options.lora is not None:
+        source = merge_lora(source, options.lora)
+    return source, _tokenizer_of(source, options.tokenizer)
 
 
 def _make_job(
@@ -184,12 +189,14 @@ def _make_job(
     return Job(folder, source, converted, options, text_ids, counts, plan, base, ggml)
 
 
-def _described(job: Job) -> tuple[object, ...]:
-    """All that changes the bytes of the bundle, beside the checkpoint's files."""
+def _subject(job: Job, files: object) -> str:
+    """A digest of all that changes the bytes of the bundle; files: those of the checkpoint."""
     text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
     base = encode_manifest(job.base.manifest) if job.base else None
     ggml = job.ggml.version if job.ggml else None
-    return job.options.described(), job.converted, text_hash, base, ggml
+    options = job.options.described()
+    described = repr((__version__, options, job.converted, text_hash, base, ggml, files))
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
@@ -199,24 +206,57 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     ids = probe_ids(job.text_ids, job.converted, job.source.config.max_context)
     expected, peaks = observe(job.source, ids)
     bar.describe("exporting")
-    for name, work in all_steps(job, peaks, journal.files, bar.describe):
+    for name, work in _steps(job, peaks, journal, bar.describe):
         journal.run(name, work, bar.advance)
     bar.describe("comparing with the checkpoint")
-    manifest = Acceptance(job, journal, peaks).compare(ids, expected)
+    manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
 
 
-def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int]) -> None:
+def _steps(
+    job: Job, peaks: dict[str, F32], journal: Journal, tell: Tell
+) -> Iterator[tuple[str, Work]]:
+    """Name and work of each step: work(meter, advance) writes and returns some whole files.
+
+    peaks: of OnnxBackbone.
+    """
+    if job.base is not None:
+        yield "kept", partial(keep_files, job.base, job.options.runs_on, job.folder)
+    else:
+        yield "tokenizer", partial(_write_tokenizer, job)
+    format = job.options.format
+    if isinstance(format, BackboneFormat):
+        yield from OnnxBackbone(job, peaks, tell).steps()
+    if job.base is None and job.tables is not None:
+        tables, threads = job.source.tables, job.options.cpus
+        yield from TableWriter(job.folder / TABLES, job.tables, tables, threads).steps()
+    if isinstance(format, GgufFormat):  # which holds a hash of the tables
+        yield "backbone", partial(write_backbone, job, format, journal.files, tell)
+
+
+def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+    config = msgspec.json.encode(job.converted.config, order="sorted")
+    contents = {
+        TOKENIZER: job.converted.json.encode(),
+        TOKENIZER_CONFIG: msgspec.json.format(config, indent=1) + b"\n",
+    }
+    if len(job.text_ids):
+        contents[TOKEN_COUNTS] = encode_counts(job.counts)
+    paths = {job.folder / name: data for name, data in contents.items()}
+    return {path: write_file(path, data) for path, data in paths.items()}
+
+
+def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> None:
     known = kinds_of(source.config)
-    if absent := sorted(bits.keys() - known):
+    if absent := sorted((bits or {}).keys() - known):
         raise ExportError(
             f"{source.path}: has no matrix of the kind {absent[0]!r}, which bits names; expected "
             f"some of {', '.join(sorted(known))}"
         )
 
 
-def tokenizer_of(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
+def _tokenizer_of(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
     wanted = source.tokenizer
     if override is not None:
         wanted = TokenizerSource("json", Path(override), wanted.add_bos)

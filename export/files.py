@@ -124,12 +124,14 @@ def publish(out: Path, *, force: bool) -> Iterator[Working]:
     not set, when `out` is something other than a bundle (never deleted, even with force), when
     another export to it is under way, or when the disk is full or fails; then `out` is what it was.
     """
-    _check_target(out, force)
+    check_target(out, force, "folder", "a bundle", _is_bundle)
     work, keep = Working(out.with_name(WORKING + out.name)), False
     again = f"export again to go on from there, or delete {work.folder}"
     with locked(out, "folder"), explained(out, work, again):
         _recover(out)
-        _check_target(out, force)  # what was recovered, or is here since we looked
+        check_target(
+            out, force, "folder", "a bundle", _is_bundle
+        )  # what was recovered, or is here since we looked
         try:
             disk.make_folders(work.folder)
             disk.sync_folder(out.parent)  # before anything that is left here is deleted
@@ -206,16 +208,34 @@ def free_nbytes(out: Path) -> int:
     return shutil.disk_usage(out.parent).free
 
 
-def _check_target(out: Path, force: bool) -> None:
+def check_free(out: Path, needed: int) -> None:
+    """Raises ExportError unless so many bytes can be written beside `out`."""
+    free = free_nbytes(out)
+    if free < needed:
+        raise ExportError(
+            f"{out}: not enough room on its disk: {format_size(needed, up=True)} are needed, "
+            f"{format_size(free)} are free; free some space or choose another disk"
+        )
+
+
+def check_target(
+    out: Path, force: bool, place: str, kind: str, is_ours: Callable[[Path], bool]
+) -> None:
+    """Raises ExportError unless `out` is free, or with force something of ours, no link to it."""
     if not out.exists() and not out.is_symlink():
         return
     if not force:
         raise ExportError(
-            f"{out}: exists already; choose another folder or replace it with --force"
+            f"{out}: exists already; choose another {place} or replace it with --force"
         )
-    empty = out.is_dir() and not any(out.iterdir())
-    if out.is_symlink() or not (empty or (out / MANIFEST).is_file()):
-        raise ExportError(f"{out}: exists and is not a bundle; --force replaces only bundles")
+    if out.is_symlink() or not is_ours(out):
+        raise ExportError(
+            f"{out}: exists and is not {kind}; choose another {place}: --force replaces only those"
+        )
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / MANIFEST).is_file() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _recover(out: Path) -> None:

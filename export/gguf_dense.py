@@ -6,27 +6,31 @@ What is in it, and which models it can be made of: gguf_llama.py.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from stem_edge import disk
 from stem_edge.bundle import WORKING
 from stem_edge.errors import ExportError
 from stem_edge.export.calibration import read_token_ids, sequences
-from stem_edge.export.exporter import tokenizer_of
-from stem_edge.export.files import Working, explained, locked, take_place
+from stem_edge.export.exporter import read_source
+from stem_edge.export.files import (
+    Working,
+    check_free,
+    check_target,
+    explained,
+    locked,
+    take_place,
+)
 from stem_edge.export.gguf_llama import architecture_of, write_dense
 from stem_edge.export.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.gguf_writer import MAGIC
-from stem_edge.export.importance import importance_vectors
-from stem_edge.export.lora import merge_lora
-from stem_edge.export.options import CALIBRATION_TOKENS, UNWEIGHTED
-from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.hidden_states import importance_vectors
+from stem_edge.export.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.sources import Sources, check_apart
-from stem_edge.export.space import check_free
 from stem_edge.footprint import gguf_footprint
-from stem_edge.formats import GGUF_TYPES, GgufFormat, GgufType
+from stem_edge.formats import GgufFormat, GgufType
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32
@@ -64,26 +68,27 @@ def export_dense_gguf(
     Returns `out`. Warns (TokenizerDiffers) where llama.cpp will not give the tokenizer's own ids.
     Raises CheckpointError, ExportError, BackendError; then `out` is what it was.
     """
-    _check(backbone, calibration, calibration_tokens, threads)
-    out = Path(out)
+    given = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
+    options, out = ExportOptions(engine="gguf", **given), Path(out)
+    if calibration is not None and backbone in UNWEIGHTED:
+        raise ExportError(
+            f"a calibration text guides quantizers of few bits, and {backbone} needs none; leave it "
+            "out, or take backbone q4_k_m"
+        )
     check_apart(out, [checkpoint, lora])
-    sources = Sources([checkpoint, lora, tokenizer, calibration])
+    sources = Sources([checkpoint, *options.files])
     with publish_file(out, force=force) as part:
         ggml = checked_ggml()  # before gigabytes are read
-        source = read_checkpoint(checkpoint)
-        if lora is not None:
-            source = merge_lora(source, Path(lora))
+        source, converted = read_source(checkpoint, options)
         architecture_of(source)
-        converted = tokenizer_of(source, tokenizer)
         config = source.config
         check_free(out, gguf_footprint(config, GgufFormat(weights=backbone), None).backbone_nbytes)
         values = tokenizer_metadata(converted, config.vocab_size)
-        path = None if calibration is None else Path(calibration)
-        ids = read_token_ids(path, converted, config.vocab_size)
+        ids = read_token_ids(calibration, converted, config.vocab_size)
         with Progress(4 * config.backbone_parameters, "exporting", progress) as bar:
             vectors: dict[str, F32] = {}
             if len(ids):
-                texts = sequences(ids, calibration_tokens or CALIBRATION_TOKENS, config.max_context)
+                texts = sequences(ids, options.text_tokens, config.max_context)
                 vectors = importance_vectors(source, texts, bar.describe)
                 bar.describe("exporting")
             write_dense(
@@ -93,32 +98,13 @@ def export_dense_gguf(
                 backbone,
                 values,
                 importance=vectors,
-                threads=threads or os.cpu_count() or 1,
+                threads=options.cpus,
                 advance=bar.advance,
             )
-        sources.check([source.path, lora, tokenizer, calibration], [out, part])
+        sources.check([source.path, *options.files], [out, part])
     for sentence in differences(converted):
         warnings.warn(TokenizerDiffers(f"{out}: {sentence}"), stacklevel=2)
     return out
-
-
-def _check(
-    backbone: str, calibration: object, calibration_tokens: int | None, threads: int | None
-) -> None:
-    if backbone not in GGUF_TYPES:
-        raise ExportError(f"backbone is {backbone!r}; expected one of {', '.join(GGUF_TYPES)}")
-    if calibration is not None and backbone in UNWEIGHTED:
-        raise ExportError(
-            f"a calibration text guides quantizers of few bits, and {backbone} needs none; leave it "
-            "out, or take backbone q4_k_m"
-        )
-    if calibration is None and calibration_tokens is not None:
-        raise ExportError(
-            "calibration_tokens counts tokens of a calibration text, and there is none; give one"
-        )
-    for name, count in (("threads", threads), ("calibration_tokens", calibration_tokens)):
-        if count is not None and count < 1:
-            raise ExportError(f"{name} is {count}; expected at least 1")
 
 
 @contextlib.contextmanager
@@ -129,7 +115,7 @@ def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
     Raises ExportError when `out` exists and `force` is not set, when it is something other than a
     GGUF file, when another export to it is under way, or when it cannot be written.
     """
-    _check_target(out, force)
+    check_target(out, force, "file", "a GGUF file", _is_gguf)
     part, keep = out.with_name(WORKING + out.name), False
     with locked(out, "file"), explained(out, Working(part), "export again"):
         part.unlink(missing_ok=True)  # of an export that was killed
@@ -142,14 +128,5 @@ def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
                 part.unlink(missing_ok=True)
 
 
-def _check_target(out: Path, force: bool) -> None:
-    if not out.exists() and not out.is_symlink():
-        return
-    if not force:
-        raise ExportError(f"{out}: exists already; choose another file or replace it with --force")
-    with contextlib.suppress(OSError), out.open("rb") as file:
-        if out.is_file() and not out.is_symlink() and file.read(len(MAGIC)) == MAGIC:
-            return
-    raise ExportError(
-        f"{out}: exists and is not a GGUF file; choose another: --force replaces only those"
-    )
+def _is_gguf(path: Path) -> bool:
+    return path.is_file() and disk.read_file(path, len(MAGIC)).startswith(MAGIC)

@@ -25,7 +25,9 @@ from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.gguf_backbone import FILE_TYPES
-from stem_edge.export.gguf_writer import GgufValue, TensorSource, write_gguf
+from stem_edge.export.gguf_values import TensorSource
+from stem_edge.export.gguf_writer import GgufValue, write_gguf
+from stem_edge.export.heads import HeadRows
 from stem_edge.export.report import ErrorMeter
 from stem_edge.formats import GgufType
 from stem_edge.ggml import Ggml
@@ -66,6 +68,7 @@ def write_dense(
     chosen = {**gguf_schema.tensor_types(config, weights), **(types or {})}
     keys, factors = _rope(config, architecture)
     values: dict[str, GgufValue] = {
+        "general.architecture": architecture,
         "general.name": source.path.name or "model",
         "general.description": f"exported by stem-edge {stem_edge.__version__}",
         "general.file_type": FILE_TYPES[weights],
@@ -74,7 +77,9 @@ def write_dense(
         **keys,
         **tokenizer,
     }
-    tensors = [] if factors is None else [_vector(ROPE_FACTORS, factors)]
+    tensors = []
+    if factors is not None:
+        tensors.append(TensorSource(ROPE_FACTORS, ArrayMatrix(factors), FLOAT32, "rope"))
     for name, shape in config.backbone_shapes().items():
         part = name.split(".")[2] if name.startswith("layers.") else name
         matrix = _turned(config, architecture, part, source.backbone[name])
@@ -82,16 +87,7 @@ def write_dense(
         tensors.append(
             TensorSource(gguf_schema.gguf_name(name), matrix, chosen[name], part, vector)
         )
-    return write_gguf(
-        path,
-        ggml,
-        architecture,
-        values,
-        tensors,
-        threads=threads,
-        meter=ErrorMeter(),
-        advance=advance,
-    )
+    return write_gguf(path, ggml, values, tensors, threads, ErrorMeter(), advance)
 
 
 def architecture_of(source: Checkpoint) -> str:
@@ -169,32 +165,5 @@ def _turned(config: ModelConfig, architecture: str, part: str, matrix: Matrix) -
     """A tensor whose heads are rotated as the architecture does it."""
     if part not in ROTATED or config.rope_interleaved == (architecture == LLAMA):
         return matrix
-    pairs = np.arange(config.head_dim)
-    order = pairs.reshape((2, -1) if architecture == LLAMA else (-1, 2)).T.ravel()
-    return HeadRows(matrix, order)
-
-
-class HeadRows:
-    """A matrix of heads, or a vector of them, whose rows have changed places within each head."""
-
-    def __init__(self, matrix: Matrix, order: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
-        self._matrix, self._order = matrix, order
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the matrix."""
-        return self._matrix.shape
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop, of heads that are read whole."""
-        size = len(self._order)
-        first, last = start // size, -(-stop // size)
-        values = self._matrix.rows(first * size, last * size)
-        heads = values.reshape(last - first, size, *values.shape[1:])[:, self._order]
-        return np.ascontiguousarray(
-            heads.reshape(values.shape)[start - first * size :][: stop - start]
-        )
-
-
-def _vector(name: str, values: F32) -> TensorSource:
-    return TensorSource(name, ArrayMatrix(values), FLOAT32, "rope")
+    pairs = np.arange(config.head_dim).reshape((2, -1) if architecture == LLAMA else (-1, 2))
+    return HeadRows(matrix, pairs.T.ravel())

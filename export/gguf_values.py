@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,56 +15,72 @@ from stem_edge.export.report import ErrorMeter
 from stem_edge.ggml import INSTALL, Ggml
 from stem_edge.ggml_types import F16, TensorType
 from stem_edge.ggml_types import F32 as FLOAT32
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, U8
+from stem_edge.reference import Matrix
 
 GREATEST = float(np.finfo(np.float16).max)  # of a value, and of the scales of quantized blocks
 EVERY = 4  # rows of which one is measured
 
-Bytes = npt.NDArray[np.uint8]
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor to be written, and how. Raises ValueError where type or importance does not fit."""
+
+    name: str  # in the file
+    matrix: Matrix  # [rows, width], or a vector [rows]
+    type: TensorType
+    kind: str  # under which its quantization error is counted
+    importance: F32 | None = None  # [width]: of a quantized type, how much each channel counts
+
+    def __post_init__(self) -> None:
+        *rows, width = self.matrix.shape
+        if width % self.type.block or (not rows and self.type != FLOAT32):
+            raise ValueError(
+                f"{self.name}: {list(self.matrix.shape)} cannot be {self.type.name}; expected "
+                f"rows of a multiple of {self.type.block} values, and vectors as F32"
+            )
+        if self.importance is not None and self.importance.shape != (width,):
+            raise ValueError(
+                f"{self.name}: importance {list(self.importance.shape)}, rows of {width} values"
+            )
 
 
-def encoder(
-    ggml: Ggml,
-    name: str,
-    kind: str,
-    type: TensorType,
-    importance: F32 | None,
-    meter: ErrorMeter,
-) -> Callable[[F32], Bytes]:
-    """work(rows [n, K]) -> their bytes in a type, for any thread; the meter gets the error of every
-    fourth row, because measuring all would double the time of the fast types.
+def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:
+    """work(rows [n, K]) -> their bytes in the tensor's type, for any thread.
 
-    A row is coded by itself, so that it does not matter which rows come together.
-    importance: [K], how much each channel counts for a quantized type; the other types have no use
-        for it.
+    A row is coded by itself, so that it does not matter which rows come together. The meter gets the
+    error of every fourth row, because measuring all would double the time of the fast types. They
+    are read by the gguf package, whose reading is not ggml's own.
     """
+    type = tensor.type
     if type == FLOAT32:
         return lambda values: _bytes(values.astype("<f4"))
-    code = _half if type == F16 else _quantizer(ggml, name, type, importance)
-    decode = _decoder(type)
+    gguf = import_gguf()
+    number = gguf.GGMLQuantizationType(type.number)
+    code = _half if type == F16 else _quantizer(ggml, tensor)
 
-    def work(values: F32) -> Bytes:
-        _check_range(name, type, values)
+    def work(values: F32) -> U8:
+        _check_range(tensor, values)
         coded = code(values)
         sample = np.ascontiguousarray(coded.reshape(len(values), -1)[::EVERY])
-        meter.add(kind, values[::EVERY], decode(sample))
+        meter.add(tensor.kind, values[::EVERY], gguf.quants.dequantize(sample, number))
         return coded
 
     return work
 
 
-def _half(values: F32) -> Bytes:
+def _half(values: F32) -> U8:
     return _bytes(values.astype("<f2"))
 
 
-def _quantizer(
-    ggml: Ggml, name: str, type: TensorType, importance: F32 | None
-) -> Callable[[F32], Bytes]:
+def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
     """ggml's quantizer of a type; ctypes lets other threads run meanwhile."""
+    type, weights = tensor.type, tensor.importance
     ggml.quantize_init(type.number)  # before threads: it fills tables of the library
-    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    if weights is not None:
+        weights = np.ascontiguousarray(weights, np.float32)
 
-    def code(values: F32) -> Bytes:
+    def code(values: F32) -> U8:
         rows, width = values.shape
         source = np.ascontiguousarray(values, np.float32)
         coded = np.empty(rows * type.row_nbytes(width), np.uint8)
@@ -78,7 +95,7 @@ def _quantizer(
         )
         if written != coded.nbytes:
             raise ExportError(
-                f"{name}: ggml wrote {written} bytes of {type.name}, expected {coded.nbytes}; "
+                f"{tensor.name}: ggml wrote {written} bytes of {type.name}, expected {coded.nbytes}; "
                 f"install the library again with: {INSTALL}"
             )
         return coded
@@ -97,28 +114,14 @@ def import_gguf() -> Any:
         ) from error
 
 
-def _decoder(type: TensorType) -> Callable[[Bytes], F32]:
-    """Rows of bytes [n, b] -> values [n, K]: by the gguf package, whose reading is not ggml's own."""
-    if type == F16:
-        return lambda coded: coded.view("<f2").astype(np.float32)
-    gguf = import_gguf()
-    number = gguf.GGMLQuantizationType(type.number)
-
-    def decode(coded: Bytes) -> F32:
-        found: F32 = gguf.quants.dequantize(coded, number)
-        return found
-
-    return decode
-
-
-def _check_range(name: str, type: TensorType, values: F32) -> None:
+def _check_range(tensor: TensorSource, values: F32) -> None:
     peak = float(np.abs(values).max(initial=0))
     if peak > GREATEST:
         raise ExportError(
-            f"{name}: holds {peak:g}, {type.name} goes to {GREATEST:g}; the checkpoint may be "
-            "damaged, or export with --backbone f32"
+            f"{tensor.name}: holds {peak:g}, {tensor.type.name} goes to {GREATEST:g}; the checkpoint "
+            "may be damaged, or export with --backbone f32"
         )
 
 
-def _bytes(values: npt.NDArray[Any]) -> Bytes:
+def _bytes(values: npt.NDArray[Any]) -> U8:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

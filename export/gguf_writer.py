@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +17,14 @@ import numpy.typing as npt
 from stem_edge.bundle import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile
-from stem_edge.export.gguf_values import encoder
+from stem_edge.export.gguf_values import TensorSource, encoder
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weights import Weights
+from stem_edge.export.weights import Weights, all_rows
 from stem_edge.ggml import Ggml
-from stem_edge.ggml_types import F32 as FLOAT32
-from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
 from stem_edge.gguf_tensors import encode_tensors, lay_out
-from stem_edge.quantize import F32
-from stem_edge.reference import Matrix, whole
+from stem_edge.quantize import U8
+from stem_edge.reference import whole
 
 MAGIC, VERSION = b"GGUF", 3
 # Of the types of values in the file: those that are written here.
@@ -47,74 +44,43 @@ GgufValue = (
 )
 
 
-@dataclass(frozen=True)
-class TensorSource:
-    """A tensor to be written, and how. Raises ValueError where type or importance does not fit."""
-
-    name: str  # in the file
-    matrix: Matrix  # [rows, width], or a vector [rows]
-    type: TensorType
-    kind: str  # under which its quantization error is counted
-    importance: F32 | None = None  # [width]: of a quantized type, how much each channel counts
-
-    def __post_init__(self) -> None:
-        *rows, width = self.matrix.shape
-        if width % self.type.block or (not rows and self.type != FLOAT32):
-            raise ValueError(
-                f"{self.name}: {list(self.matrix.shape)} cannot be {self.type.name}; expected "
-                f"rows of a multiple of {self.type.block} values, and vectors as F32"
-            )
-        if self.importance is not None and self.importance.shape != (width,):
-            raise ValueError(
-                f"{self.name}: importance {list(self.importance.shape)}, rows of {width} values"
-            )
-
-
 def write_gguf(
     path: Path,
     ggml: Ggml,
-    architecture: str,
     metadata: Mapping[str, GgufValue],
     tensors: Sequence[TensorSource],
-    *,
     threads: int,
     meter: ErrorMeter,
     advance: Callable[[int], object],
 ) -> FileEntry:
     """Write a whole file; returns its size and checksum.
 
-    metadata: further keys -> values, after general.architecture, in their order.
+    metadata: keys -> values in their order, general.architecture first.
     advance: gets the bytes of values that were read, as float32.
 
     Raises CheckpointError for values that are not finite, ExportError for those too great for the
     type.
     """
-    header = encode_header({"general.architecture": architecture, **metadata}, tensors)
-    weights = Weights(threads, meter, advance)
-    try:
-        with BundleFile(path) as file:
-            file.write(header)
-            for tensor in tensors:
-                file.align(ALIGNMENT)
-                for piece in _pieces(tensor, ggml, weights, advance):
-                    file.write(piece.data)
+    header = encode_header(metadata, tensors)
+    with Weights(threads, meter, advance) as weights, BundleFile(path) as file:
+        file.write(header)
+        for tensor in tensors:
             file.align(ALIGNMENT)
-    finally:
-        weights.close()
+            for piece in _pieces(tensor, ggml, weights):
+                file.write(piece.data)
+        file.align(ALIGNMENT)
     return file.entry
 
 
-def _pieces(
-    tensor: TensorSource, ggml: Ggml, weights: Weights, advance: Callable[[int], object]
-) -> Iterator[npt.NDArray[np.uint8]]:
+def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
     """The tensor as bytes [n], in order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
-        advance(values.nbytes)
+        weights.progress(values.nbytes)
         yield values.astype("<f4").view(np.uint8)
         return
-    work = encoder(ggml, tensor.name, tensor.kind, tensor.type, tensor.importance, weights.meter)
-    yield from weights.stream(tensor.name, [tensor.matrix], work)
+    work = encoder(ggml, tensor, weights.meter)
+    yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
 def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSource]) -> bytes:

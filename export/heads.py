@@ -1,10 +1,11 @@
-"""Heads as wide as the attention operator wants them: zeros that change no score and no output."""
+"""Heads in the form that an engine wants: wider, by zeros that change nothing, or in another order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
@@ -43,3 +44,20 @@ def _pad(array: F32, parts: int, extra: int) -> F32:
     cut = array.reshape(parts, -1, *array.shape[1:])
     grown = np.pad(cut, ((0, 0), (0, extra), *((0, 0) for _ in array.shape[1:])))
     return grown.reshape(-1, *array.shape[1:])
+
+
+class HeadRows:
+    """A matrix of heads, or a vector of them, whose rows have changed places within each head."""
+
+    def __init__(self, matrix: Matrix, order: npt.NDArray[np.intp], nbytes: int = 0) -> None:
+        """order: of the rows of a head; nbytes: of a matrix that lies in a checkpoint."""
+        self.shape, self.nbytes = matrix.shape, nbytes
+        self._matrix, self._order = matrix, order
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows start..stop, of heads that are read whole."""
+        size = len(self._order)
+        first = start // size * size
+        values = self._matrix.rows(first, -(-stop // size) * size)
+        heads = values.reshape(-1, size, *values.shape[1:])[:, self._order]
+        return np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first])

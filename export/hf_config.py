@@ -1,4 +1,4 @@
-"""config.json of Hugging Face models as a ModelConfig.
+"""Hugging Face models: config.json as a ModelConfig, and the names of their tensors.
 
 | model_type | beyond what all have |
 |---|---|
@@ -13,6 +13,7 @@ A key that no one here knows may change what the model computes, so it is refuse
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,26 @@ import msgspec
 
 from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.json_files import read_json
+from stem_edge.export.json_files import one_line, read_json, read_options
 from stem_edge.export.rope_config import read_rope
-from stem_edge.export.settings import one_line
+
+TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LAYER = {
+    "attention_norm": "input_layernorm",
+    "wq": "self_attn.q_proj",
+    "wk": "self_attn.k_proj",
+    "wv": "self_attn.v_proj",
+    "wo": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_post_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",  # before the FFN: the name counts from the other side
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "project": "mlp.stem_project",
+    "ffn_post_norm": "post_mlp_layernorm",
+}
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Of training, of generating text (the tokenizer's reader takes eos_token_id), and of no meaning now.
@@ -42,20 +60,20 @@ forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppr
 begin_suppress_tokens prefix tokenizer_class tf_legacy_loss gradient_checkpointing
 """
 HARMLESS = frozenset(_HARMLESS.split())
-FIXED: dict[str, object] = {  # the only value that these may have where a model does not read them
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "rope_interleaved": False,
-    "partial_rotary_factor": 1,
-    "use_mrope": False,
-    "use_sliding_window": False,
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "cross_attention_hidden_size": None,
-    "chunk_size_feed_forward": 0,
-    "pruned_heads": {},
-    "tie_encoder_decoder": False,
+# The only values that these may have where a model does not read them.
+FIXED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_interleaved": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "pruned_heads": ({},),
+    "tie_encoder_decoder": (False,),
 }
 # Code of the checkpoint's own. Nothing here runs it, or could.
 CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
@@ -195,32 +213,40 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfi
         raise CheckpointError(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
-    known = set(kinds[kind].__struct_fields__)
-    for key, value in given.items():
-        if (
-            key in known | HARMLESS
-            or key in CODE
-            or value is None
-            or (key in FIXED and value == FIXED[key])
-        ):
-            continue
-        if key == "quantization_config":
-            method = value.get("quant_method", "?") if isinstance(value, dict) else value
-            raise CheckpointError(
-                f"{path}: {key}: already quantized ({one_line(method)}); export the original"
-            )
-        expected = f"expected {FIXED[key]!r}" if key in FIXED else f"no known key of {kind} models"
+    if (quantized := given.get("quantization_config")) is not None:
+        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
-            f"{path}: {one_line(key)} is {one_line(repr(value))}; {expected}: it may change what the model computes; "
-            "take it out only if it does not"
+            f"{path}: quantization_config: already quantized ({one_line(method)}); export the original"
         )
-    try:
-        config = msgspec.convert(given, type=kinds[kind]).model()
-    except (msgspec.ValidationError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{path}: {one_line(error, 400)}; check that the file is of this model"
-        ) from error
-    named = [key for key in CODE if given.get(key)]
-    return config, (f"{path.name} names code ({', '.join(named)}), which was not run",) * bool(
-        named
+    fields = kinds[kind].__struct_fields__  # of which null says something
+    decoder = read_options(
+        path,
+        {key: value for key, value in given.items() if value is not None or key in fields},
+        kinds[kind],
+        expected=FIXED,
+        ignored=HARMLESS.union(CODE),
+        advice=f"it may change what {kind} models compute; take it out only if it does not",
+        unknown_off=False,
     )
+    try:
+        config = decoder.model()
+    except (ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
+    named = ", ".join(key for key in CODE if given.get(key))
+    return config, (f"{path.name} names code ({named}), which was not run",) if named else ()
+
+
+def tensor_name(name: str) -> str:
+    """Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
+    matrix = name.removesuffix(".bias")
+    ending = ".weight" if matrix == name else ".bias"
+    if matrix in TOP:
+        return TOP[matrix] + ending
+    _, layer, part = matrix.split(".")
+    return f"model.layers.{layer}.{LAYER[part]}{ending}"
+
+
+def module_names(names: Iterable[str]) -> dict[str, str]:
+    """Hugging Face's name of a module -> this project's name of its weight."""
+    weights = [name for name in names if not name.endswith(".bias")]
+    return {tensor_name(name).removesuffix(".weight"): name for name in weights}

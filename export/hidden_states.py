@@ -1,12 +1,18 @@
-"""Sequences of a calibration text on their way through the model, in the memory of one layer."""
+"""Sequences of a calibration text on their way through the model, in the memory of one layer.
+
+What is seen of them says how much each input channel of a matrix counts: its mean square. ggml calls
+such vectors an importance matrix: its quantizers then lose least where inputs are large.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoint import Checkpoint
+from stem_edge.export.gptq import DAMPING
 from stem_edge.quantize import F32
 from stem_edge.reference import (
     ArrayMatrix,
@@ -18,6 +24,10 @@ from stem_edge.reference import (
     whole,
 )
 from stem_edge.rope import rope_tables
+
+# Matrix -> the input that stem_edge.reference shows for it; others are shown by their own name.
+INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
+HEAD = "head"
 
 
 class HiddenStates:
@@ -82,3 +92,52 @@ class HiddenStates:
             sin,
             see,
         )
+
+
+def squares(x: F32) -> F32:
+    """The sum of squares of each channel [K] over positions x [T, K]."""
+    return np.asarray(np.einsum("tk,tk->k", x, x), np.float32)
+
+
+def damped(squares: F32) -> F32:
+    """Importance [K] of channels by their squares, all positive. A share of the mean is added: what
+    the text never had is not impossible, and ggml loses blocks whose channels all count nothing."""
+    return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
+
+
+def importance_vectors(
+    source: Checkpoint,
+    sequences: Sequence[Sequence[int]],
+    tell: Callable[[str], object] = lambda what: None,
+) -> dict[str, F32]:
+    """Matrix of the backbone -> importance of its input channels [width], float32, positive.
+
+    All matrices of ModelConfig.backbone_shapes(), but an embedding only where it is the head, too.
+    sequences: token ids. They go through the checkpoint in float32, in the memory of one layer and
+    of their hidden states.
+    """
+    config, sums = source.config, dict[str, F32]()
+
+    def see(name: str, x: F32) -> None:
+        sums[name] = sums[name] + squares(x) if name in sums else squares(x)
+
+    states = HiddenStates(source, sequences)
+    while states.layer < config.n_layers:
+        tell(f"looking into layer {states.layer}")
+        states.observe(see)
+        tell(f"running the text through layer {states.layer}")
+        states.advance({})
+    states.observe_head(see)
+    positions = np.float32(sum(map(len, sequences)))
+    return {name: damped(sums[seen] / positions) for name, seen in _inputs(config).items()}
+
+
+def _inputs(config: ModelConfig) -> dict[str, str]:
+    """Matrix of the backbone -> what its input is called."""
+    found = {}
+    for name, shape in config.backbone_shapes().items():
+        at, _, part = name.rpartition(".")
+        if len(shape) < 2 or (part == "embedding" and not config.tied_head):
+            continue
+        found[name] = f"{at}.{INPUTS.get(part, part)}" if at else HEAD
+    return found

@@ -18,10 +18,18 @@ from stem_edge.export.checkpoint import (
     check_shapes,
     same_values,
 )
-from stem_edge.export.hf_config import Decoder, Llama, Mistral, Qwen2, Qwen3, read_config
-from stem_edge.export.hf_names import module_names, tensor_name
+from stem_edge.export.hf_config import (
+    Decoder,
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    module_names,
+    read_config,
+    tensor_name,
+)
+from stem_edge.export.json_files import one_line
 from stem_edge.export.safetensors_files import TensorFiles
-from stem_edge.export.settings import one_line
 from stem_edge.export.stem_schema import MODEL_TYPE, Stem, read_index, read_tables
 
 CONFIG = "config.json"

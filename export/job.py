@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +16,8 @@ from stem_edge.export.options import ExportOptions
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.tokenizer import ExportedTokenizer
+from stem_edge.footprint import expected_footprint, gguf_footprint
+from stem_edge.formats import GgufFormat
 from stem_edge.ggml import Ggml
 from stem_edge.rows import RecordLayout
 from stem_edge.token_counts import Counts
@@ -42,6 +45,19 @@ class Job:
     def layout(self) -> RecordLayout | None:
         """Of rows in their slots; a dense model has none."""
         return self.tables.format.tables if self.tables else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are written, tokenizer and descriptions not counted."""
+        config, format = self.source.config, self.options.format
+        tables = self.tables.format if self.tables else None
+        if isinstance(format, GgufFormat):
+            found = gguf_footprint(config, format, tables)
+        else:
+            format = msgspec.structs.replace(format, prefill=self.options.prefill)
+            found = expected_footprint(config, format, tables)
+        kept = found.tables_nbytes if self.base is not None else 0  # linked
+        return found.flash_nbytes - kept
 
     @property
     def total(self) -> int:

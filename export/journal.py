@@ -11,17 +11,16 @@ be readable and yet not on the medium, so its journal is written anew, as a whol
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-import stem_edge
 from stem_edge import disk
 from stem_edge.bundle import FileEntry
 from stem_edge.export.files import Leftover
+from stem_edge.export.job import Advance, Work
 from stem_edge.export.report import ErrorMeter, Total
 from stem_edge.whole_file import write_whole
 
@@ -56,12 +55,7 @@ class Journal:
         """Source bytes of all finished steps."""
         return sum(step.progress for step in self.steps.values())
 
-    def run(
-        self,
-        name: str,
-        work: Callable[[ErrorMeter, Callable[[int], object]], dict[Path, FileEntry]],
-        progress: Callable[[int], object],
-    ) -> None:
+    def run(self, name: str, work: Work, progress: Advance) -> None:
         """Do a step unless it is done: work(meter, progress) writes and returns its files."""
         if name in self.steps:
             return
@@ -141,19 +135,6 @@ class Journal:
         known = {self.folder / name for name in self.files()}
         needed = known | {parent for path in known for parent in path.parents}
         _remove_others(self.folder, needed)
-
-
-def subject(options: object, sources: Sequence[Path], written: Sequence[Path]) -> str:
-    """A digest of what is exported and how: files are told by name, size and time of change.
-
-    What the export itself writes does not count, even inside of a source.
-    """
-    own = {path.resolve() for path in written}
-    inside = {path.resolve() for source in sources for path in (source, *source.rglob("*"))}
-    files = sorted(path for path in inside if path.is_file() and not own & {path, *path.parents})
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    described = repr((stem_edge.__version__, options, stats))
-    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _remove_others(folder: Path, needed: set[Path]) -> None:

@@ -1,24 +1,31 @@
-"""JSON files of a checkpoint: read whole, strictly, and with a limit."""
+"""JSON and options of a checkpoint: read whole, strictly, and with a limit."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from stem_edge import disk
+from stem_edge import disk, strict_json
 from stem_edge.errors import CheckpointError
-from stem_edge.export.settings import one_line
 from stem_edge.strict_json import check_json
 
 MAX_NBYTES = 1 << 24  # indexes of great models have some megabytes
 MAX_VALUES = 1 << 22  # each takes some hundred bytes when it is decoded
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 
 
-def read_json(path: Path, what: str, type: type[T], nbytes: int = MAX_NBYTES) -> T:
-    """A file decoded as `type`; `what` it should be. Raises CheckpointError, FileNotFoundError."""
+def read_json(
+    path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES, *, missing: str = ""
+) -> V:
+    """A file decoded as `type`; `what` it should be. Raises CheckpointError.
+
+    missing: what to do where there is no such file.
+    """
     try:
         data = disk.read_file(path.resolve(), nbytes)
         if len(data) > nbytes:
@@ -27,7 +34,9 @@ def read_json(path: Path, what: str, type: type[T], nbytes: int = MAX_NBYTES) ->
         check_json(data)
         return msgspec.json.decode(data, type=type)
     except FileNotFoundError:
-        raise
+        raise CheckpointError(
+            f"{path.parent}: no {path.name}; {missing or 'copy it, too'}"
+        ) from None
     except (OSError, ValueError, RecursionError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: not {what} ({reason_of(error)}); copy the file again from where the model was "
@@ -41,7 +50,52 @@ def check_values(data: bytes) -> None:
         raise ValueError(f"more than {MAX_VALUES} values")
 
 
+def read_options(
+    path: Path,
+    options: Mapping[str, object],
+    type: type[T],
+    *,
+    expected: Mapping[str, tuple[object, ...]],
+    ignored: Collection[str],
+    advice: str,
+    unknown_off: bool = True,
+) -> T:
+    """Options that a trainer saved, as `type`, if none of them changes the model otherwise.
+
+    expected: option -> its supported values; ignored: options that change nothing of the model.
+    Any other that is no field of the type must be null or, with unknown_off, off (False, 0, empty):
+    new options of a trainer are off by default. Raises CheckpointError.
+    """
+    for name, found in options.items():
+        if name in ignored or name in type.__struct_fields__:
+            continue
+        wanted = "False" if isinstance(found, bool) else "off"
+        fits = found is None
+        if name in expected:
+            wanted = " or ".join(map(repr, expected[name]))
+            fits = any(isinstance(found, v.__class__) and found == v for v in expected[name])
+        elif not unknown_off:
+            wanted = "no such key"
+        elif isinstance(found, bool | int | float | str | list | tuple | dict):
+            fits = not found
+        if not fits:
+            raise CheckpointError(
+                f"{path}: {one_line(name)} is {one_line(repr(found))}; expected {wanted}: {advice}"
+            )
+    try:
+        return msgspec.convert(options, type)
+    except (ValueError, re.error, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: {one_line(error, 400)}; check that the file is of this model"
+        ) from error
+
+
 def reason_of(error: Exception) -> str:
     """What a library says, fit for a message."""
     said: Any = getattr(error, "strerror", None) or str(error) or error.__class__.__name__
     return one_line(said, 160).rstrip(".")
+
+
+def one_line(value: object, shown: int = 80) -> str:
+    """What a file says, fit for a message of one line and for a terminal."""
+    return strict_json.one_line(value, shown)

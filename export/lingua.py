@@ -14,18 +14,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from stem_edge.config import MAX_LAYERS, ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource, check_shapes
-from stem_edge.export.json_files import read_json
-from stem_edge.export.settings import one_line
-from stem_edge.export.stored import StoredTensor, check_type
+from stem_edge.export.checkpoint import (
+    Checkpoint,
+    SourceMatrix,
+    TokenizerSource,
+    check_shapes,
+    module_names,
+)
+from stem_edge.export.json_files import one_line, read_json
+from stem_edge.export.stored import StoredTensor, check_type, joined
 from stem_edge.export.torch_distributed import load_distributed
-from stem_edge.export.torch_files import TensorMatrix, load_tensors
+from stem_edge.export.torch_files import WRAPPERS, load_tensors, named_tensors
 
 PARAMS = "params.json"
 BACKBONE = "consolidated.pth"
@@ -43,9 +47,8 @@ LAYER_NAMES = {
     "ffn_norm": "ffn_norm",
 }
 TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
-# Wrappers that put a word before every name, and the copy of the embedding that a tied head saves.
-WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
-TIED = "output.tied_module.weight"
+# No part of the backbone, or a copy: of the embedding, where it is the head.
+SKIPPED = ("stem_embeddings.", "rope_embeddings.", "output.tied_module.")
 SHOWN_TABLES = 800  # characters about tables in a message
 
 
@@ -108,8 +111,14 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{folder}: no such folder; give the folder that holds {PARAMS} and the weights"
         )
-    params = _read_params(folder)
-    backbone = _read_backbone(folder)
+    params = read_json(
+        folder / PARAMS,
+        "the parameters of the public STEM trainer",
+        TrainParams,
+        missing="give the folder of one training step or a consolidated folder",
+    )
+    names = module_names("layers.{}.", params.model.n_layers, TOP_NAMES, LAYER_NAMES)
+    backbone = _read_backbone(folder, names)
     listed = params.model.stem_layers
     dense = all(f"layers.{layer}.up" in backbone for layer in range(params.model.n_layers))
     # Without tables, this is a model of the trainer that the public one is built on.
@@ -128,71 +137,28 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         tables=tables,
         tokenizer=_tokenizer(folder, params.data),
         notes=notes,
-        names=_names(params.model.n_layers),
+        names=names,
     )
     return check_shapes(checkpoint)
 
 
-def _read_params(folder: Path) -> TrainParams:
-    path = folder / PARAMS
-    try:
-        return read_json(path, "the parameters of the public STEM trainer", TrainParams)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: no {PARAMS}; give the folder of one training step or a consolidated folder"
-        ) from None
-
-
-def _read_backbone(folder: Path) -> dict[str, SourceMatrix]:
+def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMatrix]:
+    """The backbone by this project's names; what is not known keeps its own."""
     found: Mapping[str, SourceMatrix]
-    if (folder / BACKBONE).is_file():
-        state = load_tensors(folder / BACKBONE)
-        found = _tensors(folder / BACKBONE, state.get("model", state))
+    path = folder / BACKBONE
+    if path.is_file():
+        state = load_tensors(path)
+        found = named_tensors(path, state.get("model", state), SKIPPED)
     elif (folder / ".metadata").is_file():
-        found = load_distributed(folder)
+        found = {WRAPPERS.sub("", n): matrix for n, matrix in load_distributed(folder).items()}
     else:
-        names = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+        listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise CheckpointError(
             f"{folder}: no weights; expected {BACKBONE} or a distributed checkpoint (.metadata and "
-            f"__*.distcp), found only {names}"
+            f"__*.distcp), found only {listed}"
         )
-    return {
-        canonical: matrix
-        for name, matrix in found.items()
-        if (canonical := _canonical(WRAPPERS.sub("", name)))
-    }
-
-
-def _names(layers: int) -> dict[str, str]:
-    """The trainer's name of each module -> this project's name of its weight."""
-    inner = [(f"layers.{n}.", pair) for n in range(layers) for pair in LAYER_NAMES.items()]
-    return TOP_NAMES | {at + theirs: at + ours for at, (theirs, ours) in inner}
-
-
-def _tensors(path: Path, state: Any) -> dict[str, SourceMatrix]:
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: its entry 'model' is not a dict of tensors")
-    matrices: dict[str, SourceMatrix] = {}
-    for key, value in state.items():
-        if isinstance(value, StoredTensor):
-            name = one_line(key)
-            if not value.shape:
-                raise CheckpointError(
-                    f"{path}: {name} is a single value; expected a matrix or vector: check that the "
-                    "file is of this model"
-                )
-            matrices[str(key)] = TensorMatrix([check_type(value.named(name))])
-    return matrices
-
-
-def _canonical(name: str) -> str | None:
-    """The project's name of a tensor; None for one that is not a weight of its own."""
-    if name == TIED or name.startswith(("stem_embeddings.", "rope_embeddings.")):
-        return None
-    stem = name.removesuffix(".weight")
-    if match := re.fullmatch(r"layers\.(\d+)\.(.+)", stem):
-        return f"layers.{match[1]}.{LAYER_NAMES.get(match[2], match[2])}"
-    return TOP_NAMES.get(stem, stem)
+    modules = {n.removesuffix(".weight"): m for n, m in found.items() if not n.startswith(SKIPPED)}
+    return {names.get(module, module): matrix for module, matrix in modules.items()}
 
 
 def _check_stem_layers(
@@ -219,7 +185,7 @@ def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int,
         rows = {shard.shape[0] for shard in shards}
         if len(rows) > 1:
             wrong.append(f"{shards[0].name} has {sorted(rows)} rows in different shards")
-        tables[layer] = TensorMatrix(shards)
+        tables[layer] = joined(shards, axis=1)
     if wrong:
         raise CheckpointError(
             f"{folder / SHARDS}: {one_line('; '.join(wrong), SHOWN_TABLES)}; the files are of "

@@ -19,10 +19,9 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, check_shapes
-from stem_edge.export.json_files import read_json
+from stem_edge.export.json_files import one_line, read_json, read_options
 from stem_edge.export.safetensors_files import open_tensors
-from stem_edge.export.settings import check_options, one_line
-from stem_edge.export.stored import FLOATS, StoredTensor
+from stem_edge.export.stored import StoredTensor, check_type
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, Matrix, whole
 
@@ -140,23 +139,16 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
 
 def _read_options(folder: Path) -> Options:
     path = folder / CONFIG
-    try:
-        options = read_json(path, "the options of an adapter", dict[str, Any])
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
-        ) from None
-    check_options(
+    missing = "give the folder that PEFT's save_pretrained wrote"
+    options = read_json(path, "the options of an adapter", dict[str, Any], missing=missing)
+    return read_options(
         path,
         {"peft_type": None} | options,
+        Options,
         expected=EXPECTED,
-        ignored=IGNORED.union(Options.__struct_fields__),
+        ignored=IGNORED,
         advice=ADVICE,
     )
-    try:
-        return msgspec.convert(options, Options)
-    except (msgspec.ValidationError, re.error, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
@@ -169,11 +161,7 @@ def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
                 f"{path}: {one_line(name)} is not a tensor of plain LoRA; expected "
                 f"{PREFIX}<module>.lora_A.weight and the like: {ADVICE}"
             )
-        if tensor.dtype not in FLOATS:
-            raise CheckpointError(
-                f"{path}: {one_line(name)} is {tensor.dtype}; expected one of {', '.join(FLOATS)}"
-            )
-        modules.setdefault(match[1], {})[match[2]] = tensor
+        modules.setdefault(match[1], {})[match[2]] = check_type(tensor)
     if not modules:
         raise CheckpointError(f"{path}: no tensors; expected those of a LoRA adapter")
     return modules

@@ -8,15 +8,13 @@ import msgspec
 
 from stem_edge.bundle import BACKBONE_GRAPH, FileEntry
 from stem_edge.errors import ExportError
-from stem_edge.export.balance import Balances, worth_balancing
-from stem_edge.export.calibrated import Calibrated
 from stem_edge.export.calibration import sequences
 from stem_edge.export.files import BundleFile, write_file
 from stem_edge.export.hidden_states import HiddenStates
 from stem_edge.export.job import Advance, Job, Tell, Work
-from stem_edge.export.quantizers import Quantizer, Rounding, Searching
+from stem_edge.export.quantizers import Calibrated, Quantizer
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weight_file import PaddedTensors, WeightFile
+from stem_edge.export.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.weights import Weights
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import decoding, prompts, whole
@@ -71,7 +69,7 @@ class OnnxBackbone:
 
     def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
         plan = prompts(self._config, self._job.layout, self._format).plan
-        return self._write(plan, meter, advance, balances=Balances(self._peaks, plan))
+        return self._write(plan, meter, advance)
 
     def _write(
         self,
@@ -79,22 +77,17 @@ class OnnxBackbone:
         meter: ErrorMeter,
         advance: Advance,
         quantizer: Quantizer | None = None,
-        balances: Balances | None = None,
     ) -> dict[Path, FileEntry]:
-        path, weights = self._job.folder / plan.file, Weights(self._options.cpus, meter, advance)
-        try:
-            with BundleFile(path) as data:
-                WeightFile(data, self._tensors, weights, quantizer, balances).write(plan)
-        finally:
-            weights.close()
+        path = self._job.folder / plan.file
+        with Weights(self._options.cpus, meter, advance) as weights, BundleFile(path) as data:
+            WeightFile(data, self._tensors, weights, quantizer, self._peaks).write(plan)
         return {path: data.entry}
 
     def _quantizer(self) -> Quantizer:
         format, text = self._format, self._job.text_ids
-        if format.quantizer == "rtn" or not format.quantized:
-            return Rounding(asymmetric=format.asymmetric)
-        if not len(text):
-            return Searching(asymmetric=format.asymmetric)
+        search = format.quantizer != "rtn" and format.quantized
+        if not search or not len(text):
+            return Quantizer(asymmetric=format.asymmetric, search=search)
         ids = sequences(text, self._options.text_tokens, self._config.max_context)
         return Calibrated(
             HiddenStates(self._job.source, ids),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
@@ -59,13 +59,13 @@ class ExportOptions:
     Raises ExportError for values that do not exist or do not go together.
     """
 
-    engine: ExportEngine = "onnx"
+    engine: ExportEngine | None = None
     backbone: WeightType | GgufType | None = None
     tables: ExportTables | None = None
     lora: File = None
     tokenizer: File = None
     head: WeightType | None = None
-    bits: Mapping[MatrixKind, int] = field(default_factory=dict)
+    bits: Mapping[MatrixKind, int] | None = None
     block_size: int | None = None
     asymmetric: bool = False
     quantizer: QuantizerName | None = None
@@ -96,7 +96,12 @@ class ExportOptions:
     @property
     def runs_on(self) -> EngineName:
         """The engine by its name in a bundle."""
-        return "ggml" if self.engine == "gguf" else "onnxruntime"
+        return "ggml" if isinstance(self.format, GgufFormat) else "onnxruntime"
+
+    @property
+    def files(self) -> tuple[File, File, File]:
+        """What is read beside the checkpoint."""
+        return self.lora, self.tokenizer, self.calibration
 
     @property
     def prefill(self) -> bool:
@@ -122,18 +127,18 @@ class ExportOptions:
     @cached_property
     def format(self) -> BackboneFormat | GgufFormat:
         """How the backbone is stored."""
-        _check("engine", self.engine, BACKBONES)
-        types, usual = BACKBONES[self.engine]
+        engines = {kind: engine for engine, (types, _) in BACKBONES.items() for kind in types}
+        engine = self.engine or engines.get(self.backbone or "", "onnx")
+        _check("engine", engine, BACKBONES)
+        types, usual = BACKBONES[engine]
         weights = self.backbone or usual
         if weights not in types:
-            others = {t: e for e, (known, _) in BACKBONES.items() for t in known}
-            where = f"; {weights} is of the engine {others[weights]}" if weights in others else ""
-            expected = ", ".join(types)
+            where = f"; {weights} is of the engine {engines[weights]}" if weights in engines else ""
             raise ExportError(
-                f"backbone is {weights!r}; expected one of {expected} with the engine {self.engine}"
-                f"{where}"
+                f"backbone is {weights!r}; expected one of {', '.join(types)} with the engine "
+                f"{engine}{where}"
             )
-        if self.engine == "gguf":
+        if engine == "gguf":
             self._refuse_options_of_onnx()
             weighted = self.calibration is not None and weights not in UNWEIGHTED
             return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
@@ -167,11 +172,12 @@ class ExportOptions:
         block_size = BLOCK_SIZE if self.block_size is None else self.block_size
         _check("head", head, WEIGHT_BITS)
         _check("block_size", block_size, SIZES)
-        for kind, bits in self.bits.items():
+        given = self.bits or {}
+        for kind, bits in given.items():
             _check("a kind of matrix in bits", kind, MATRIX_KINDS)
             _check(f"bits of {kind}", bits, TYPES)
         usual = {k: head if k in VOCABULARY_KINDS else weights for k in MATRIX_KINDS}
-        kinds = {k: TYPES[bits] for k, bits in self.bits.items() if TYPES[bits] != usual[k]}
+        kinds = {k: TYPES[bits] for k, bits in given.items() if TYPES[bits] != usual[k]}
         return BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
 
     def _quantized(self, format: BackboneFormat) -> BackboneFormat:
@@ -203,8 +209,7 @@ class ExportOptions:
 
     def _given(self, *names: str) -> list[str]:
         """Those of some options that do not have their default."""
-        fresh = {"asymmetric": False, "bits": {}}
-        return [name for name in names if getattr(self, name) != fresh.get(name)]
+        return [name for name in names if getattr(self, name) != getattr(ExportOptions, name)]
 
 
 def _refuse(given: list[str], why: str) -> None:
@@ -214,10 +219,4 @@ def _refuse(given: list[str], why: str) -> None:
 
 def _check(name: str, value: object, choices: Collection[object]) -> None:
     if value not in choices:
-        *most, last = map(str, choices)
-        among = (
-            f"one of {', '.join([*most, last])}"
-            if isinstance(value, str)
-            else (f"{', '.join(most)} or {last}")
-        )
-        raise ExportError(f"{name} is {value!r}; expected {among}")
+        raise ExportError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")

@@ -18,11 +18,10 @@ from stem_edge.export.blagpt import read_checkpoint as read_blagpt
 from stem_edge.export.checkpoint import Checkpoint, note_zero_tables
 from stem_edge.export.hugging_face import CONFIG
 from stem_edge.export.hugging_face import read_checkpoint as read_hugging_face
+from stem_edge.export.json_files import one_line
 from stem_edge.export.lingua import PARAMS
 from stem_edge.export.lingua import read_checkpoint as read_lingua
-from stem_edge.export.magic import looks_like
-from stem_edge.export.settings import one_line
-from stem_edge.export.stored import SourceFile
+from stem_edge.export.stored import SourceFile, looks_like
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -22,16 +20,14 @@ class Total(msgspec.Struct):
     count: int = 0
 
 
-@dataclass
 class ErrorMeter:
     """Collects |stored - original| relative to the greatest magnitude of its row, by tensor kind.
 
     Relative to the row, because one scale for a whole matrix would hide errors in quiet rows.
     """
 
-    _totals: dict[str, Total] = field(default_factory=dict)
-    _sums: dict[str, list[float]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Total]] = {}
 
     def add(self, kind: str, original: F32, stored: F32) -> None:
         """Account for rows [n, K] and what was stored for them. May be called from any thread."""
@@ -39,18 +35,12 @@ class ErrorMeter:
         error = stored - original
         np.abs(error, out=error)
         error /= np.where(peak > 0, peak, 1)
-        with self._lock:
-            total = self._totals.setdefault(kind, Total())
-            total.worst = max(total.worst, float(error.max()))
-            total.count += error.size
-            self._sums.setdefault(kind, []).append(float(error.sum(dtype=np.float64)))
+        part = Total(float(error.max()), float(error.sum(dtype=np.float64)), error.size)
+        self._parts.setdefault(kind, []).append(part)  # threads append; they would lose an addition
 
     def totals(self) -> dict[str, Total]:
-        """Sums by kind, exact, so that the order of threads is no matter."""
-        return {
-            kind: Total(total.worst, math.fsum(self._sums[kind]), total.count)
-            for kind, total in self._totals.items()
-        }
+        """Sums by kind."""
+        return {kind: _total(parts) for kind, parts in self._parts.items()}
 
 
 def errors(totals: Iterable[Mapping[str, Total]]) -> dict[str, KindError]:
@@ -59,10 +49,11 @@ def errors(totals: Iterable[Mapping[str, Total]]) -> dict[str, KindError]:
     for by_kind in totals:
         for kind, total in by_kind.items():
             kinds.setdefault(kind, []).append(total)
-    return {
-        kind: KindError(
-            round(max(part.worst for part in parts), 6),
-            round(math.fsum(part.sum for part in parts) / sum(part.count for part in parts), 6),
-        )
-        for kind, parts in sorted(kinds.items())
-    }
+    found = {kind: _total(parts) for kind, parts in sorted(kinds.items())}
+    return {k: KindError(round(t.worst, 6), round(t.sum / t.count, 6)) for k, t in found.items()}
+
+
+def _total(parts: Iterable[Total]) -> Total:
+    """Exact sums, so that the order of threads is no matter."""
+    worst, sums, counts = zip(*((one.worst, one.sum, one.count) for one in parts), strict=True)
+    return Total(max(worst), math.fsum(sums), sum(counts))

@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.json_files import check_values, read_json, reason_of
-from stem_edge.export.magic import ZIP, looks_like
-from stem_edge.export.settings import one_line
+from stem_edge.export.json_files import check_values, one_line, read_json, reason_of
 from stem_edge.export.stored import (
     FLOATS,
     VALUE_NBYTES,
+    ZIP,
     SourceFile,
     StoredTensor,
     check_shape,
     check_type,
+    looks_like,
 )
 from stem_edge.strict_json import check_json
 
@@ -85,14 +85,9 @@ class _Index(msgspec.Struct):
 def _read_index(folder: Path) -> dict[Path, list[str]]:
     """File -> names of its tensors."""
     path = folder / INDEX
-    try:
-        places = read_json(path, "an index of safetensors files", _Index).weight_map
-    except FileNotFoundError:
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-        raise CheckpointError(
-            f"{folder}: neither {WEIGHTS} nor {INDEX}, found {one_line(found)}; copy them, or save "
-            "the model as safetensors"
-        ) from None
+    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+    missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
+    places = read_json(path, "an index of safetensors files", _Index, missing=missing).weight_map
     listed: dict[Path, list[str]] = {}
     outside = []
     for name, file in places.items():
@@ -104,10 +99,10 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
         raise CheckpointError(
             f"{path}: tensor {_some(outside)}; expected a .safetensors file of this folder"
         )
-    if missing := [file.name for file in listed if not file.is_file()]:
+    if absent := [file.name for file in listed if not file.is_file()]:
         raise CheckpointError(
-            f"{folder / missing[0]}: missing, as are {len(missing) - 1} others of the "
-            f"{len(listed)} files that {INDEX} names ({_some(missing)}); copy all files of the model"
+            f"{folder / absent[0]}: missing, as are {len(absent) - 1} others of the "
+            f"{len(listed)} files that {INDEX} names ({_some(absent)}); copy all files of the model"
         )
     return listed
 
@@ -145,12 +140,8 @@ def _read(file: SourceFile) -> dict[str, StoredTensor]:
         raise ValueError(f"it is {what}")
     length = int.from_bytes(file.read(0, min(8, file.nbytes)), "little")
     start = 8 + length
-    if file.nbytes < 8 or start > file.nbytes:
-        raise ValueError(
-            f"a header of {length} bytes in a file of {file.nbytes}"
-            if file.nbytes >= 8
-            else f"it has {file.nbytes} bytes"
-        )
+    if start > file.nbytes:
+        raise ValueError(f"a header of {length} bytes in a file of {file.nbytes}")
     if not 2 <= length <= MAX_HEADER_NBYTES:
         raise ValueError(f"a header of {length} bytes; expected 2 to {MAX_HEADER_NBYTES}")
     entries = _header(file.read(8, length))

@@ -17,7 +17,7 @@ each with a default:
 | sliding_window, layer_types | null | as in Qwen2: layers of the type sliding_attention have it |
 | final_logit_softcapping | null | logits become cap * tanh(logits / cap) |
 
-Tensors have the names of Llama (hf_names.py), less those that a layer replaces, plus
+Tensors have the names of Llama (hf_config.py), less those that a layer replaces, plus
 
 | tensor | shape | in |
 |---|---|---|
@@ -39,8 +39,7 @@ import numpy.typing as npt
 from stem_edge.config import BIASED, ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoint import SourceMatrix
-from stem_edge.export.hf_config import FULL, SLIDING, Windowed
-from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.hf_config import FULL, SLIDING, Windowed, tensor_name
 from stem_edge.export.safetensors_files import TensorFiles
 from stem_edge.export.stored import INTEGERS, StoredTensor
 from stem_edge.quantize import F32

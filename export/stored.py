@@ -11,6 +11,8 @@ import threading
 import weakref
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +21,6 @@ import numpy.typing as npt
 
 from stem_edge import disk
 from stem_edge.errors import CheckpointError
-from stem_edge.export.magic import HEAD_NBYTES
 from stem_edge.quantize import F32
 
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes of a value
@@ -32,6 +33,36 @@ _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4",
 MAX_VALUES = 1 << 48  # of one tensor: what no file holds
 MAX_AXES = 8
 PIECE_NBYTES = 1 << 22  # read at once for a checksum
+
+HEAD_NBYTES = 512
+ZIP = b"PK\x03\x04"
+TAR_AT = 257  # where a tar archive says that it is one
+_HEADS = {
+    ZIP: "a zip archive (torch's .pth and .pt, numpy's .npz, or any other)",
+    b"PK\x05\x06": "an empty zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ\0": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstandard archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!": "a rar archive",
+    b"GGUF": "a GGUF file",
+    b"\x93NUMPY": "an array of numpy",
+    b"\x89HDF": "an HDF5 file",
+    b"\x7fELF": "a program",
+    b"#!": "a program",
+    b"version https://git-lfs": "the pointer that git-lfs leaves in place of a file",
+    b"<": "a page of a web site",
+}
+
+
+def looks_like(head: bytes) -> str | None:
+    """Of a file that begins with these bytes; None if they are nothing that is known."""
+    if head[TAR_AT : TAR_AT + 5] == b"ustar":
+        return "a tar archive"
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
+        return "a bare pickle, which can carry code"
+    return next((what for start, what in _HEADS.items() if head.startswith(start)), None)
 
 
 class SourceFile:
@@ -111,43 +142,43 @@ class Checksum:
             self._compared = True
 
 
+@dataclass(frozen=True, repr=False)
 class StoredTensor:
     """A Matrix over one tensor, or over the matrices [N, K] that are stacked in one [E, N, K]."""
 
-    def __init__(
-        self,
-        file: SourceFile,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        at: int,
-        strides: tuple[int, ...] | None = None,
-        checksum: Checksum | None = None,
-    ) -> None:
-        """at: byte of the first value; strides: in values, by default those of plain rows."""
-        self.path, self.name, self.dtype, self.shape = file.path, name, dtype, shape
-        self.nbytes = math.prod(shape) * VALUE_NBYTES[dtype]
-        self._file, self._at = file, at
-        self._strides = plain_strides(shape) if strides is None else strides
-        self._checksum = checksum
+    file: SourceFile
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int  # byte of the first value
+    strides: tuple[int, ...] = ()  # in values; by default those of plain rows
+    checksum: Checksum | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strides", self.strides or plain_strides(self.shape))
 
     def __repr__(self) -> str:
         return f"a tensor {list(self.shape)} of {self.dtype}"
 
+    @property
+    def path(self) -> Path:
+        """The file that it lies in."""
+        return self.file.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * VALUE_NBYTES[self.dtype]
+
     def named(self, name: str) -> StoredTensor:
         """The same tensor under another name."""
-        return StoredTensor(
-            self._file, name, self.dtype, self.shape, self._at, self._strides, self._checksum
-        )
+        return replace(self, name=name)
 
     def part(self, start: int, stop: int) -> StoredTensor:
         """The tensor of some of its rows."""
         rows = max(0, min(stop, self.shape[0]) - start)
-        at = self._at + start * self._strides[0] * VALUE_NBYTES[self.dtype]
-        shape = (rows, *self.shape[1:])
-        return StoredTensor(
-            self._file, self.name, self.dtype, shape, at, self._strides, self._checksum
-        )
+        at = self.at + start * self.strides[0] * VALUE_NBYTES[self.dtype]
+        return replace(self, shape=(rows, *self.shape[1:]), at=at)
 
     def rows(self, start: int, stop: int) -> F32:
         """Rows start..stop as float32."""
@@ -165,13 +196,35 @@ class StoredTensor:
         dtype = _NUMPY[self.dtype]
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
-        if self._checksum is not None:
-            self._checksum.compare()
-        found = self._file.values(self._at, extent(self.shape, self._strides), dtype)
-        if self._strides == plain_strides(self.shape):
+        if self.checksum is not None:
+            self.checksum.compare()
+        found = self.file.values(self.at, extent(self.shape, self.strides), dtype)
+        if self.strides == plain_strides(self.shape):
             return found.reshape(self.shape)
-        strides = [step * found.itemsize for step in self._strides]
+        strides = [step * found.itemsize for step in self.strides]
         return np.lib.stride_tricks.as_strided(found, self.shape, strides)
+
+
+class Joined:
+    """A Matrix of some tensors, end to end (axis 0) or side by side (axis 1)."""
+
+    def __init__(self, tensors: Sequence[StoredTensor], axis: int) -> None:
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        sizes, shape = [tensor.shape[axis] for tensor in tensors], tensors[0].shape
+        self.shape: tuple[int, ...] = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
+        self._starts = [0, *accumulate(sizes[:-1])] if axis == 0 else [0] * len(sizes)
+        self._tensors, self._axis = tensors, axis
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows start..stop as float32."""
+        parts = zip(self._starts, self._tensors, strict=True)
+        pieces = [tensor.rows(max(start - at, 0), max(stop - at, 0)) for at, tensor in parts]
+        return np.concatenate(pieces, self._axis)
+
+
+def joined(tensors: Sequence[StoredTensor], axis: int) -> StoredTensor | Joined:
+    """Some tensors as one matrix."""
+    return tensors[0] if len(tensors) == 1 else Joined(tensors, axis)
 
 
 def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:

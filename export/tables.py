@@ -6,8 +6,7 @@ and holds whole shards in memory; the bytes are the same, which a test checks by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +15,10 @@ import numpy as np
 from stem_edge.bundle import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile, write_file
-from stem_edge.export.parallel import in_order
+from stem_edge.export.job import Advance, Work
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
+from stem_edge.export.weights import Threads
 from stem_edge.quantize import F32, I64
 from stem_edge.reference import Matrix
 from stem_edge.rows import RecordLayout
@@ -31,9 +31,6 @@ from stem_edge.zarr_json import encode_metadata
 SHARD_NBYTES = 128 << 20
 # float32 values of one piece of work; packing takes some four times that, in each thread.
 PIECE_NBYTES = 16 << 20
-
-Progress = Callable[[int], object]
-Work = Callable[[ErrorMeter, Progress], dict[Path, FileEntry]]
 
 
 class TableWriter:
@@ -71,7 +68,7 @@ class TableWriter:
         return {path: write_file(path, data) for path, data in files.items()}
 
     def _write_shard(
-        self, grid: ShardGrid, shard: int, first: int, meter: ErrorMeter, progress: Progress
+        self, grid: ShardGrid, shard: int, first: int, meter: ErrorMeter, progress: Advance
     ) -> dict[Path, FileEntry]:
         """One shard of an array whose records are numbered from `first` on."""
 
@@ -85,11 +82,8 @@ class TableWriter:
             return grid.seal(records)
 
         path = grid.shard_path(shard)
-        with (
-            ThreadPoolExecutor(self._threads, thread_name_prefix="stem-edge-export") as pool,
-            BundleFile(path) as file,
-        ):
-            for piece in in_order(pool, seal, _spans(grid, shard), self._threads + 1):
+        with Threads(self._threads) as threads, BundleFile(path) as file:
+            for piece in threads.in_order(seal, _spans(grid, shard)):
                 file.write(piece)
             file.write(grid.index_bytes(shard))
         return {path: file.entry}

@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from tokenizers.pre_tokenizers import ByteLevel
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.settings import one_line
+from stem_edge.export.json_files import one_line
 from stem_edge.export.tokenizer_sp import build_sentencepiece
 
 _BOS, _EOS = "<|begin_of_text|>", "<|end_of_text|>"

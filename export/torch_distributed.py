@@ -6,25 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from stem_edge import disk
 from stem_edge.errors import CheckpointError
-from stem_edge.export.settings import one_line
-from stem_edge.export.stored import SourceFile, StoredTensor, check_shape, check_type
+from stem_edge.export.json_files import one_line
+from stem_edge.export.stored import (
+    Joined,
+    SourceFile,
+    StoredTensor,
+    check_shape,
+    check_type,
+    joined,
+)
 from stem_edge.export.torch_files import (
-    CONSTANT,
     describe,
-    empty,
-    first_of,
     guarded,
     read_archive,
 )
 from stem_edge.export.torch_pickle import Made, read_pickle
-from stem_edge.quantize import F32
 
 MAX_METADATA_NBYTES = 1 << 28
 _CHECKPOINT = "torch.distributed.checkpoint."
@@ -49,31 +51,7 @@ _INDEX_NAMES = frozenset(
 T = TypeVar("T")
 
 
-class Chunk(NamedTuple):
-    """Some rows of a tensor: the first of them, and their values."""
-
-    start: int
-    tensor: StoredTensor
-
-
-class DistributedMatrix:
-    """A Matrix over one tensor of a distributed checkpoint, in chunks along its first axis."""
-
-    def __init__(self, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
-        self.shape, self._chunks = shape, chunks
-        self.nbytes = sum(chunk.tensor.nbytes for chunk in chunks)
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
-        pieces = []
-        for at, tensor in self._chunks:
-            first, last = max(start - at, 0), min(stop - at, tensor.shape[0])
-            if first < last:
-                pieces.append(tensor.rows(first, last))
-        return np.concatenate(pieces) if pieces else np.empty((0, *self.shape[1:]), np.float32)
-
-
-def load_distributed(folder: Path) -> dict[str, DistributedMatrix]:
+def load_distributed(folder: Path) -> dict[str, StoredTensor | Joined]:
     """Name -> matrix of every tensor under `model.` in a torch distributed checkpoint."""
     path = folder / ".metadata"
     metadata = guarded(path, lambda: _read_metadata(path))
@@ -81,7 +59,7 @@ def load_distributed(folder: Path) -> dict[str, DistributedMatrix]:
 
 
 class _Place(msgspec.Struct):
-    """Where the chunk of a tensor lies."""
+    """Where the values of a piece lie."""
 
     relative_path: str
     offset: int
@@ -90,7 +68,7 @@ class _Place(msgspec.Struct):
 
 
 class _Piece(msgspec.Struct):
-    """Which part of a tensor a chunk is."""
+    """Which part of a tensor a piece is."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -104,7 +82,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Index(msgspec.Struct):
-    """Which chunk of which tensor."""
+    """The name of a piece."""
 
     fqn: str
     offset: tuple[int, ...] | None = None
@@ -117,29 +95,17 @@ class _Metadata(msgspec.Struct):
     storage_data: dict[Any, Any]
 
 
-def _path(*parts: str) -> str:
-    return "/".join(parts)
-
-
 def _read_metadata(path: Path) -> Any:
     data = disk.read_file(path.resolve(), MAX_METADATA_NBYTES)
     if len(data) > MAX_METADATA_NBYTES:
         raise ValueError(f"larger than {MAX_METADATA_NBYTES} bytes")
+    paths = [name for name in _INDEX_NAMES if name.startswith("pathlib")]
     makers: dict[str, Callable[..., Any]] = {
-        "torch.Size": first_of,
-        "collections.OrderedDict": empty,
-        **{name: _path for name in _INDEX_NAMES if name.startswith("pathlib")},
+        "torch.Size": lambda sizes: sizes,
+        "collections.OrderedDict": dict,
+        **dict.fromkeys(paths, lambda *parts: "/".join(parts)),
     }
-    return read_pickle(
-        data,
-        lambda name: name in _INDEX_NAMES or bool(CONSTANT.fullmatch(name)),
-        makers,
-        _no_storage,
-    )
-
-
-def _no_storage(described: Any) -> Any:
-    raise ValueError("values in the index of a checkpoint")
+    return read_pickle(data, _INDEX_NAMES, makers)
 
 
 def _as(made: Any, type: type[T]) -> T:
@@ -150,7 +116,7 @@ def _as(made: Any, type: type[T]) -> T:
     return msgspec.convert(state, type)
 
 
-def _matrices(folder: Path, found: Any) -> dict[str, DistributedMatrix]:
+def _matrices(folder: Path, found: Any) -> dict[str, StoredTensor | Joined]:
     metadata = _as(found, _Metadata)
     places = {}
     for key, place in metadata.storage_data.items():
@@ -161,34 +127,34 @@ def _matrices(folder: Path, found: Any) -> dict[str, DistributedMatrix]:
         if not key.startswith("model.") or "chunks" not in (getattr(made, "state", None) or ()):
             continue
         entry = _as(made, _Entry)
-        shape = check_shape(key, entry.size)
-        pieces = [_as(piece, _Piece) for piece in entry.chunks]
-        chunks = [_chunk(folder, key, places, piece, files) for piece in pieces]
-        chunks.sort(key=lambda chunk: chunk.start)
-        _check_chunks(folder, key, shape, chunks)
-        matrices[key.removeprefix("model.")] = DistributedMatrix(shape, chunks)
+        pieces = sorted((_as(one, _Piece) for one in entry.chunks), key=lambda one: one.offsets)
+        tensors = [_read(folder, key, places, piece, files) for piece in pieces]
+        _check_pieces(folder, key, check_shape(key, entry.size), pieces)
+        matrices[key.removeprefix("model.")] = joined(tensors, axis=0)
     return matrices
 
 
-def _check_chunks(folder: Path, name: str, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
-    at = 0
-    for start, tensor in chunks:
-        if start != at or tensor.shape[1:] != shape[1:]:
+def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[_Piece]) -> None:
+    at, name = 0, one_line(key)
+    for piece in pieces:
+        whole_rows = piece.sizes[1:] == shape[1:] and not any(piece.offsets[1:])
+        if not whole_rows or piece.offsets[0] != at:
             raise CheckpointError(
-                f"{tensor.path}: tensor {one_line(name)} is cut other than along its rows; "
-                "consolidate the checkpoint with the trainer's own tool first"
+                f"{folder}: tensor {name} is cut other than along its rows; consolidate the "
+                "checkpoint with the trainer's own tool first"
             )
-        at += tensor.shape[0]
-    if not shape or at != shape[0]:
+        at += piece.sizes[0]
+    if not pieces or shape[:1] != (at,):
         raise CheckpointError(
-            f"{folder}: {one_line(name)}: the distributed checkpoint has {at} of {sum(shape[:1])} rows; "
-            "a file of another rank is missing: copy the whole folder"
+            f"{folder}: {name}: the distributed checkpoint has {at} of {sum(shape[:1])} rows; a file "
+            "of another rank is missing: copy the whole folder"
         )
 
 
-def _chunk(
+def _read(
     folder: Path, key: str, places: dict[Any, Any], piece: _Piece, files: dict[Path, SourceFile]
-) -> Chunk:
+) -> StoredTensor:
+    """A piece of a tensor, as large as the index says."""
     name = one_line(key)
     if (key, piece.offsets) not in places:
         raise ValueError(f"tensor {name} lies nowhere")
@@ -212,9 +178,4 @@ def _chunk(
             f"{path}: found {describe(tensor)} at byte {place.offset}, expected a tensor "
             f"{list(piece.sizes)}; the checkpoint is damaged: copy it again"
         )
-    if any(piece.offsets[1:]):
-        raise CheckpointError(
-            f"{path}: tensor {name} is cut other than along its rows; consolidate the checkpoint "
-            "with the trainer's own tool first"
-        )
-    return Chunk(piece.offsets[0], check_type(tensor.named(name)))
+    return check_type(tensor.named(name))

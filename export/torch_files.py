@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from stem_edge.errors import CheckpointError
-from stem_edge.export.json_files import reason_of
+from stem_edge.export.json_files import one_line, reason_of
 from stem_edge.export.stored import (
     VALUE_NBYTES,
     Checksum,
     SourceFile,
     StoredTensor,
     check_shape,
+    check_type,
     extent,
 )
 from stem_edge.export.torch_pickle import Made, Name, read_pickle
 from stem_edge.export.torch_zip import Member, read_member, read_members
-from stem_edge.quantize import F32
 
 MAX_PICKLE_NBYTES = 1 << 26  # values are not in it
 STORAGES = {
@@ -40,10 +38,6 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-CONSTANT = re.compile(
-    r"torch\.(bfloat16|float\w+|u?int\d+|q?u?int\d+|bool|complex\d+|strided|sparse_coo"
-    r"|contiguous_format|preserve_format|channels_last)"
-)
 # What a state of a trainer may hold beside tensors; none of it is a part of the model.
 _BESIDE = """
 collections.OrderedDict collections.defaultdict collections.Counter builtins.dict builtins.list
@@ -57,23 +51,9 @@ numpy.ndarray numpy.dtype numpy.core.multiarray._reconstruct numpy._core.multiar
 """
 _TENSOR_NAMES = frozenset(_BESIDE.split()) | {UNTYPED}
 _TENSOR_NAMES |= {f"torch.{kind}Storage" for kind in STORAGES}
+# Words that wrappers of a model put before its names.
+WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
 T = TypeVar("T")
-
-
-class TensorMatrix:
-    """A Matrix over tensors that lie side by side: the column shards of one table."""
-
-    def __init__(self, shards: Sequence[StoredTensor]) -> None:
-        self._shards = list(shards)
-        columns = sum(s.shape[1] for s in shards) if len(shards[0].shape) == 2 else None
-        rows = int(shards[0].shape[0])
-        self.shape: tuple[int, ...] = (rows,) if columns is None else (rows, columns)
-        self.nbytes = sum(shard.nbytes for shard in shards)
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop of all columns as float32."""
-        pieces = [shard.rows(start, stop) for shard in self._shards]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
 
 
 def load_tensors(path: Path) -> dict[Any, Any]:
@@ -85,6 +65,32 @@ def load_tensors(path: Path) -> dict[Any, Any]:
             f"{path}: holds {describe(state)}, expected a dict of tensors; give another file"
         )
     return state
+
+
+def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
+    """The matrices and vectors of a model's state, by names without those of wrappers.
+
+    skipped: how names begin that are none of them.
+    """
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds {describe(state)}, expected a dict of tensors")
+    tensors: dict[str, StoredTensor] = {}
+    for key, tensor in state.items():
+        name = WRAPPERS.sub("", str(key))
+        if name.startswith(skipped):
+            continue
+        if not isinstance(tensor, StoredTensor):
+            raise CheckpointError(
+                f"{path}: {one_line(key)} is {one_line(describe(tensor))} without plain values; "
+                "expected a tensor"
+            )
+        if len(tensor.shape) not in (1, 2) or name in tensors:
+            raise CheckpointError(
+                f"{path}: {one_line(key)} is {list(tensor.shape)}; expected each matrix and vector "
+                "once: check that the file is of this model"
+            )
+        tensors[name] = check_type(tensor.named(one_line(name)))
+    return tensors
 
 
 def describe(value: object) -> str:
@@ -126,12 +132,7 @@ def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
         raise ValueError("its values are not little-endian; save it again on another machine")
     data = read_member(file, members[f"{root}/data.pkl"], MAX_PICKLE_NBYTES)
     tensors = _Tensors(file, {n.removeprefix(f"{root}/data/"): m for n, m in members.items()})
-    return read_pickle(
-        data,
-        lambda name: name in _TENSOR_NAMES or bool(CONSTANT.fullmatch(name)),
-        tensors.makers(),
-        tensors.storage,
-    )
+    return read_pickle(data, _TENSOR_NAMES, tensors.makers(), tensors.storage)
 
 
 class _Storage(NamedTuple):
@@ -152,11 +153,11 @@ class _Tensors:
     def makers(self) -> dict[str, Callable[..., Any]]:
         """Name in the pickle -> what a call of it makes."""
         return {
-            "collections.OrderedDict": empty,
+            "collections.OrderedDict": dict,
             "torch._utils._rebuild_tensor_v2": self._plain,
             "torch._utils._rebuild_tensor_v3": self._untyped,
-            "torch._utils._rebuild_parameter": first_of,
-            "torch._utils._rebuild_parameter_with_state": first_of,
+            "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+            "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
             "torch._tensor._rebuild_from_type_v2": self._of_type,
         }
 
@@ -209,11 +210,3 @@ class _Tensors:
         if known is None or known == self._of_type or not isinstance(arguments, tuple):
             raise ValueError("a tensor of an unknown kind")
         return known(*arguments)
-
-
-def empty() -> dict[Any, Any]:
-    return {}
-
-
-def first_of(value: Any, *_: Any) -> Any:
-    return value

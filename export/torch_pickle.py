@@ -1,19 +1,23 @@
 """The pickles of torch, read as data: a list of instructions is followed here that can build plain
 values and nothing else. No name in it is ever looked up in Python, so nothing in it can be run.
 
-A name is allowed or refused by a vocabulary of whoever reads; what an allowed name is called with
-becomes whatever the vocabulary makes of it, by default a `Made`.
+Whoever reads says which names are allowed and what their calls make, by default a `Made`.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MAX_OPCODES = 1 << 21  # an index has some fifty for each piece of a tensor; read in seconds
 MAX_DEPTH = 64
+CONSTANT = re.compile(
+    r"torch\.(bfloat16|float\w+|q?u?int\d+|bool|complex\d+|strided|sparse_coo|contiguous_format"
+    r"|preserve_format|channels_last)"
+)
 _VALUES = (
     *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
@@ -41,11 +45,11 @@ class _Reader:
 
     def __init__(
         self,
-        allowed: Callable[[str], bool],
+        names: Collection[str],
         makers: Mapping[str, Callable[..., Any]],
         stored: Callable[[Any], Any],
     ) -> None:
-        self._allowed, self._makers = allowed, makers
+        self._names, self._makers = names, makers
         self.stack: list[Any] = []
         self._marks: list[int] = []  # heights of the stack
         memo: dict[int, Any] = {}
@@ -95,7 +99,7 @@ class _Reader:
         return values
 
     def _name(self, text: str) -> Name:
-        if not self._allowed(text):
+        if text not in self._names and not CONSTANT.fullmatch(text):
             raise ValueError(f"it names {ascii(text[:80])[1:-1]}, which no checkpoint needs")
         return Name(text)
 
@@ -117,18 +121,23 @@ class _Reader:
             target[_key(key)] = value
 
 
+def _no_storage(described: Any) -> Any:
+    raise ValueError("it holds values, where none can be")
+
+
 def read_pickle(
     data: bytes,
-    allowed: Callable[[str], bool],
+    names: Collection[str],
     makers: Mapping[str, Callable[..., Any]],
-    stored: Callable[[Any], Any],
+    stored: Callable[[Any], Any] = _no_storage,
 ) -> Any:
     """The value that a pickle describes. Raises ValueError.
 
-    allowed: whether a name may stand in it; makers: name -> what a call of it makes, out of values
-    that may be anything; stored: makes a storage of torch out of the tuple that describes one.
+    names: those that may stand in it beside torch's constants; makers: name -> what a call of it
+    makes, out of values that may be anything; stored: makes a storage of torch out of the tuple
+    that describes one.
     """
-    reader, count = _Reader(allowed, makers, stored), 0
+    reader, count = _Reader(names, makers, stored), 0
     try:
         for opcode, argument, _ in pickletools.genops(data):
             count += 1

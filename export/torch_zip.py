@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stem_edge.export.magic import ZIP, looks_like
-from stem_edge.export.stored import SourceFile
+from stem_edge.export.stored import ZIP, SourceFile, looks_like
 
 MAX_MEMBERS = 1 << 18
 MAX_NAME_NBYTES = 1024

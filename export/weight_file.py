@@ -1,4 +1,7 @@
-"""Writes a weight file of onnxruntime: each item of its plan, where the plan says that it lies."""
+"""Writes a weight file of onnxruntime: each item of its plan, where the plan says that it lies.
+
+Input channels are balanced for prompts (SmoothQuant, arXiv 2211.10438).
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.balance import Balances
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile
 from stem_edge.export.heads import pad_heads
 from stem_edge.export.quantizers import Quantizer
-from stem_edge.export.weights import RowRange, Weights
+from stem_edge.export.weights import Rows, Weights, all_rows
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Item, Piece, Vector, WeightPlan
 from stem_edge.graph.prompts import INT8_MAX
 from stem_edge.quantize import F32, U8, dequantize_blocks, zero_points
 from stem_edge.quantize import Blocks as Quantized
 from stem_edge.reference import Matrix, whole
+
+# Below this, a channel's greatest value over the median channel's is no outlier worth a pass.
+OUTLIER = 8.0
 
 
 class PaddedTensors(Mapping[str, Matrix]):
@@ -49,7 +54,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """One weight file that is being written.
 
-    quantizer: of codes in blocks; balances: of prompts.
+    quantizer: of codes in blocks; peaks: consumer of prompts -> greatest magnitude of every input
+    channel [K], as calibration.observe has them.
     """
 
     def __init__(
@@ -58,13 +64,18 @@ class WeightFile:
         tensors: Mapping[str, Matrix],
         weights: Weights,
         quantizer: Quantizer | None = None,
-        balances: Balances | None = None,
+        peaks: Mapping[str, F32] | None = None,
     ) -> None:
         self._file, self._tensors, self._weights = file, tensors, weights
-        self._quantizer, self._balances = quantizer, balances
+        self._quantizer, self._peaks = quantizer, peaks or {}
+        self._consumed: dict[str, list[str]] = {}  # consumer -> its matrices and those of its twin
+        self._balances: dict[str, F32] = {}  # of the last consumer
 
     def write(self, plan: WeightPlan) -> None:
         """Write all items in their order. Raises CheckpointError for values that are not finite."""
+        for item in plan.items:
+            if isinstance(item, Columns) and item.consumer:
+                self._consumed.setdefault(item.consumer, []).extend(item.parts)
         for item in plan.items:
             self._write(item)
 
@@ -75,7 +86,7 @@ class WeightFile:
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])
             case Floats():
-                pieces = self._weights.stream(item.tensor.name, self._matrices(item.parts), _same)
+                pieces = self._weights.stream(item.tensor.name, self._rows(item.parts), _same)
                 self._put(item.tensor, pieces)
             case Blocks():
                 self._blocks(item)
@@ -92,8 +103,8 @@ class WeightFile:
                 f"{tensor.name} ends at {end}, planned was {tensor.offset}+{tensor.nbytes}"
             )
 
-    def _matrices(self, parts: Sequence[str]) -> list[Matrix]:
-        return [self._tensors[part] for part in parts]
+    def _rows(self, parts: Sequence[str]) -> list[Rows]:
+        return all_rows(self._tensors[part] for part in parts)
 
     def _vector(self, item: Vector) -> F32:
         values = [self._part(part) for part in item.parts]
@@ -109,9 +120,11 @@ class WeightFile:
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, consumer: str) -> F32:
-        if self._balances is None:
-            raise ValueError(f"{consumer} is balanced, and there are no balances")
-        return self._balances.of(consumer, self._tensors)
+        """The factor of each input channel of a product, from what was seen in it and its columns."""
+        if consumer not in self._balances:
+            matrices = [self._tensors[part] for part in self._consumed[consumer]]
+            self._balances = {consumer: _balance(self._peaks.get(consumer), matrices)}
+        return self._balances[consumer]
 
     def _blocks(self, item: Blocks) -> None:
         """Codes as they come, then the scales and zero points that came with them."""
@@ -126,11 +139,10 @@ class WeightFile:
             return blocks, stored
 
         for piece in item.pieces:
-            matrices = self._matrices(item.parts)
+            rows, made = self._rows(item.parts), list[Quantized]()
             if len(item.pieces) > 1:
-                matrices = [RowRange(matrices[0], piece.start, piece.stop)]
-            made = list[Quantized]()
-            stream = self._weights.stream(item.name, matrices, quantize)
+                rows = [(rows[0][0], piece.start, piece.stop)]
+            stream = self._weights.stream(item.name, rows, quantize)
             self._put(piece.codes, self._codes(item, stream, made))
             self._put_scales(item, piece, made)
 
@@ -161,10 +173,34 @@ class WeightFile:
             self._weights.meter.add("prefill", values, codes * scales)
             return codes.astype(np.int8).view(np.uint8), scales[:, 0]
 
-        made = list(self._weights.stream(item.name, self._matrices(item.parts), quantize))
+        made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
 
 
 def _same(values: F32) -> F32:
     return values
+
+
+def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
+    """Factors [K]: the square root of peak over column, ones where nothing was seen."""
+    width = matrices[0].shape[1]
+    if peaks is None or len(peaks) != width:
+        return np.ones(width, np.float32)
+    columns = np.maximum.reduce([np.abs(whole(matrix)).max(axis=0) for matrix in matrices])
+    known = (peaks > 0) & (columns > 0)
+    balance = np.sqrt(np.where(known, peaks, 1) / np.where(known, columns, 1))
+    balance = np.where(known, balance, np.median(balance[known]) if known.any() else 1)
+    return np.asarray(balance, np.float32)
+
+
+def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
+    """Products without a norm before them in whose inputs outliers were seen."""
+    plain = [one for one in plan.items if isinstance(one, Columns) and not one.consumer]
+    return tuple(one.name for one in plain if _has_outliers(peaks.get(one.name), one))
+
+
+def _has_outliers(peaks: F32 | None, item: Columns) -> bool:
+    if peaks is None or len(peaks) != item.codes.dims[0]:
+        return False
+    return bool(peaks.max() > OUTLIER * np.median(peaks))

@@ -1,61 +1,78 @@
-"""Matrices of a checkpoint in pieces of rows, on several threads."""
+"""Matrices of a checkpoint in pieces of rows, on several threads, the results in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self, TypeAlias, TypeVar
 
 from stem_edge.export.checkpoint import check_finite
-from stem_edge.export.parallel import in_order
 from stem_edge.export.report import ErrorMeter
 from stem_edge.quantize import F32
 from stem_edge.reference import Matrix
 
 PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
 
+Rows: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
+T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Weights:
-    """Reads matrices in pieces of rows and puts the results in order."""
+class Threads:
+    """Threads of one file that is being written, as long as the `with` block lasts."""
 
-    def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
-        self.meter, self._progress, self._threads = meter, progress, threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stem-edge-export")
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
 
-    def stream(
-        self, name: str, matrices: Sequence[Matrix], work: Callable[[F32], R]
-    ) -> Iterator[R]:
-        """work(rows [n, K]) for all rows of the matrices, in order."""
+    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """work(item) of every item, in order; one more than the threads is under way or waits."""
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(self._pool.submit(work, item))
+                if len(pending) > self._count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
 
-        def one(span: tuple[Matrix, int, int]) -> R:
-            matrix, start, stop = span
-            values = check_finite(name, start, matrix.rows(start, stop))
-            self._progress(values.nbytes)
-            return work(values)
+    def __enter__(self) -> Self:
+        return self
 
-        return in_order(self._pool, one, _spans(matrices), self._threads + 1)
-
-    def close(self) -> None:
-        """End the threads."""
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 
-class RowRange:
-    """Rows start to stop of a matrix."""
+class Weights(Threads):
+    """Reads matrices in pieces of rows and puts the results in order."""
 
-    def __init__(self, matrix: Matrix, start: int, stop: int) -> None:
-        self._matrix, self._start = matrix, start
-        self.shape: tuple[int, ...] = (stop - start, matrix.shape[1])
+    def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
+        super().__init__(threads)
+        self.meter, self.progress = meter, progress
 
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows of the range."""
-        return self._matrix.rows(self._start + start, self._start + stop)
+    def stream(self, name: str, parts: Sequence[Rows], work: Callable[[F32], R]) -> Iterator[R]:
+        """work(rows [n, K]) for all these rows of matrices, in order."""
+
+        def one(span: Rows) -> R:
+            matrix, start, stop = span
+            values = check_finite(name, start, matrix.rows(start, stop))
+            self.progress(values.nbytes)
+            return work(values)
+
+        return self.in_order(one, _spans(parts))
 
 
-def _spans(matrices: Sequence[Matrix]) -> Iterator[tuple[Matrix, int, int]]:
-    for matrix in matrices:
+def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
+    """The whole matrices."""
+    return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
+
+
+def _spans(parts: Sequence[Rows]) -> Iterator[Rows]:
+    for matrix, first, end in parts:
         step = max(1, PIECE_VALUES // matrix.shape[1])
-        for start in range(0, matrix.shape[0], step):
-            yield matrix, start, min(start + step, matrix.shape[0])
+        for start in range(first, end, step):
+            yield matrix, start, min(start + step, end)

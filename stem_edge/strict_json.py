@@ -66,9 +66,9 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> None:
             raise ValueError(f"{name[:80]!r} is there more than once")
 
 
-def one_line(text: object) -> str:
-    """A text from a file, or an error with some of it, as part of a message: printable and short."""
-    line = str(text)
-    if len(line) > MAX_REASON_CHARS:
-        line = f"{line[:MAX_REASON_CHARS]}..."
-    return line if line.isprintable() else ascii(line)[1:-1]
+def one_line(value: object, shown: int = MAX_REASON_CHARS) -> str:
+    """What a file or an error says, fit for a message of one line and for a terminal."""
+    text = str(value)
+    line = " ".join(text[: 8 * shown].split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return line if len(line) <= shown and len(text) <= 8 * shown else line[:shown] + "..."

@@ -275,7 +275,7 @@ def test_export_says_what_would_help(
     [
         (["/proc/out"], "/proc: cannot write here; choose another folder"),
         (["OUT", "--backbone", "q4_0", "--head", "int8"], "--head: for the engine onnx"),
-        (["OUT", "--group-size", "3"], "--group-size is 3; expected 16"),
+        (["OUT", "--group-size", "3"], "--group-size is 3; expected one of 16"),
     ],
 )
 def test_exports_that_are_refused(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exports import Steps
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
@@ -22,9 +23,10 @@ from stem_edge.bundle import open_bundle
 from stem_edge.checksums import verify
 from stem_edge.cli import main
 from stem_edge.export.files import publish
-from stem_edge.export.journal import Journal
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.reference import forward, whole
+
+ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -147,43 +149,19 @@ def test_a_full_disk_leaves_the_old_bundle_and_what_was_done(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", range(7))
+@pytest.mark.parametrize("step", ALL_STEPS)
 def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
-    expected = tmp_path / "expected"
+    expected, out = tmp_path / "expected", tmp_path / "out"
     stem_edge.export_bundle(tiny_checkpoint, expected)
-    real, calls, done = Journal.run, iter(range(100)), list[str]()
-
-    def run(self: Journal, name: str, *rest: Any) -> None:
-        if next(calls) == steps:
-            raise KeyboardInterrupt
-        real(self, name, *rest)
-
-    monkeypatch.setattr(Journal, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-    def watch(self: Journal, name: str, *rest: Any) -> None:
-        done.extend([name] * (name not in self.steps))
-        real(self, name, *rest)
-
-    monkeypatch.setattr(Journal, "run", watch)
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(expected)
-    assert len(done) == len(ALL_STEPS) - steps
-    assert done == ALL_STEPS[steps:]
-
-
-ALL_STEPS = [
-    "tokenizer",
-    "backbone",
-    "prefill",
-    "tables",
-    *(f"records {n}" for n in range(3)),
-]
+    steps = Steps(monkeypatch)
+    steps.interrupt(step, lambda: stem_edge.export_bundle(tiny_checkpoint, out))
+    assert not out.exists()
+    stem_edge.export_bundle(tiny_checkpoint, out)
+    assert contents(out) == contents(expected)
+    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
 
 
 def test_what_another_checkpoint_or_option_left_is_not_used(
@@ -252,25 +230,6 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, ba
     with pytest.raises(CheckpointError, match=r"table of layer 2: 1 NaN or infinite.*row 123"):
         stem_edge.export_bundle(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"backbone": "int3"}, "backbone is 'int3'; expected one of fp32, int8, int4"),
-        ({"tables": "q4"}, "tables is 'q4'; expected one of fp32, fp16, int8, int4"),
-        ({"block_size": 48}, "block_size is 48"),
-        ({"group_size": 7}, "group_size is 7"),
-        ({"threads": 0}, "threads is 0"),
-        ({"max_kl": -0.1}, "max_kl is -0.1; expected 0 nats or more"),
-        ({"max_kl": float("nan")}, "max_kl is nan"),
-    ],
-)
-def test_bad_options_are_refused(
-    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ExportError, match=message):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
 
 
 def test_a_width_that_no_block_divides_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import needs_ggml
+from exports import Steps
 from make_checkpoint import Shape, write_checkpoint
 from test_export import contents
 
@@ -20,7 +21,6 @@ import stem_edge
 from stem_edge import ExportError
 from stem_edge.bundle import GGUF, MANIFEST, TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.export import adding
-from stem_edge.export.journal import Journal
 
 pytest.importorskip("gguf")
 pytestmark = needs_ggml
@@ -185,30 +185,11 @@ def test_an_interrupted_addition_goes_on(
 ) -> None:
     expected = Path(shutil.copytree(out, out.with_name("expected")))
     add(tiny_checkpoint, expected)
-    before, real, done = contents(out), Journal.run, list[str]()
-
-    def run(self: Journal, name: str, work: Any, progress: Any) -> None:
-        def interrupted(*arguments: Any) -> Any:
-            files = work(*arguments)
-            if name == step:
-                raise KeyboardInterrupt
-            return files
-
-        real(self, name, interrupted, progress)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "run", run)
-        with pytest.raises(KeyboardInterrupt):
-            add(tiny_checkpoint, out)
+    before, steps = contents(out), Steps(monkeypatch)
+    steps.interrupt(step, lambda: add(tiny_checkpoint, out))
     assert contents(out) == before
-
-    def watch(self: Journal, name: str, *rest: Any) -> None:
-        done.extend([name] * (name not in self.steps))
-        real(self, name, *rest)
-
-    monkeypatch.setattr(Journal, "run", watch)
     add(tiny_checkpoint, out)
-    assert done == ALL_STEPS[ALL_STEPS.index(step) :]
+    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
     assert contents(out) == contents(expected)
 
 

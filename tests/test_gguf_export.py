@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from conftest import needs_ggml
+from exports import Steps
 from make_checkpoint import Shape, write_checkpoint
 from test_architectures import SIZES, VARIANTS, write
 from test_export import contents
@@ -20,7 +21,6 @@ from stem_edge.bundle import GGUF, MANIFEST, Bundle, tables_hash
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, weights
-from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.formats import GGUF_TYPES
 from stem_edge.gguf_schema import gguf_name
@@ -163,39 +163,6 @@ def test_types_that_know_no_importance(
     assert bundle.file(GGUF).read_bytes() == (tmp_path / "b" / GGUF).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "torch"}, "engine is 'torch'; expected one of onnx, gguf"),
-        ({"backbone": "q2"}, "backbone is 'q2'; expected one of f32, f16, q8_0, .* engine gguf$"),
-        (
-            {"backbone": "int4"},
-            r"'int4'; expected one of f32, .*q4_0 with the engine gguf; int4 is of the engine onnx",
-        ),
-        (
-            {"engine": "onnx", "backbone": "q4_0"},
-            r"'q4_0'; expected one of fp32, int8, int4 with the engine onnx; q4_0 is of the engine",
-        ),
-        ({"head": "int8"}, "^head: for the engine onnx"),
-        ({"bits": {"head": 8}}, "^bits: "),
-        ({"block_size": 128}, "^block_size: "),
-        ({"asymmetric": True}, "^asymmetric: "),
-        ({"quantizer": "rtn", "prefill_graph": False}, "^quantizer, prefill_graph: for the engine"),
-        ({"calibration_tokens": 5}, "calibration_tokens counts tokens"),
-        ({"add": True}, "there is no bundle that a backbone can be added to; leave --add out"),
-        ({"add": True, "force": True}, "add keeps what is in the bundle, force replaces it"),
-        ({"add": True, "tables": "int8"}, "^tables: with add, the bundle's tables stay"),
-        ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: with add"),
-    ],
-)
-def test_bad_options_are_refused(
-    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ExportError, match=message):
-        export(tiny_checkpoint, tmp_path / "out", **options)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_library_is_told_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,38 +190,18 @@ ALL_STEPS = ["tokenizer", "tables", *(f"records {n}" for n in range(3)), "backbo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", range(len(ALL_STEPS)))
+@pytest.mark.parametrize("step", ALL_STEPS)
 def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
     export(tiny_checkpoint, tmp_path / "expected")
-    real, done = Journal.run, list[str]()
-
-    def run(self: Journal, name: str, work: Any, progress: Any) -> None:
-        if name != ALL_STEPS[steps]:
-            return real(self, name, work, progress)
-
-        def interrupted(*arguments: Any) -> Any:
-            work(*arguments)  # its files are there, its line in the journal is not
-            raise KeyboardInterrupt
-
-        return real(self, name, interrupted, progress)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "run", run)
-        with pytest.raises(KeyboardInterrupt):
-            export(tiny_checkpoint, tmp_path / "out")
+    steps = Steps(monkeypatch)
+    steps.interrupt(step, lambda: export(tiny_checkpoint, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-    def watch(self: Journal, name: str, *rest: Any) -> None:
-        done.extend([name] * (name not in self.steps))
-        real(self, name, *rest)
-
-    monkeypatch.setattr(Journal, "run", watch)
     export(tiny_checkpoint, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
-    assert done == ALL_STEPS[steps:]
+    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
 
 
 def test_the_command(

@@ -13,8 +13,8 @@ from stem_edge import CheckpointError, ExportError
 from stem_edge import ggml_types as types
 from stem_edge.errors import BackendError
 from stem_edge.export import weights
-from stem_edge.export.gguf_values import EVERY
-from stem_edge.export.gguf_writer import GgufValue, TensorSource, encode_header, write_gguf
+from stem_edge.export.gguf_values import EVERY, TensorSource
+from stem_edge.export.gguf_writer import GgufValue, encode_header, write_gguf
 from stem_edge.export.report import ErrorMeter, errors
 from stem_edge.ggml import Ggml, open_ggml
 from stem_edge.ggml_types import WEIGHT_TYPES, TensorType
@@ -63,12 +63,11 @@ def write(
     entry = write_gguf(
         path,
         ggml,
-        "stem",
-        metadata or {},
+        {"general.architecture": "stem", **(metadata or {})},
         tensors,
-        threads=threads,
-        meter=meter or ErrorMeter(),
-        advance=lambda nbytes: None,
+        threads,
+        meter or ErrorMeter(),
+        lambda nbytes: None,
     )
     assert entry.nbytes == path.stat().st_size
     return gguf.GGUFReader(path)

@@ -20,7 +20,7 @@ from test_architectures import SIZES, VARIANTS, write
 import stem_edge
 from stem_edge.bundle import BACKBONE_GRAPH, Bundle, open_bundle
 from stem_edge.config import ModelConfig
-from stem_edge.export import balance
+from stem_edge.export import weight_file
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph import names as io
 from stem_edge.graph import variants
@@ -169,7 +169,7 @@ def test_weight_files_are_as_planned(
     config = ModelConfig(**(SIZES | VARIANTS[architecture] | sizes))
     checkpoint, ids, _ = write(tmp_path / "checkpoint", config)
     if "calibration" in options:
-        monkeypatch.setattr(balance, "OUTLIER", 0.0)
+        monkeypatch.setattr(weight_file, "OUTLIER", 0.0)
         np.save(tmp_path / "ids.npy", np.array(ids))
         options = options | {"calibration": tmp_path / "ids.npy", "calibration_tokens": 40}
     manifest = stem_edge.export_bundle(checkpoint, tmp_path / "out", **options).manifest

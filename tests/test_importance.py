@@ -17,8 +17,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.distributions import kullback_leibler, log_softmax
 from stem_edge.errors import BackendError
 from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.export.gguf_values import encoder
-from stem_edge.export.importance import importance_vectors
+from stem_edge.export.gguf_values import TensorSource, encoder
+from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.report import ErrorMeter
 from stem_edge.ggml import Ggml, open_ggml
@@ -100,8 +100,8 @@ def _with(checkpoint: Checkpoint, tensors: dict[str, F32]) -> Checkpoint:
 
 
 def quantized(ggml: Ggml, rows: F32, type: TensorType, importance: F32 | None) -> F32:
-    work = encoder(ggml, "name", "kind", type, importance, ErrorMeter())
-    coded = work(rows).reshape(len(rows), -1)
+    tensor = TensorSource("name", ArrayMatrix(rows), type, "kind", importance)
+    coded = encoder(ggml, tensor, ErrorMeter())(rows).reshape(len(rows), -1)
     found: F32 = gguf.quants.dequantize(coded, gguf.GGMLQuantizationType(type.number))
     return found
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.balance import Balances, worth_balancing
 from stem_edge.export.files import BundleFile
-from stem_edge.export.quantizers import Quantizer, Rounding, Searching
+from stem_edge.export.quantizers import Quantizer
 from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weight_file import WeightFile
+from stem_edge.export.weight_file import WeightFile, worth_balancing
 from stem_edge.export.weights import Weights
 from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.graph import linear as module
@@ -55,14 +54,9 @@ class Built:
         peaks: Mapping[str, F32] | None = None,
     ) -> F32:
         """The one output."""
-        weights = Weights(2, ErrorMeter(), lambda nbytes: None)
-        balances = Balances(peaks or {}, self.plan)
-        folder.mkdir(exist_ok=True)
-        try:
-            with BundleFile(folder / self.plan.file) as data:
-                WeightFile(data, self._tensors, weights, quantizer, balances).write(self.plan)
-        finally:
-            weights.close()
+        path = folder / self.plan.file
+        with Weights(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
+            WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
         session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
         (found,) = session.run(None, inputs)
         return np.asarray(found, np.float32)
@@ -100,7 +94,7 @@ def product(
     folder: Path, format: BackboneFormat, x: F32 = X, matrices: Sequence[F32] = MATRICES
 ) -> F32:
     """x times the matrices, rounded to the nearest code, as a graph for decoding computes it."""
-    quantizer = Rounding(asymmetric=format.asymmetric)
+    quantizer = Quantizer(asymmetric=format.asymmetric, search=False)
     return build(decoding(format), matrices).run(folder, {"x": x}, quantizer)
 
 
@@ -158,11 +152,11 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
     assert worst(found, x @ exact.T) < 1e-5  # ARM64 adds in another order: 3.3e-6
 
 
-class Keeping(Searching):
+class Keeping(Quantizer):
     """Remembers what became of the rows."""
 
     def __init__(self, *, asymmetric: bool) -> None:
-        super().__init__(asymmetric=asymmetric)
+        super().__init__(asymmetric=asymmetric, search=True)
         self.kept: list[F32] = []
 
     def keep(self, name: str, stored: F32) -> None:
@@ -201,7 +195,9 @@ def test_a_matrix_of_many_rows_is_cut_without_a_difference(
         monkeypatch.setattr(module, "SPLIT_VALUES", values)
         built = build(decoding(of_type("int4")), MATRICES[1:])
         assert sum(node.op == "MatMulNBits" for node in built.graph.nodes) == pieces
-        found.append(built.run(tmp_path / str(values), {"x": X}, Rounding(asymmetric=False)))
+        found.append(
+            built.run(tmp_path / str(values), {"x": X}, Quantizer(asymmetric=False, search=False))
+        )
     assert np.array_equal(found[0], found[1])
 
 

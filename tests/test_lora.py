@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import exports
 import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from stem_edge import CheckpointError
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.lora import merge_lora
@@ -109,12 +109,7 @@ def change(checkpoint: Checkpoint, adapter: Path, name: str) -> F32:
 
 
 def refused(adapter: Path, *parts: str, tied: bool = False) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        merge_lora(base(tied=tied), adapter)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (str(adapter), *parts):
-        assert part in message
+    exports.refused(lambda: merge_lora(base(tied=tied), adapter), adapter, *parts)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from exports import Steps
 from make_checkpoint import Shape, write_checkpoint
 from safetensors.torch import save_file
 from test_export import contents
@@ -17,7 +18,7 @@ from torch_model import random_tensors
 import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.hf_config import tensor_name
 from stem_edge.export.journal import Journal
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.tokenizer import convert_tokenizer
@@ -86,20 +87,10 @@ def test_the_bundle_may_lie_inside_of_its_checkpoint(
 ) -> None:
     """What the export writes there does not make a checkpoint another one: it goes on."""
     expected = stem_edge.export_bundle(shutil.copytree(llama, tmp_path / "copy"), tmp_path / "out")
-    real, done, tried = Journal.run, list[str](), list[str]()
-
-    def run(self: Journal, name: str, *rest: Any) -> None:
-        if name == "prefill" and "prefill" not in tried:
-            tried.append(name)
-            raise KeyboardInterrupt
-        done.extend([name] * (name not in self.steps))
-        real(self, name, *rest)
-
-    monkeypatch.setattr(Journal, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        stem_edge.export_bundle(llama, llama / "bundle")
-    stem_edge.export_bundle(llama, llama / "bundle")
-    assert done == ["tokenizer", "backbone", "prefill"]
+    steps, bundle = Steps(monkeypatch), llama / "bundle"
+    steps.interrupt("prefill", lambda: stem_edge.export_bundle(llama, bundle))
+    stem_edge.export_bundle(llama, bundle)
+    assert steps.done == ["prefill"]
     assert contents(llama / "bundle") == contents(expected.path)
 
 
@@ -149,22 +140,17 @@ def test_a_step_that_was_taken_back_does_not_take_others_with_it(
 ) -> None:
     """Killed after the prefill graph was found too coarse: the tables are not written again."""
     path = write_checkpoint(tmp_path / "checkpoint", Shape())
-    done, real = list[str](), Journal.run
-
-    def run(self: Journal, name: str, *rest: Any) -> None:
-        done.extend([name] * (name not in self.steps))
-        real(self, name, *rest)
+    steps = Steps(monkeypatch)
 
     def interrupt(self: Journal) -> None:
         if "prefill" in self.steps:
             self.forget("prefill")
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Journal, "run", run)
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "close", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=True)
     stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=True)
     first = ["tokenizer", "backbone", "prefill", "tables", "records 0"]
-    assert done == [*first, "prefill"]
+    assert steps.done == [*first, "prefill"]

@@ -25,8 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
-from stem_edge.export.hf_config import FULL, SLIDING
-from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.hf_config import FULL, SLIDING, tensor_name
 from stem_edge.export.hugging_face import CONFIG, TOKENIZER, read_checkpoint
 from stem_edge.export.safetensors_files import INDEX, WEIGHTS
 from stem_edge.export.stem_schema import BIAS_NAMES, MODEL_TYPE

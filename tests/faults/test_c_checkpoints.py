@@ -26,7 +26,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import exporter
 from stem_edge.export.calibration import read_token_ids
-from stem_edge.export.hf_names import tensor_name
+from stem_edge.export.hf_config import tensor_name
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.tokenizer import convert_tokenizer
 

@@ -15,8 +15,14 @@ from stem_edge import disk
 from stem_edge.errors import CheckpointError
 from stem_edge.export import json_files, stored
 from stem_edge.export.json_files import read_json, reason_of
-from stem_edge.export.magic import looks_like
-from stem_edge.export.stored import Checksum, SourceFile, StoredTensor, check_shape, check_type
+from stem_edge.export.stored import (
+    Checksum,
+    SourceFile,
+    StoredTensor,
+    check_shape,
+    check_type,
+    looks_like,
+)
 
 
 def test_first_bytes_say_what_a_file_is() -> None:
@@ -57,8 +63,7 @@ def test_the_size_of_json(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_places_without_json(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_json(file, "a test", dict)
+    refused(lambda: read_json(file, "a test", dict), CheckpointError, tmp_path, "no config.json")
     refused(lambda: read_json(tmp_path, "a test", dict), CheckpointError, tmp_path, "regular file")
     file.symlink_to(file)
     refused(lambda: read_json(file, "a test", dict), CheckpointError, file, "a test")
@@ -186,7 +191,7 @@ def test_checksums(file: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> N
     opened = source(file, data)
     sum_of = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
     found = StoredTensor(opened, "w", "I32", (2,), 5, checksum=sum_of)
-    assert found.named("x").part(0, 1)._checksum is sum_of
+    assert found.named("x").part(0, 1).checksum is sum_of
     assert found.integers().tolist() == list(struct.unpack("<2i", data[5:13]))
     file.write_bytes(bytes(20))
     found.integers()  # it was compared once

@@ -15,23 +15,21 @@ from test_limits_archives import archive
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export import torch_files, torch_pickle
-from stem_edge.export.stored import VALUE_NBYTES, SourceFile, StoredTensor
+from stem_edge.export.stored import VALUE_NBYTES, SourceFile, StoredTensor, joined
 from stem_edge.export.torch_files import (
-    CONSTANT,
-    TensorMatrix,
     describe,
     guarded,
     load_tensors,
     read_archive,
 )
-from stem_edge.export.torch_pickle import Made, Name, read_pickle
+from stem_edge.export.torch_pickle import CONSTANT, Made, Name, read_pickle
 
 
 def value(data: bytes, most: int | None = None) -> Any:
     """What a pickle describes; names of the module m are allowed, m.pair makes a list."""
     return read_pickle(
         data,
-        lambda name: name.startswith("m."),
+        {"m.x", "m.x y", "m.pair"},
         {"m.pair": lambda a, b: [a, b]},
         lambda described: ("stored", described),
     )
@@ -352,12 +350,13 @@ def test_shards_beside_each_other(tmp_path: Path) -> None:
         values = np.array(data, "<f4")
         (tmp_path / name).write_bytes(values.tobytes())
         halves.append(StoredTensor(SourceFile(tmp_path / name), name, "F32", values.shape, 0))
-    table = TensorMatrix(halves)
+    table = joined(halves, axis=1)
     assert (table.shape, table.nbytes) == ((2, 3), 24)
     assert table.rows(0, 2).tolist() == [[0, 1, 4], [2, 3, 5]]
-    assert TensorMatrix(halves[:1]).rows(1, 2).tolist() == [[2, 3]]
-    line = StoredTensor(SourceFile(tmp_path / "b"), "b", "F32", (2,), 0)
-    assert (TensorMatrix([line]).shape, TensorMatrix([line]).rows(0, 1).tolist()) == ((2,), [4])
+    assert joined(halves[:1], axis=1) is halves[0]
+    lines = joined([StoredTensor(SourceFile(tmp_path / "b"), "b", "F32", (2,), 0)] * 2, axis=0)
+    assert lines.shape == (4,)
+    assert [lines.rows(at, at + 2).tolist() for at in range(4)] == [[4, 5], [5, 4], [4, 5], [5]]
 
 
 def test_plain_python_pickles_are_values_too() -> None:

@@ -1,0 +1,79 @@
+"""What an export can be asked for, and what is refused by its name before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stem_edge
+from stem_edge import ExportError
+from stem_edge.export.options import ExportOptions
+
+GGUF = {"engine": "gguf"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backbone": "int3"}, "backbone is 'int3'; expected one of fp32, int8, int4"),
+        ({"tables": "q4"}, "tables is 'q4'; expected one of fp32, fp16, int8, int4"),
+        ({"block_size": 48}, "block_size is 48; expected one of 16, 32, 64, 128, 256"),
+        ({"group_size": 7}, "group_size is 7"),
+        ({"threads": 0}, "threads is 0"),
+        ({"max_kl": -0.1}, "max_kl is -0.1; expected 0 nats or more"),
+        ({"max_kl": float("nan")}, "max_kl is nan"),
+        ({"bits": {"tail": 8}}, "a kind of matrix in bits is 'tail'; expected one of embedding"),
+        ({"bits": {"head": 5}}, "bits of head is 5; expected one of 32, 8, 4"),
+        ({"quantizer": "magic"}, "quantizer is 'magic'; expected one of rtn, search, gptq"),
+        ({"quantizer": "gptq"}, "quantizer 'gptq' needs.*--calibration FILE.*--quantizer search"),
+        ({"backbone": "fp32", "quantizer": "rtn"}, "fp32 backbone"),
+        ({"backbone": "fp32", "asymmetric": True}, "fp32 backbone"),
+        ({"calibration_tokens": 5}, "calibration_tokens counts tokens.*--calibration FILE"),
+        ({"engine": "torch"}, "engine is 'torch'; expected one of onnx, gguf"),
+        (
+            {"engine": "onnx", "backbone": "q4_0"},
+            r"'q4_0'; expected one of fp32, int8, int4 with the engine onnx; q4_0 is of the engine",
+        ),
+        (
+            GGUF | {"backbone": "q2"},
+            "backbone is 'q2'; expected one of f32, f16, q8_0, .* engine gguf$",
+        ),
+        (
+            GGUF | {"backbone": "int4"},
+            r"'int4'; expected one of f32, .*q4_0 with the engine gguf; int4 is of the engine onnx",
+        ),
+        ({"backbone": "q4_0", "head": "int8"}, "^head: for the engine onnx"),
+        (GGUF | {"bits": {"head": 8}}, "^bits: "),
+        (GGUF | {"block_size": 128}, "^block_size: "),
+        (GGUF | {"asymmetric": True}, "^asymmetric: "),
+        (GGUF | {"quantizer": "rtn", "prefill_graph": False}, "^quantizer, prefill_graph: for the"),
+        (GGUF | {"calibration_tokens": 5}, "calibration_tokens counts tokens"),
+        ({"add": True, "tables": "int8"}, "^tables: with add, the bundle's tables stay"),
+        ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: with add"),
+        ({"add": True}, "there is no bundle that a backbone can be added to; leave --add out"),
+        ({"add": True, "force": True}, "add keeps what is in the bundle, force replaces it"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        stem_edge.export_bundle(tmp_path / "no checkpoint", tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "weights"),
+    [
+        ({}, "onnxruntime", "int4"),
+        ({"backbone": "int8"}, "onnxruntime", "int8"),
+        ({"backbone": "q8_0"}, "ggml", "q8_0"),
+        (GGUF, "ggml", "q4_k_m"),
+        ({"engine": "onnx"}, "onnxruntime", "int4"),
+    ],
+)
+def test_the_engine_follows_from_the_type(
+    options: dict[str, Any], engine: str, weights: str
+) -> None:
+    found = ExportOptions(**options)
+    assert (found.runs_on, found.format.weights) == (engine, weights)
