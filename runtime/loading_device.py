@@ -21,8 +21,7 @@ from stem_edge.graph.variants import obstacle
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.agreement import FEW_TOKENS, agreeing_tokens
 from stem_edge.runtime.backend import Backend, NotFiniteError
-from stem_edge.runtime.backend_device import DeviceBackend
-from stem_edge.runtime.backend_portable import PortableBackend
+from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
 from stem_edge.runtime.engines import NotRunnableError
@@ -102,10 +101,20 @@ class DeviceLoader:
             session = open_session(graph, self._threads, self._providers)
             return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
 
-    def open(self, slots: Slots | None) -> Backend:
+    def open(self, slots: Slots | None) -> OrtBackend:
         """See EngineLoader.open. Raises NotRunnableError."""
+        if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
+            raise BackendError("these are not the slots that this loader made")
         with self._refusing():
-            backend = self._backend(slots)
+            backend = OrtBackend(
+                self._bundle.manifest.model,
+                self._graphs,
+                slots,
+                self._threads,
+                self._providers,
+                self._memory,
+                self.variant,
+            )
             try:
                 self.step_tokens = self._trusted_tokens(backend, slots)
             except BaseException:
@@ -127,27 +136,6 @@ class DeviceLoader:
             if self.variant == "fp16":  # which ends at 65504: a wider type may do
                 raise
             return ANY_NUMBER  # weights are damaged, as every step will say
-
-    def _backend(self, slots: Slots | None) -> Backend:
-        manifest = self._bundle.manifest
-        graphs = {name: graph for name, graph in self._graphs.items() if name != ROWS}
-        if self.variant == "portable":
-            if slots is not None and not isinstance(slots, ArraySlots):
-                raise BackendError("these are not the slots that this loader made")
-            return PortableBackend(
-                manifest.model, manifest.tables, graphs, slots, self._threads, self._providers
-            )
-        if slots is not None and not isinstance(slots, DeviceSlots):
-            raise BackendError("these are not the slots that this loader made")
-        return DeviceBackend(
-            manifest.model,
-            graphs,
-            slots,
-            self._threads,
-            self._providers,
-            self._memory,
-            self.variant,
-        )
 
     @cached_property
     def _graphs(self) -> dict[str, GraphSource]:

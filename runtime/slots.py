@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.footprint import array_slot_nbytes
+from stem_edge.graph import names as io
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import Codes, RecordLayout
 
@@ -58,6 +59,21 @@ class ArraySlots(Slots):
     def slot_nbytes(self) -> int:
         """See Slots.slot_nbytes; with the zero points that dequantizing needs."""
         return array_slot_nbytes(self.layout)
+
+    def inputs(self) -> dict[str, npt.NDArray[Any]]:
+        """The slots as the inputs of graphs that are called after them."""
+        layout = self.layout
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for index, layer in enumerate(layout.layers):
+            for part in range(len(layout.parts)):
+                codes, shape = self.codes[index][part], layout.codes_shape(part)
+                arrays[io.row_codes(layer, part)] = codes.reshape(self.count, *shape)
+                if layout.quantized:
+                    scales, shape = self.scales[index][part], layout.scales_shape(part)
+                    arrays[io.row_scales(layer, part)] = scales.reshape(self.count, *shape)
+        if layout.quantized:
+            arrays[io.ROW_ZERO_POINTS] = layout.zero_points(self.count)
+        return arrays
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
         """See Slots.write."""

@@ -228,7 +228,7 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
     monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
     closed: list[Variant] = []
     closing: Any = SimpleNamespace(close=lambda: closed.append(variant))
-    monkeypatch.setattr(DeviceLoader, "_backend", lambda *_: closing)
+    monkeypatch.setattr(loading_device, "OrtBackend", lambda *_: closing)
     loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
         assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER

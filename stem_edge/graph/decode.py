@@ -46,7 +46,10 @@ def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         if name == io.EMBED:
             _declare_output(graph, config, _embedding(products, config, io.NEW + io.HIDDEN))
         elif name == io.HEAD:
-            _head(products, config, graph.input(io.HIDDEN, np.float32, [1, "T", config.dim]))
+            graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+            graph.input(io.WANTED, np.int64, ["n"])
+            wanted = graph.add("Gather", [io.HIDDEN, io.WANTED], "wanted.hidden", axis=1)
+            _head(products, config, wanted, "n")
         else:
             graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
             layers = io.layer_graphs(config)[name]
@@ -64,7 +67,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     graph = Graph()
     products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
     _embedding(products, config, io.HIDDEN)
-    _head(products, config, _layers(products, config, layout, range(config.n_layers)))
+    _head(products, config, _layers(products, config, layout, range(config.n_layers)), "T")
     nodes, graph.nodes = graph.nodes, []
     rows: dict[str, str] = {}  # a value that is a row -> the input that it is now
     for node in nodes:
@@ -101,10 +104,10 @@ def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> st
     return products.rows("embedding", "embedding", ids, result, shape)
 
 
-def _head(products: Products, config: ModelConfig, x: str) -> str:
-    """x [1, T, dim] -> logits [1, T, V]."""
+def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
+    """x [1, tokens, dim] -> logits [1, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
-    graph.output(io.LOGITS, np.float32, [1, "T", rows])
+    graph.output(io.LOGITS, np.float32, [1, tokens, rows])
     weight = vector(graph, plan, "norm", config.dim, ("norm",))
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap

@@ -29,7 +29,7 @@ def graphs(
     plain = decoding(config, layout, format).graphs
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
-    made = {n: device.derive(n, graph, layout, variant) for n, graph in plain.items()}
+    made = {n: device.derive(graph, layout, variant) for n, graph in plain.items()}
     if layout is not None:
         made[io.ROWS] = rows_graph(DeviceRows(layout, variant))
     return made | {io.TOP: top_graph(config)}
