@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.quantize import F32
-from stem_edge.rows import RecordLayout
+from stem_edge.quantize import F32, I32
 from stem_edge.runtime.backend import Backend, NotFiniteError
 from stem_edge.runtime.prefetch import ANY_NUMBER
-from stem_edge.runtime.slots import Slots
+from stem_edge.runtime.slots import Slots, placeholder_rows
 
 MANY_TOKENS, FEW_TOKENS = 64, 16
 # Distance of logits of one position, as a share of their size. Right ones in float16 were up to
@@ -27,41 +26,26 @@ def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) 
     Slots are given made-up rows: nobody may look for others there. Raises BackendError: what a
     device lacks shows when a step runs; NotFiniteError if few give none that are numbers.
     """
-    if slots is not None:
-        _make_up_rows(slots)
     # Whole steps of few, so that both ways end with logits of the same positions.
     tokens = min(MANY_TOKENS, context_length - context_length % FEW_TOKENS) or context_length
-    few = _last_logits(backend, slots, tokens, min(FEW_TOKENS, tokens))
+    taken = placeholder_rows(slots, tokens)
+    few = _last_logits(backend, taken, min(FEW_TOKENS, tokens))
     if tokens <= FEW_TOKENS:
         return ANY_NUMBER
     try:
-        many = _last_logits(backend, slots, tokens, tokens)
+        many = _last_logits(backend, taken, tokens)
     except NotFiniteError:
         return FEW_TOKENS
     apart = np.square(many - few).mean(axis=1) / np.square(few).mean(axis=1)
     return ANY_NUMBER if apart.max() <= MOST_APART**2 else FEW_TOKENS
 
 
-def _last_logits(backend: Backend, slots: Slots | None, tokens: int, step: int) -> F32:
-    """Logits [n, V] of the last of so many tokens, taken in steps."""
-    context = backend.open_context(tokens)
-    ids = np.arange(tokens, dtype=np.int64)
-    of = ids.astype(np.int32) % (_made_up(slots.layout, slots.count) if slots is not None else 1)
-    for start in range(0, tokens, step):
+def _last_logits(backend: Backend, slots: I32, step: int) -> F32:
+    """Logits [n, V] of the last of so many tokens as there are slots, taken in steps."""
+    context = backend.open_context(len(slots))
+    ids = np.arange(len(slots), dtype=np.int64)
+    for start in range(0, len(ids), step):
         piece = slice(start, start + step)
         context.begin(ids[piece], start)
-        logits = context.finish(of[piece], min(FEW_TOKENS, len(ids[piece])))
+        logits = context.finish(slots[piece], min(FEW_TOKENS, len(ids[piece])))
     return logits.copy()  # the next context overwrites them
-
-
-def _made_up(layout: RecordLayout, slots: int) -> int:
-    return max(1, min(slots, layout.records, FEW_TOKENS))
-
-
-def _make_up_rows(slots: Slots) -> None:
-    """Of values about as large as those of the products that rows stand for."""
-    layout, random = slots.layout, np.random.default_rng(0)
-    count = _made_up(layout, slots.count)
-    shape = (count, layout.row_width)
-    rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
-    slots.write(np.arange(count, dtype=np.intp), layout.pack(rows))

@@ -18,19 +18,12 @@ from typing import NamedTuple
 
 from stem_edge import errors
 from stem_edge.bundle import Bundle
-from stem_edge.child import (
-    SIGKILL,
-    Ended,
-    last_line,
-    module_command,
-    run_steps,
-    signal_name,
-)
+from stem_edge.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.formats import EngineName
+from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.progress import Progress
 from stem_edge.runtime.machine import return_freed_memory
-from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
 from stem_edge.strict_json import one_line
 from stem_edge.units import format_size
@@ -64,11 +57,11 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, records: Records) -> Limits:
         """For a bundle."""
-        tables = records.bundle.manifest.tables
-        rows = max(ROWS_NBYTES, tables.record_nbytes) if tables is not None else 0
-        memory = BASE_NBYTES + COPIES_OF_WEIGHTS * records.nbytes + COPIES_OF_ROWS * rows
-        cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * records.nbytes // 10**9
-        return cls(memory, cpu, STEP_SECONDS + STEP_SECONDS_PER_GB * records.nbytes / 10**9)
+        nbytes, tables = records.nbytes(records.native_files()), records.bundle.manifest.tables
+        rows = PROBE_TOKENS * tables.record_nbytes if tables is not None else 0
+        memory = BASE_NBYTES + COPIES_OF_WEIGHTS * nbytes + COPIES_OF_ROWS * rows
+        cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * nbytes // 10**9
+        return cls(memory, cpu, STEP_SECONDS + STEP_SECONDS_PER_GB * nbytes / 10**9)
 
 
 class _Failed(NamedTuple):
@@ -98,8 +91,9 @@ def try_first(
     Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
     """
     records = Records(bundle, engine, cache_dir)
-    show = progress if records.hashed_nbytes > UNSEEN_NBYTES else False
-    with Progress(records.hashed_nbytes, "checking files", show) as bar:
+    hashed = records.nbytes(records.hashed_files())
+    show = progress if hashed > UNSEEN_NBYTES else False
+    with Progress(hashed, "checking files", show) as bar:
         records.check_place(bar.advance, anew=anew)
     verdict = None if anew else records.verdict()
     if verdict is None:

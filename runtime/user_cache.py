@@ -27,7 +27,7 @@ from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.plain_files import read_plain
 from stem_edge.runtime.graphs import cpu_graphs
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
-from stem_edge.verdicts import PLACES, TRIALS, Records, read_place, read_verdict, versions
+from stem_edge.verdicts import PLACES, TRIALS, Records, read_verdict
 
 __all__ = [  # with what the rest of the runtime expects here
     "FORMAT",
@@ -126,7 +126,7 @@ def entries(root: Path, onnxruntime: str) -> Iterator[Entry]:
         yield Entry(path=folder, kind=PREPARED, nbytes=nbytes, of=of, stale=stale)
     for path in sorted((root / COUNTS).glob("*.npy")):
         yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
-    judged = {ggml_check.FOLDER: _library, TRIALS: _trial, PLACES: _place}
+    judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
     for kind, judge in judged.items():
         for path in sorted((root / kind).glob("*")):
             of, stale = judge(root, path)
@@ -169,27 +169,19 @@ def _library(root: Path, path: Path) -> tuple[str, str]:
     return verdict.library, "" if current else "of another library, processor or stem-edge"
 
 
-def _trial(_: Path, path: Path) -> tuple[str, str]:
-    """The same for a bundle."""
+def _bundle(root: Path, path: Path) -> tuple[str, str]:
+    """The same for a bundle that was tried, or whose files were hashed."""
     verdict = read_verdict(path)
     if verdict is None:
         return "", "damaged"
-    found = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
-    if verdict.cpu != cpu_digest() or verdict.versions != versions(verdict.engine):
-        return found, f"of another {verdict.engine}, tokenizers, stem-edge or processor"
-    return found, "" if Path(verdict.bundle).is_dir() else "its bundle is gone"
-
-
-def _place(root: Path, path: Path) -> tuple[str, str]:
-    """The same for files that were hashed."""
-    place = read_place(path)
-    if place is None:
-        return "", "damaged"
+    of = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
     try:
-        current = Records(open_bundle(place.bundle), place.engine, root).place_file == path
+        records = Records(open_bundle(verdict.bundle), verdict.engine, root)
     except BundleError:
-        return place.bundle, "its bundle is gone or damaged"
-    return place.bundle, "" if current else "its bundle has changed"
+        return of, "its bundle is gone or damaged"
+    if path in (records.verdict_file, records.place_file):
+        return of, ""
+    return of, f"of another bundle there, {verdict.engine}, tokenizers, stem-edge or processor"
 
 
 def _is_alive(folder: Path) -> bool:

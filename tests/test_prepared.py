@@ -193,10 +193,10 @@ def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None
     opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
     assert found is not None
     folder, record = found
-    assert prepare_worker._computes_the_same(opened, folder, record, 1, prefill=False)
+    assert prepare_worker._computes_the_same(opened, folder, record, 1)
     (data,) = folder.glob("*late*.data")
     data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
-    assert not prepare_worker._computes_the_same(opened, folder, record, 1, prefill=False)
+    assert not prepare_worker._computes_the_same(opened, folder, record, 1)
 
 
 def test_a_worker_that_is_killed(

@@ -20,7 +20,6 @@ from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.runtime import trial
-from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records
 
@@ -317,20 +316,20 @@ def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
     [
-        (0, (2**30 + 8 * ROWS_NBYTES, 6, 8.0)),
-        (10**9, (2**30 + 3 * 10**9 + 8 * ROWS_NBYTES, 126, 188.0)),
-        (10**8, (2**30 + 3 * 10**8 + 8 * ROWS_NBYTES, 18, 26.0)),
+        (0, (2**30, 6, 8.0)),
+        (10**9, (2**30 + 3 * 10**9, 126, 188.0)),
+        (10**8, (2**30 + 3 * 10**8, 18, 26.0)),
     ],
 )
 def test_limits(nbytes: int, expected: tuple[int, int, float]) -> None:
     def records(record_nbytes: int | None) -> Any:
         tables = None if record_nbytes is None else SimpleNamespace(record_nbytes=record_nbytes)
         manifest = SimpleNamespace(tables=tables)
-        return SimpleNamespace(bundle=SimpleNamespace(manifest=manifest), nbytes=nbytes)
+        bundle = SimpleNamespace(manifest=manifest)
+        return SimpleNamespace(bundle=bundle, nbytes=lambda _: nbytes, native_files=list)
 
-    assert Limits.of(records(1)) == expected
-    assert Limits.of(records(2**40)).memory_nbytes == expected[0] + 8 * (2**40 - ROWS_NBYTES)
-    assert Limits.of(records(None)).memory_nbytes == expected[0] - 8 * ROWS_NBYTES
+    assert Limits.of(records(None)) == expected
+    assert Limits.of(records(1000)).memory_nbytes == expected[0] + 8 * 48 * 1000
     assert trial.UNSEEN_NBYTES == 256 * 2**20
 
 
