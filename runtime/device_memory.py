@@ -24,15 +24,11 @@ from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backend import LESS_MEMORY, check_lost, reason
 from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.ort_session import new_session, onnxruntime_errors
+from stem_edge.runtime.provider_names import KNOWN
 from stem_edge.runtime.providers import CPU, Provider
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-# Providers inside onnxruntime, whose memory is known to it by a name.
-BUILT_IN = {
-    "CUDAExecutionProvider": "cuda",
-    "TensorrtExecutionProvider": "cuda",
-}
 MARK_NBYTES = 8
 _marks = itertools.count(1)
 
@@ -253,7 +249,7 @@ def _find_place(provider: Provider) -> _Place:
         info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         if info is not None:
             return _Plugged(info)
-    name = BUILT_IN.get(provider.full)
-    if name is not None:
-        return _Named(name, int(provider.options.get("device_id", "0")))
+    known = KNOWN.get(provider.name)
+    if known is not None and known.memory:
+        return _Named(known.memory, int(provider.options.get("device_id", "0")))
     return _Host()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError
 from stem_edge.runtime import plugins
@@ -21,14 +21,17 @@ from stem_edge.runtime.provider_names import (
     ELSEWHERE,
     KNOWN,
     PREFERRED,
+    Libraries,
+    Wanted,
+    checked_libraries,
     full_names,
+    named,
     short_name,
 )
 from stem_edge.runtime.provider_start import check_starts
 
-# A name, names in the order of preference, each with its options if need be; None: the CPU.
-Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"
-Libraries: TypeAlias = "Mapping[str, str | Path] | None"
+# Of a device's metadata, the first that is there: onnxruntime's word on Windows, and OpenVINO's.
+NAMES = ("Description", "FULL_DEVICE_NAME")
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,32 @@ class Provider:
         """Whether arrays can lie in memory of its device, and not in that of this process."""
         if self.devices:
             return any(map(plugins.has_memory, self.devices))
-        return self.name in KNOWN and KNOWN[self.name].own_memory
+        return bool(self.name in KNOWN and KNOWN[self.name].memory)
 
 
 CPU = Provider("cpu", CPU_NAME)
+
+
+@dataclass(frozen=True)
+class ListedDevice:
+    """A device that onnxruntime lists for a provider."""
+
+    name: str  # or its ids, where nobody says
+    vendor: str
+    kind: str  # GPU, NPU or CPU
+    own_memory: bool  # arrays can lie in memory of its own
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A provider, and whether it can be used here."""
+
+    name: str  # for `providers` of stem_edge.load
+    full: str  # onnxruntime's name; empty where only its library, which cannot be used, would tell
+    available: bool
+    own_memory: bool
+    devices: tuple[ListedDevice, ...]  # of built-in providers onnxruntime may list none
+    reason: str  # why it is not available, and what to do; empty if it is
 
 
 class UnavailableError(BackendError):
@@ -70,16 +95,9 @@ def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]
     Raises InputError for names and options that make no sense, BackendError for a provider that is
     not available, saying which package brings it.
     """
-    paths = checked_libraries(libraries)
-    if wanted is None:
-        return (CPU,)
-    if not isinstance(wanted, (str, Sequence)):
-        raise InputError(f"providers is {wanted!r}; expected a name, or a list of names")
-    pairs = [_pair(item) for item in ([wanted] if isinstance(wanted, str) else wanted)]
-    names = [name for name, _ in pairs]
-    if names == [AUTO] and not pairs[0][1]:
+    paths, pairs = checked_libraries(libraries), named(wanted)
+    if pairs == [(AUTO, {})]:
         return (next(_accelerators(paths), CPU),)
-    _check_order(names)
     found = tuple(_available(name, options, paths) for name, options in pairs)
     _check_together(found)
     return found
@@ -120,67 +138,6 @@ def _check_together(found: Sequence[Provider]) -> None:
             f"providers has {plugged[0]}, which is opened by its devices, and {built_in[0]}, by its "
             "name; onnxruntime takes only one of the kinds: leave one of them out"
         )
-
-
-def _pair(item: object) -> tuple[str, dict[str, str]]:
-    """Name and options of one item of `providers`."""
-    name, options = (item, {}) if isinstance(item, str) else _split(item)
-    if not name.strip():
-        raise InputError("providers has an empty name; expected one like cuda or webgpu")
-    name = AUTO if name.strip().lower() == AUTO else name.strip()
-    return name, {key: _text(name, key, value) for key, value in options.items()}
-
-
-def _split(item: object) -> tuple[str, Mapping[Any, object]]:
-    if isinstance(item, (tuple, list)) and len(item) == 2:
-        name, options = item
-        if isinstance(name, str) and isinstance(options, Mapping):
-            return name, options
-    raise InputError(
-        f"providers has {item!r}; expected a name, or a name and its options like "
-        "('cuda', {'device_id': 1})"
-    )
-
-
-def _text(name: str, key: object, value: object) -> str:
-    """An option's value as onnxruntime takes it."""
-    if not isinstance(key, str) or not key:
-        raise InputError(f"providers: {name} has an option named {key!r}; expected a text")
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise InputError(
-        f"providers: {key} of {name} is {value!r}; expected a text, a number, True or False"
-    )
-
-
-def _check_order(names: list[str]) -> None:
-    if not names:
-        raise InputError('providers is empty; leave it out for the CPU, or say "auto"')
-    if AUTO in names:
-        raise InputError(
-            f'providers has "{AUTO}" with others or options; say "{AUTO}" alone, or names alone'
-        )
-    if any(short_name(name) == CPU.name for name in names[:-1]):
-        raise InputError(
-            "providers has cpu before others, which would leave them nothing to do; put it last, "
-            "where it takes the operators that the others lack"
-        )
-
-
-def checked_libraries(libraries: Libraries) -> dict[str, str | Path]:
-    """Paths by names in small letters. Raises InputError."""
-    found: dict[str, str | Path] = {}
-    for name, path in (libraries or {}).items():
-        if not isinstance(name, str) or not name or not isinstance(path, (str, Path)) or not path:
-            raise InputError(
-                f"provider_libraries has {name!r}: {path!r}; expected a name and the path of a library"
-            )
-        if name.lower() in (AUTO, CPU.name):
-            raise InputError(f"provider_libraries has a library named {name}; choose another name")
-        found[name.lower()] = path
-    return found
 
 
 def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]) -> Provider:
@@ -251,3 +208,33 @@ def available_names() -> list[str]:
     fulls = [*ort.get_available_providers(), *(d.ep_name for d in ort.get_ep_devices())]
     names = dict.fromkeys(short_name(full) for full in fulls)
     return [name for name in names if name not in ELSEWHERE]
+
+
+def providers(libraries: Libraries = None) -> list[Listed]:
+    """All that have a name here; each is tried. libraries: see stem_edge.load. Raises InputError."""
+    more = checked_libraries(libraries)
+    found = [_listed(name, more) for name in dict.fromkeys([*more, *KNOWN])]
+    # What the tries registered shows only now.
+    rest = [name for name in available_names() if name not in {listed.name for listed in found}]
+    fulls = {listed.full for listed in found}
+    return found + [other for other in (_listed(n, more) for n in rest) if other.full not in fulls]
+
+
+def _listed(name: str, libraries: Mapping[str, str | Path]) -> Listed:
+    try:
+        provider = find(name, {}, libraries)
+    except (BackendError, OutOfMemoryError) as error:
+        full = KNOWN[name].full if name in KNOWN else ""
+        return Listed(name, full, False, False, (), str(error))
+    devices = tuple(_listed_device(device) for device in plugins.registered_devices(provider.full))
+    return Listed(name, provider.full, True, provider.own_memory, devices, "")
+
+
+def _listed_device(device: Any) -> ListedDevice:
+    hardware = device.device
+    told = {**device.ep_metadata, **hardware.metadata}
+    ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"
+    name = next((str(told[key]) for key in NAMES if told.get(key)), ids)
+    return ListedDevice(
+        name, str(hardware.vendor), plugins.kind_of(device), plugins.has_memory(device)
+    )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stem_edge.measuring.quality import Quality, evaluate
     from stem_edge.mmap_store import MmapStore
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
-    from stem_edge.runtime.providers_report import providers
+    from stem_edge.runtime.providers import providers
     from stem_edge.runtime.runs import verify_runs
     from stem_edge.runtime.safety import Safety, check_safety
     from stem_edge.tables import open_tables
@@ -128,7 +128,7 @@ _HOMES = {
     "memory_plan": "stem_edge.runtime",
     "open_bundle": "stem_edge.bundle",
     "open_tables": "stem_edge.tables",
-    "providers": "stem_edge.runtime.providers_report",
+    "providers": "stem_edge.runtime.providers",
     "read_edit": "stem_edge.edit_file",
     "verify": "stem_edge.checksums",
     "verify_runs": "stem_edge.runtime.runs",

@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime import device_memory
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.ort_session import BoundSession, new_session, onnxruntime_errors
+from stem_edge.runtime.provider_names import KNOWN, Known
 from stem_edge.runtime.providers import CPU, Provider
 
 KINDS = ["host", "named", "plugged"]
@@ -64,7 +64,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
         return found
     if request.param == "host":
         return DeviceMemory(CPU)
-    monkeypatch.setitem(device_memory.BUILT_IN, "InnerExecutionProvider", "cpu")
+    monkeypatch.setitem(KNOWN, "inner", Known("InnerExecutionProvider", "", memory="cpu"))
     return DeviceMemory(Provider("inner", "InnerExecutionProvider", {"device_id": "0"}))
 
 

@@ -30,9 +30,9 @@ from stem_edge.runtime import plugins, provider_start
 from stem_edge.runtime.backend import check_device
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import REFUSED, open_session, products_saturate
-from stem_edge.runtime.provider_names import KNOWN, short_name
+from stem_edge.runtime.provider_names import KNOWN, Wanted, short_name
 from stem_edge.runtime.provider_start import check_starts
-from stem_edge.runtime.providers import CPU, Provider, Wanted, resolve
+from stem_edge.runtime.providers import CPU, Provider, resolve
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
