@@ -18,6 +18,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.names import Variant
 from stem_edge.quantize import F32
@@ -30,7 +31,7 @@ from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.ort_session import BoundSession, open_session, raise_failed
 from stem_edge.runtime.providers import CPU, Provider
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.slots import ArraySlots, Slots
 
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
@@ -45,12 +46,14 @@ class OrtBackend:
         self,
         config: ModelConfig,
         graphs: Mapping[str, Path | GraphSource],
-        slots: ArraySlots | DeviceSlots | None,
+        slots: Slots | None,
         threads: int,
         providers: Sequence[Provider],
         memory: DeviceMemory | None = None,
         variant: Variant | None = None,
     ) -> None:
+        if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
+            raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
         self.config, self.slots, self.variant = config, slots, variant
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)

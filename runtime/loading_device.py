@@ -59,15 +59,10 @@ class DeviceLoader:
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
         self.variant, self.name = variant, f"{providers[0].name} {variant}"
-        self._limit = options.device_nbytes
-        self._memory = DeviceMemory(self.provider)
+        self.provider = providers[0]  # whose memory it is about
+        self._limit, self._memory = options.device_nbytes, DeviceMemory(self.provider)
         self.step_tokens = ANY_NUMBER
         self._context = bundle.manifest.model.max_context
-
-    @property
-    def provider(self) -> Provider:
-        """The first of them, whose memory it is about."""
-        return self._providers[0]
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Nothing: providers rearrange weights in memory of their own."""
@@ -103,8 +98,6 @@ class DeviceLoader:
 
     def open(self, slots: Slots | None) -> OrtBackend:
         """See EngineLoader.open. Raises NotRunnableError."""
-        if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
-            raise BackendError("these are not the slots that this loader made")
         with self._refusing():
             backend = OrtBackend(
                 self._bundle.manifest.model,
