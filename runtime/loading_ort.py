@@ -21,7 +21,6 @@ from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import CPU, resolve
 from stem_edge.runtime.slots import ArraySlots, Slots
-from stem_edge.runtime.user_cache import Prepared
 from stem_edge.verdicts import Records, Verdict
 
 
@@ -52,7 +51,7 @@ class OrtLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
-        self._prepared: tuple[Path, Prepared] | None = None
+        self._prepared: tuple[Path, preparing.Prepared] | None = None
         self._is_prepared = options.prepare
         self._verdict: Verdict | None = None
 

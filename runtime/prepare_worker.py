@@ -24,10 +24,18 @@ from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
-from stem_edge.runtime.prepared import graph_sources, prepared_file, worth_preparing
+from stem_edge.runtime.prepared import (
+    FORMAT,
+    RECORD,
+    Prepared,
+    graph_sources,
+    marks,
+    prepared_file,
+    worth_preparing,
+)
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import PLACEHOLDERS, ArraySlots, placeholder_rows
-from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, marks
+from stem_edge.user_folder import cpu_digest
 
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from what it saved on this processor"

@@ -19,7 +19,7 @@ from stem_edge.runtime import backend_ort, prepare_worker
 from stem_edge.runtime import prepared as module
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import open_session
-from stem_edge.runtime.user_cache import RECORD, prepared_folder, read_prepared
+from stem_edge.runtime.prepared import RECORD, prepared_folder, read_prepared
 from stem_edge.verdicts import Records
 
 IDS = [256, *b"twelve tokens or so"]
@@ -238,7 +238,7 @@ def test_another_backbone_onnxruntime_or_processor_has_another_folder(
         prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"),
         prepared_folder(tmp_path, open_bundle(tiny_bundle), "1.31.1"),
     }
-    monkeypatch.setattr("stem_edge.runtime.user_cache.cpu_digest", lambda: "another")
+    monkeypatch.setattr("stem_edge.runtime.prepared.cpu_digest", lambda: "another")
     folders.add(prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"))
     assert len(folders) == 4
 

@@ -77,17 +77,12 @@ def _doubled(graph: Graph, node: Node) -> list[Node]:
     lines, groups = graph.tensors[scales].dims
     node.attributes["block_size"] = node.size("block_size") // 2
     del graph.tensors[points]
-    wanted, apart, twice, flat = (f"{scales}.{n}" for n in ("shape", "apart", "twice", "flat"))
-    graph.constant(f"{scales}.axis", np.array([2], np.int64))
-    graph.constant(wanted, np.array([lines, 2 * groups], np.int64))
+    made = Graph(tensors=graph.tensors)
+    apart = made.add("Unsqueeze", [scales, made.sizes([2])], f"{scales}.apart")
+    twice = made.add("Concat", [apart, apart], f"{scales}.twice", axis=2)
+    node.inputs[2] = made.reshape(twice, [lines, 2 * groups], f"{scales}.flat")
     # As many bytes as there are pairs.
-    graph.constant(f"{scales}.size", np.array([lines, groups], np.int64))
-    node.inputs[2] = flat
-    made = Graph()
-    made.add("Unsqueeze", [scales, f"{scales}.axis"], apart)
-    made.add("Concat", [apart, apart], twice, axis=2)
-    made.add("Reshape", [twice, wanted], flat)
-    made.fill(f"{scales}.size", points, np.array([SYMMETRIC], np.uint8))
+    made.fill(made.sizes([lines, groups]), points, np.array([SYMMETRIC], np.uint8))
     return made.nodes
 
 

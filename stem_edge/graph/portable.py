@@ -26,9 +26,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.formats import BackboneFormat, MatrixKind
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import ElementType, Graph, Node
-from stem_edge.graph.layer import plain_norm
+from stem_edge.graph.layer import backbone_shapes, kind_of, plain_norm
 from stem_edge.graph.portable_attention import attention
-from stem_edge.graph.shapes import backbone_shapes, kind_of
 from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 

@@ -48,9 +48,10 @@ class PromptProducts:
         matrix = self.plan.place(name + ".codes", np.int8, (width, rows))
         scales = self.plan.place(name + ".scales", np.float32, (rows,))
         self.plan.items.append(Columns(name, parts, consumer, matrix, scales))
+        middle = graph.constant("middle", np.array(128, np.uint8))
         raw = graph.node(
             "MatMulIntegerToFloat",
-            [codes, graph.weight(matrix), "one", graph.weight(scales), "middle"],
+            [codes, graph.weight(matrix), graph.float(1.0), graph.weight(scales), middle],
             [name + ".raw"],
             CONTRIB,
         )
@@ -61,17 +62,12 @@ class PromptProducts:
         if x in self._quantized:
             return self._quantized[x]
         graph = self.graph
-        graph.constant("last", np.array([2], np.int64))
-        graph.constant("flat", np.array([-1], np.int64))
-        graph.constant("step", np.array(1 / INT8_MAX, np.float32))
-        graph.constant("least", np.array(np.finfo(np.float32).tiny, np.float32))
-        graph.constant("one", np.array(1, np.float32))
-        graph.constant("middle", np.array(128, np.uint8))
         size = graph.add("Abs", [x], x + ".abs")
-        peak = graph.add("ReduceMax", [size, "last"], x + ".peak", keepdims=1)
-        step = graph.add("Mul", [peak, "step"], x + ".step")
-        scale = graph.add("Max", [step, "least"], x + ".scale")
-        flat = graph.add("Reshape", [scale, "flat"], x + ".scales")
+        peak = graph.add("ReduceMax", [size, graph.sizes([2])], x + ".peak", keepdims=1)
+        step = graph.add("Mul", [peak, graph.float(1 / INT8_MAX)], x + ".step")
+        least = graph.float(float(np.finfo(np.float32).tiny))
+        scale = graph.add("Max", [step, least], x + ".scale")
+        flat = graph.reshape(scale, [-1], x + ".scales")
         count = graph.add("Shape", [flat], x + ".count")
         # uint8 around 128: the int8 x int8 form takes a path that is 30 times slower.
         zeros = graph.fill(count, x + ".middle", np.array([128], np.uint8))

@@ -17,8 +17,10 @@ from conftest import DEMO
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.ggml_check import check_library
-from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries, marks
+from stem_edge.runtime.cache_cli import entries
+from stem_edge.runtime.prepared import FORMAT, RECORD, Prepared, marks
 from stem_edge.token_counts import write_counts
+from stem_edge.user_folder import cpu_digest
 from stem_edge.verdicts import Records
 
 Capture = pytest.CaptureFixture[str]
@@ -125,11 +127,11 @@ def stale(root: Path) -> dict[str, str]:
 
 
 def test_what_is_old_and_why(root: Path) -> None:
-    assert {e.path.name: e.stale for e in entries(root, ort.__version__)} == stale(root)
+    assert {e.path.name: e.stale for e in entries(root)} == stale(root)
 
 
 def test_what_a_verdict_is_about(root: Path) -> None:
-    of = {e.path.name: e.of for e in entries(root, ort.__version__) if e.kind == "ggml"}
+    of = {e.path.name: e.of for e in entries(root) if e.kind == "ggml"}
     libraries = root / "libraries"
     assert of["gone.json"] == str(libraries / "gone" / "libggml.so")
     assert of["cut.json"] == ""
@@ -153,12 +155,12 @@ def test_removing_what_is_old(root: Path, capsys: Capture) -> None:
     report = json.loads(capsys.readouterr().out)
     removed = {Path(e["path"]).name for e in report["entries"] if e["removed"]}
     assert removed == {name for name, why in before.items() if why}
-    assert {e.path.name for e in entries(root, ort.__version__)} == before.keys() - removed
+    assert {e.path.name for e in entries(root)} == before.keys() - removed
 
 
 def test_removing_all(root: Path, capsys: Capture) -> None:
     assert main(["cache", "--cache-dir", str(root), "--remove", "all"]) == 0
-    assert list(entries(root, ort.__version__)) == []
+    assert list(entries(root)) == []
     assert (root / "bundle").is_dir()
 
 
