@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError
-from stem_edge.runtime import plugins
+from stem_edge.runtime import provider_start
 from stem_edge.runtime.ort_module import ort
 from stem_edge.runtime.provider_names import (
     AUTO,
@@ -28,7 +28,6 @@ from stem_edge.runtime.provider_names import (
     named,
     short_name,
 )
-from stem_edge.runtime.provider_start import check_starts
 
 # Of a device's metadata, the first that is there: onnxruntime's word on Windows, and OpenVINO's.
 NAMES = ("Description", "FULL_DEVICE_NAME")
@@ -52,7 +51,7 @@ class Provider:
     def own_memory(self) -> bool:
         """Whether arrays can lie in memory of its device, and not in that of this process."""
         if self.devices:
-            return any(map(plugins.has_memory, self.devices))
+            return any(map(provider_start.has_memory, self.devices))
         return bool(self.name in KNOWN and KNOWN[self.name].memory)
 
 
@@ -153,22 +152,24 @@ def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]
     known = KNOWN.get(short)
     full = known.full if known else _full_name(name, [*libraries])
     short = short if known else short_name(full)
-    devices = plugins.registered_devices(full)  # by us, by the program around us, or built in
+    devices = provider_start.registered_devices(
+        full
+    )  # by us, by the program around us, or built in
     if devices:
-        return Provider(short, full, options, plugins.preferred(devices))
-    library = plugins.package_library(known.module) if known and known.module else None
+        return Provider(short, full, options, provider_start.preferred(devices))
+    library = provider_start.package_library(known.module) if known and known.module else None
     if library is not None:  # first, for onnxruntime calls available what is registered
         return _of_library(short, library, options)
     if full in ort.get_available_providers():
         provider = Provider(short, full, options)
-        check_starts(provider)
+        provider_start.check_starts(provider)
         return provider
     raise UnavailableError(known.bring if known else "nothing that is installed brings it")
 
 
 def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Provider:
     full = KNOWN[name].full if name in KNOWN else name
-    devices = plugins.register(full, library)
+    devices = provider_start.register(full, library)
     if not devices:
         raise BackendError(
             f"{name}: {library} finds no device here that it could use; onnxruntime sees "
@@ -178,11 +179,11 @@ def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Prov
     ours = [device for device in devices if device.ep_name == full] or [
         device for device in devices if device.ep_name == devices[0].ep_name
     ]
-    return Provider(name, str(ours[0].ep_name), options, plugins.preferred(ours))
+    return Provider(name, str(ours[0].ep_name), options, provider_start.preferred(ours))
 
 
 def _hardware() -> str:
-    kinds = {plugins.kind_of(device) for device in ort.get_ep_devices()}
+    kinds = {provider_start.kind_of(device) for device in ort.get_ep_devices()}
     return (
         "only the CPU" if kinds <= {"CPU"} else f"devices of the kinds {', '.join(sorted(kinds))}"
     )
@@ -226,7 +227,9 @@ def _listed(name: str, libraries: Mapping[str, str | Path]) -> Listed:
     except (BackendError, OutOfMemoryError) as error:
         full = KNOWN[name].full if name in KNOWN else ""
         return Listed(name, full, False, False, (), str(error))
-    devices = tuple(_listed_device(device) for device in plugins.registered_devices(provider.full))
+    devices = tuple(
+        _listed_device(device) for device in provider_start.registered_devices(provider.full)
+    )
     return Listed(name, provider.full, True, provider.own_memory, devices, "")
 
 
@@ -236,5 +239,8 @@ def _listed_device(device: Any) -> ListedDevice:
     ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"
     name = next((str(told[key]) for key in NAMES if told.get(key)), ids)
     return ListedDevice(
-        name, str(hardware.vendor), plugins.kind_of(device), plugins.has_memory(device)
+        name,
+        str(hardware.vendor),
+        provider_start.kind_of(device),
+        provider_start.has_memory(device),
     )

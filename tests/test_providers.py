@@ -26,7 +26,7 @@ from stem_edge.errors import (
 from stem_edge.graph.encoder import encode
 from stem_edge.measuring import gpu
 from stem_edge.measuring.probes import attention
-from stem_edge.runtime import plugins, provider_start
+from stem_edge.runtime import provider_start
 from stem_edge.runtime.backend import check_device
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import REFUSED, open_session, products_saturate
@@ -67,7 +67,7 @@ class Device:
 
     @property
     def ep_metadata(self) -> dict[str, str]:
-        return {plugins.LIBRARY_PATH: self.library} if self.library else {}
+        return {provider_start.LIBRARY_PATH: self.library} if self.library else {}
 
     @property
     def device(self) -> Any:
@@ -101,7 +101,7 @@ class Machine:
 
     def brings(self, path: Path, *devices: Device) -> Path:
         """Make a file that registers these devices."""
-        path.write_bytes(plugins.MAGICS[0])
+        path.write_bytes(provider_start.MAGICS[0])
         for device in devices:
             device.library = str(path)
         self.libraries[str(path)] = list(devices)
@@ -114,7 +114,7 @@ def machine(monkeypatch: Patch) -> Machine:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [*found.built_in, CPU.full])
     monkeypatch.setattr(ort, "get_ep_devices", lambda: found.devices)
     monkeypatch.setattr(ort, "register_execution_provider_library", found.register)
-    monkeypatch.setattr(plugins, "package_library", found.packages.get)
+    monkeypatch.setattr(provider_start, "package_library", found.packages.get)
     return found
 
 
@@ -236,7 +236,7 @@ def test_auto_takes_the_first_that_starts(
     )
     assert [found.name for found in resolve("auto")] == ["webgpu"]
     machine.built_in = [CUDA]
-    monkeypatch.setattr("stem_edge.runtime.providers.check_starts", lambda *given: None)
+    monkeypatch.setattr("stem_edge.runtime.provider_start.check_starts", lambda *given: None)
     assert [found.name for found in resolve("auto")] == ["cuda"]
     assert resolve("auto")[0].own_memory
     with pytest.raises(InputError, match=r"webgpu, which is opened by its devices, and cuda"):
@@ -245,7 +245,7 @@ def test_auto_takes_the_first_that_starts(
     def fails(provider: Provider) -> None:
         raise BackendError("no driver")
 
-    monkeypatch.setattr("stem_edge.runtime.providers.check_starts", fails)
+    monkeypatch.setattr("stem_edge.runtime.provider_start.check_starts", fails)
     assert [found.name for found in resolve("auto")] == ["webgpu"]
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | layer.py | what every part of a layer uses: products, biases, norms |
 | attention.py, ffn.py | the two parts of a layer; stem_edge.reference has their maths |
-| linear.py, prompts.py | matrices, in the ways that onnxruntime multiplies with |
+| linear.py | matrices, in the ways that onnxruntime multiplies with |
 | device.py, portable.py | variants of these graphs for accelerators |
 """
 
@@ -21,9 +21,8 @@ from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
-from stem_edge.graph.linear import DecodeProducts, Products, vector
+from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
 from stem_edge.graph.plan import WeightPlan
-from stem_edge.graph.prompts import PromptProducts
 from stem_edge.rows import RecordLayout
 
 BACKBONE_DATA = "backbone.onnx.data"
