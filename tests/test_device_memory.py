@@ -191,7 +191,10 @@ def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> Non
     [
         ("CUDA failure 2: out of memory ; GPU=0", OutOfMemoryError),
         ("vkCreateBuffer failed with VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfMemoryError),
+        ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemoryError),
+        ("BFCArena: Failed to allocate memory for requested buffer of size 8", OutOfMemoryError),
         ("WebGPU: the device is lost", DeviceLostError),
+        ("WebGPU validation failed. Device lost: gone", DeviceLostError),
         ("Non-zero status code returned while running X", BackendError),
     ],
 )
