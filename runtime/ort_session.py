@@ -156,8 +156,8 @@ def _check_started(
     missing = [p.name for p in providers if p.full not in session.get_providers()]
     if missing:
         raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and says not "
-            f"why; it used {', '.join(session.get_providers())}"
+            f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and gives "
+            f"no reason; it used {', '.join(session.get_providers())}"
         )
 
 
