@@ -16,8 +16,8 @@ from stem_edge.export.heads import pad_heads
 from stem_edge.export.quantizers import Quantizer
 from stem_edge.export.weights import Rows, Weights, all_rows
 from stem_edge.graph.ir import Array, Tensor
+from stem_edge.graph.linear import INT8_MAX
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Item, Piece, Vector, WeightPlan
-from stem_edge.graph.prompts import INT8_MAX
 from stem_edge.quantize import F32, U8, dequantize_blocks, zero_points
 from stem_edge.quantize import Blocks as Quantized
 from stem_edge.reference import Matrix, whole

@@ -41,7 +41,7 @@ class BackendContext(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the KV cache, as it has grown so far."""
+        """Bytes of the KV cache, as it has filled so far."""
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
@@ -107,15 +107,15 @@ def check_memory(error: Exception, doing: str) -> None:
         ) from error
 
 
-def check_device(error: Exception, doing: str) -> None:
-    """As check_memory and check_lost."""
-    check_memory(error, doing)
-    check_lost(error, doing)
-
-
 def check_lost(error: Exception, doing: str) -> None:
     """Raises DeviceLostError if the device is gone."""
     if any(words.lower() in str(error).lower() for words in LOST):
         raise DeviceLostError(
             f"the device was lost {doing} ({reason(error)}); close the model and load it again"
         ) from error
+
+
+def check_device(error: Exception, doing: str) -> None:
+    """As check_memory and check_lost."""
+    check_memory(error, doing)
+    check_lost(error, doing)

@@ -1,14 +1,13 @@
-"""The backbone as graphs of ONNX's own operators, for providers that lack those of onnxruntime.
+"""A generation on graphs of ONNX's own operators, for providers that lack those of onnxruntime.
 
 A correct and simple path: rows become float32 here, the KV cache lies in this process's memory and
-goes into each step whole. What of it is not filled yet is masked, so that its shape, which some
-providers compile graphs for, changes only when it grows.
+goes into each step as far as it is filled. The rest of a piece is masked, so that its shape, which
+some providers compile graphs for, changes only now and then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,49 +15,17 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.graph.names import mask_name, row_name
 from stem_edge.quantize import F32, dequantize_blocks
 from stem_edge.rope import rope_tables
-from stem_edge.rows import RecordLayout
-from stem_edge.runtime.backend import DAMAGED, check_logits, check_memory, reason
-from stem_edge.runtime.backend_ort import grow_kv, grown_capacity
-from stem_edge.runtime.graphs import GraphSource
-from stem_edge.runtime.machine import return_freed_memory
-from stem_edge.runtime.ort_session import open_session
-from stem_edge.runtime.providers import Provider
+from stem_edge.runtime.backend import check_logits
+from stem_edge.runtime.machine import own_pages
+from stem_edge.runtime.ort_session import onnxruntime_errors
 from stem_edge.runtime.slots import ArraySlots
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-class PortableBackend:
-    """Sessions over the portable graphs in `files` (graph -> file). Raises BackendError."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layout: RecordLayout | None,
-        graphs: Mapping[str, Path | GraphSource],
-        slots: ArraySlots | None,
-        threads: int,
-        providers: Sequence[Provider],
-    ) -> None:
-        self._config, self._layout, self._slots = config, layout, slots
-        self._sessions = {
-            name: open_session(graph, threads, providers) for name, graph in graphs.items()
-        }
-        return_freed_memory()
-
-    def open_context(self, length: int) -> PortableContext:
-        """See Backend.open_context."""
-        return PortableContext(self._config, self._layout, self._sessions, self._slots, length)
-
-    def close(self) -> None:
-        """See Backend.close."""
-        self._sessions.clear()
-        return_freed_memory()
+# So many places of the KV cache go into a step, or twice as many as before.
+KV_STEP = 256
 
 
 class PortableContext:
@@ -67,16 +34,17 @@ class PortableContext:
     def __init__(
         self,
         config: ModelConfig,
-        layout: RecordLayout | None,
         sessions: Mapping[str, ort.InferenceSession],
         slots: ArraySlots | None,
         length: int,
     ) -> None:
-        self.length = length
-        self._config, self._layout, self._slots = config, layout, slots
-        self._sessions = sessions
-        self._rope = rope_tables(config, length)
-        self._kv: dict[str, F32] = {}
+        self.length, self._config = length, config
+        self._sessions, self._slots = sessions, slots
+        padding = ((0, 0), (0, (io.head_width(config) - config.head_dim) // 2))
+        self._rope = [np.pad(table, padding) for table in rope_tables(config, length)]
+        shape = (1, length, config.n_kv_heads, io.head_width(config))
+        names = [f"{cache}{n}" for n in range(config.n_layers) for cache in (io.KEYS, io.VALUES)]
+        self._kv: dict[str, F32] = {name: own_pages(shape, np.float32) for name in names}
         self._capacity, self._position = 0, 0
         self._filled = 0  # places that a step has put keys and values into
         self._step: Arrays = {}  # inputs of the step that do not depend on rows
@@ -85,7 +53,7 @@ class PortableContext:
     @property
     def nbytes(self) -> int:
         """See BackendContext.nbytes."""
-        return sum(array.nbytes for array in self._kv.values())
+        return sum(array[:, : self._filled].nbytes for array in self._kv.values())
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
@@ -93,15 +61,20 @@ class PortableContext:
         """See BackendContext.begin."""
         count = len(token_ids)
         self._position = position
-        self._forget(position)
-        self._grow(position + count)
-        self._step = self._places(count) | self._masks(count)
+        for array in self._kv.values():  # left by a step that failed: 0 * nan is nan, masked or not
+            array[:, position : self._filled] = 0
+        self._filled = position
+        if position + count > self._capacity:
+            wanted = -(-(position + count) // KV_STEP) * KV_STEP
+            self._capacity = min(self.length, max(2 * self._capacity, wanted))
+        cos, sin = (table[position : position + count] for table in self._rope)
+        self._step = {io.ROPE_COS: cos, io.ROPE_SIN: sin} | self._masks(count)
         self._hidden = self._run(io.EMBED, {io.TOKEN_IDS: token_ids[None].astype(np.int64)})
         if io.EARLY in self._sessions:
             self._hidden = self._run(io.EARLY, {io.HIDDEN: self._hidden})
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """See BackendContext.finish."""
+        """See BackendContext.finish; all logits are here in any case."""
         hidden, count = self._hidden, len(slot_ids)
         if io.LATE in self._sessions:
             hidden = self._run(io.LATE, {io.HIDDEN: hidden} | self._rows(slot_ids))
@@ -114,38 +87,17 @@ class PortableContext:
     def _run(self, name: str, given: Arrays) -> F32:
         """What a graph gives first; its keys and values are put into place."""
         session = self._sessions[name]
-        # Where memory ran out while they grew, some are longer.
-        cache = {name: array[:, :, : self._capacity] for name, array in self._kv.items()}
+        cache = {name: array[:, : self._capacity] for name, array in self._kv.items()}
         available = given | self._step | cache
         inputs = {value.name: available[value.name] for value in session.get_inputs()}
         outputs = [value.name for value in session.get_outputs()]
-        try:
-            found: dict[str, F32] = dict(zip(outputs, session.run(outputs, inputs), strict=True))
-        except Exception as error:  # see open_session
-            check_memory(error, f"for the backbone ({name}) at position {self._position}")
-            raise BackendError(
-                f"the backbone ({name}) failed at position {self._position}: {reason(error)}; {DAMAGED}"
-            ) from error
-        for output in outputs[1:]:
-            new = found[output]
-            self._filled = self._position + new.shape[2]
-            whole = self._kv[output.removeprefix(io.NEW)]
-            whole[:, :, self._position : self._filled] = new
-        return found[outputs[0]]
-
-    def _forget(self, position: int) -> None:
-        """Clear what a step that failed left: nothing times what is no number is no number."""
-        if position < self._filled:
-            for array in self._kv.values():
-                array[:, :, position : self._filled] = 0
-        self._filled = position
-
-    def _places(self, count: int) -> Arrays:
-        """Angles of the step's places, zeros where heads are padded."""
-        padding = ((0, 0), (0, (io.head_width(self._config) - self._config.head_dim) // 2))
-        places = slice(self._position, self._position + count)
-        cos, sin = (np.pad(table[places], padding) for table in self._rope)
-        return {io.ROPE_COS: cos, io.ROPE_SIN: sin}
+        with onnxruntime_errors(f"for the backbone ({name}) at position {self._position}"):
+            first, *rest = session.run(outputs, inputs)
+        for output, new in zip(outputs[1:], rest, strict=True):
+            self._filled = self._position + new.shape[1]
+            self._kv[output.removeprefix(io.NEW)][:, self._position : self._filled] = new
+        result: F32 = first
+        return result
 
     def _masks(self, count: int) -> Arrays:
         """For each width of a window, what each token of the step sees: [T, P + T]."""
@@ -157,15 +109,15 @@ class PortableContext:
         masks: Arrays = {}
         for window in {self._config.window(layer) for layer in range(self._config.n_layers)}:
             hidden = (ago < 0) | (ago >= (window or self.length))
-            masks[mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
+            masks[io.mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
         return masks
 
     def _rows(self, slot_ids: npt.NDArray[np.int32]) -> Arrays:
         """Rows [1, T, width] of the tokens in these slots."""
-        layout, slots = self._layout, self._slots
-        if layout is None or slots is None:
-            return {}
         rows: Arrays = {}
+        if self._slots is None:
+            return rows
+        layout, slots = self._slots.layout, self._slots
         for index, layer in enumerate(layout.layers):
             codes = slots.codes[index][0][slot_ids]
             if layout.quantized:
@@ -173,14 +125,5 @@ class PortableContext:
                 values = dequantize_blocks(codes.view(np.uint8), scales, layout.bits)
             else:
                 values = codes.astype(np.float32)
-            rows[row_name(layer)] = values[None]
+            rows[io.row_name(layer)] = values[None]
         return rows
-
-    def _grow(self, tokens: int) -> None:
-        """Make room for so many tokens in the KV cache, layer by layer."""
-        if tokens <= self._capacity:
-            return
-        capacity = grown_capacity(self._capacity, tokens, self.length)
-        for _ in grow_kv(self._config, self._kv, self._capacity, capacity):
-            pass
-        self._capacity = capacity  # last: where memory ran out, the next step begins this anew

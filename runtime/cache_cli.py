@@ -1,16 +1,34 @@
-"""The command `stem-edge cache`: what is kept in the user's cache folder."""
+"""The command `stem-edge cache`: what is kept in the user's cache folder.
+
+    prepared/<key>/    prepared.json and the graphs, rearranged for one processor and onnxruntime
+    counts/<key>.npy   how often each token was used with one bundle
+    ggml/<key>.json    that a library of ggml computes what it should (stem_edge.ggml_check)
+    trials/<key>.json  whether a bundle loads (stem_edge.verdicts)
+    places/<key>.json  that the files at a path are those of a bundle's manifest
+
+Everything there can be deleted at any time: it is made again, or done without.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import onnxruntime as ort
 
-from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.user_cache import Entry, cache_folder, entries, remove
+from stem_edge import ggml_check
+from stem_edge.bundle import open_bundle
+from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.runtime import prepared
+from stem_edge.runtime.warm import COUNTS
 from stem_edge.units import format_size
+from stem_edge.user_folder import cache_folder, cpu_digest
+from stem_edge.verdicts import PLACES, TRIALS, Records, read_verdict
 
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
@@ -26,6 +44,16 @@ examples:
   stem-edge cache --remove all"""
 
 
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing in the cache folder, as `stem-edge cache` lists it."""
+
+    path: Path
+    kind: str
+    nbytes: int
+    of: str  # what it belongs to
+    stale: str  # why nothing will use it again; empty if it may be used
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See stem_edge.cli.Command."""
     parser.epilog = EPILOG
@@ -37,11 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See stem_edge.cli.Command."""
     folder = cache_folder(args.cache_dir)
-    found = list(entries(folder, ort.__version__))
+    found = list(entries(folder))
     chosen = [e for e in found if args.remove == "all" or (args.remove == "old" and e.stale)]
     for entry in chosen:
         try:
-            remove(entry)
+            if entry.path.is_dir():
+                shutil.rmtree(entry.path)
+            else:
+                entry.path.unlink()
         except OSError as error:
             raise StemEdgeError(f"{entry.path}: cannot remove ({error.strerror})") from error
     if args.json:
@@ -62,3 +93,74 @@ def run(args: argparse.Namespace) -> int:
 
 def _plain(entry: Entry) -> dict[str, object]:
     return dict(msgspec.to_builtins(entry, enc_hook=str))
+
+
+def entries(root: Path) -> Iterator[Entry]:
+    """Everything in the cache folder."""
+    for folder in sorted((root / prepared.FOLDER).glob("*")):
+        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        record = prepared.read_prepared(folder)
+        if folder.name.startswith(prepared.TEMPORARY):
+            of, stale = "", "" if _is_alive(folder) else "was not finished"
+        elif record is None:
+            of, stale = "", "damaged"
+        else:
+            of, stale = record.bundle, _stale(record)
+            of += ", refused" if record.refused else ""
+        yield Entry(path=folder, kind=prepared.FOLDER, nbytes=nbytes, of=of, stale=stale)
+    for path in sorted((root / COUNTS).glob("*.npy")):
+        yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
+    judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
+    for kind, judge in judged.items():
+        for path in sorted((root / kind).glob("*")):
+            of, stale = judge(root, path)
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
+
+
+def _stale(record: prepared.Prepared) -> str:
+    if record.onnxruntime != ort.__version__:
+        return f"made by onnxruntime {record.onnxruntime}"
+    if record.cpu != cpu_digest():
+        return "made for another processor"
+    return "" if Path(record.bundle).is_dir() else "its bundle is gone"
+
+
+def _library(root: Path, path: Path) -> tuple[str, str]:
+    """The library that a verdict is about, and why it does not count, if so."""
+    verdict = ggml_check.read_verdict(path)
+    if verdict is None:
+        return "", "damaged"
+    try:
+        current = ggml_check.verdict_file(root, Path(verdict.library)) == path
+    except OSError:
+        return verdict.library, "its library is gone"
+    return verdict.library, "" if current else "of another library, processor or stem-edge"
+
+
+def _bundle(root: Path, path: Path) -> tuple[str, str]:
+    """The same for a bundle that was tried, or whose files were hashed."""
+    verdict = read_verdict(path)
+    if verdict is None:
+        return "", "damaged"
+    of = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
+    try:
+        records = Records(open_bundle(verdict.bundle), verdict.engine, root)
+    except BundleError:
+        return of, "its bundle is gone or damaged"
+    if path in (records.verdict_file, records.place_file):
+        return of, ""
+    return of, f"of another bundle there, {verdict.engine}, tokenizers, stem-edge or processor"
+
+
+def _is_alive(folder: Path) -> bool:
+    """Whether the process that makes it still runs; where that is hard to say, it may."""
+    number = folder.name.removeprefix(prepared.TEMPORARY)
+    if os.name != "posix" or not number.isdigit():
+        return os.name != "posix"
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -9,31 +9,26 @@ What onnxruntime has no call for, a view of memory as another type, is in this f
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import weakref
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY, check_device, check_lost, reason
-from stem_edge.runtime.ort_session import new_session
+from stem_edge.runtime.backend import LESS_MEMORY, check_lost, reason
+from stem_edge.runtime.machine import own_pages
+from stem_edge.runtime.ort_session import new_session, onnxruntime_errors
+from stem_edge.runtime.provider_names import KNOWN
 from stem_edge.runtime.providers import CPU, Provider
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-# Providers inside onnxruntime, whose memory is known to it by a name.
-BUILT_IN = {
-    "CUDAExecutionProvider": "cuda",
-    "TensorrtExecutionProvider": "cuda",
-}
 MARK_NBYTES = 8
 _marks = itertools.count(1)
 
@@ -53,45 +48,25 @@ class DeviceArray:
         """Copy an array of the same shape and type to the device."""
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ValueError(f"{array.dtype} {array.shape} into {self.dtype} {self.shape}")
-        with device_errors("copying to the device"):
+        with onnxruntime_errors("copying to the device"):
             self._place.write(self._store, np.asarray(array, order="C"))
 
     def read(self) -> Array:
         """A copy on the host."""
         array = np.empty(self.shape, self.dtype)
-        with device_errors("copying from the device"):
+        with onnxruntime_errors("copying from the device"):
             self._place.read(self._store, array)
         return array
 
-    def bind_input(
-        self,
-        binding: ort.IOBinding,
-        name: str,
-        dtype: npt.DTypeLike | None = None,
-        shape: Shape | None = None,
-    ) -> None:
-        """Make this memory, as it is or as another type and shape, an input: nothing is copied.
-
-        The binding does not keep views alive: whoever binds keeps this array.
-        """
-        binding.bind_ortvalue_input(name, self._value(dtype, shape))
-
-    def bind_output(
-        self,
-        binding: ort.IOBinding,
-        name: str,
-        dtype: npt.DTypeLike | None = None,
-        shape: Shape | None = None,
-    ) -> None:
-        """Make this memory an output; see bind_input."""
-        binding.bind_ortvalue_output(name, self._value(dtype, shape))
-
-    def _value(self, dtype: npt.DTypeLike | None, shape: Shape | None) -> ort.OrtValue:
+    def value(self, dtype: npt.DTypeLike | None = None, shape: Shape | None = None) -> ort.OrtValue:
+        """This memory, as it is or as another type and shape: nothing is copied."""
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         shape = self.shape if shape is None else shape
         if nbytes_of(shape, wanted) != self.nbytes:
             raise ValueError(f"{self.dtype} {self.shape} as {wanted} {shape}")
-        return self._place.value(self._store, wanted, shape)
+        value = self._place.value(self._store, wanted, shape)
+        value.owner = self  # views of a device's memory do not keep it alive by themselves
+        return value
 
 
 class Pinned(NamedTuple):
@@ -122,8 +97,9 @@ class DeviceMemory:
         return sum(array.nbytes for array in self.arrays)
 
     def retire(self, owner: object) -> None:
-        """Keep this until the engine's thread comes by; safe in any thread."""
-        self._retired.append(owner)
+        """Keep this, if it is on a device, until the engine's thread comes by; safe in any thread."""
+        if self.kind == "device":
+            self._retired.append(owner)
 
     def collect(self) -> None:
         """Free what was retired."""
@@ -182,16 +158,6 @@ def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-@contextlib.contextmanager
-def device_errors(doing: str) -> Iterator[None]:
-    """Raises what onnxruntime raises as OutOfMemoryError, DeviceLostError or BackendError."""
-    try:
-        yield
-    except Exception as error:  # onnxruntime raises classes of its own that share no base
-        check_device(error, doing)
-        raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
-
-
 class _Place(Protocol):
     """Where memory is, and how one gets at it."""
 
@@ -202,10 +168,10 @@ class _Place(Protocol):
 
 
 class _Host:
-    """This process's memory."""
+    """This process's memory, whose pages come as they are written."""
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        return np.empty(shape, dtype)
+        return own_pages(shape, dtype.type)
 
     def write(self, store: Array, array: Array) -> None:
         store[...] = array
@@ -283,7 +249,7 @@ def _find_place(provider: Provider) -> _Place:
         info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         if info is not None:
             return _Plugged(info)
-    name = BUILT_IN.get(provider.full)
-    if name is not None:
-        return _Named(name, int(provider.options.get("device_id", "0")))
+    known = KNOWN.get(provider.name)
+    if known is not None and known.memory:
+        return _Named(known.memory, int(provider.options.get("device_id", "0")))
     return _Host()

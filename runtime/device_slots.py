@@ -6,6 +6,8 @@ once: a graph puts them into place, and touches nothing else of the slabs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
@@ -13,8 +15,8 @@ import onnxruntime as ort
 from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import WORD, DeviceRows
 from stem_edge.quantize import I32, U8
-from stem_edge.runtime.bound_session import BoundSession, View
 from stem_edge.runtime.device_memory import DeviceMemory
+from stem_edge.runtime.ort_session import BoundSession, onnxruntime_errors
 
 # A batch goes over in pieces of so much, or of one record, so that what it takes meanwhile is known.
 PIECE_NBYTES = 32 << 20
@@ -36,15 +38,14 @@ class DeviceSlots:
         self.uploaded_nbytes = 0
         self._graph = BoundSession(session)
         what = f"the row cache of {count:,} slots"
-        self._views: dict[str, View] = {}
+        self._inputs: dict[str, ort.OrtValue] = {}
         for slab in rows.slabs:
-            name = (io.row_scales if slab.scales else io.row_codes)(slab.layer)
             array = memory.empty((count, slab.words), np.int32, what)
-            self._graph.bind({name: View(array), io.NEW + name: View(array)})
-            self._views[name] = View(array, slab.dtype, (count, slab.width))
+            self._graph.bind({slab.name: array.value(), io.NEW + slab.name: array.value()})
+            self._inputs[slab.name] = array.value(slab.dtype, (count, slab.width))
         if self.layout.quantized:
             points = memory.put(rows.zero_points(count), what)
-            self._views[io.ROW_ZERO_POINTS] = View(points)
+            self._inputs[io.ROW_ZERO_POINTS] = points.value()
         self._memory, self._pinned = memory, memory.pinned((0, rows.words), np.int32)
 
     @property
@@ -70,10 +71,11 @@ class DeviceSlots:
             piece = records[start : start + size]
             words = piece if piece.dtype == np.int32 else self.rows.pack(piece.view(np.uint8))
             ids = slots[start : start + size].astype(np.int64)[:, None]
-            self._graph.feed(
-                {io.RECORDS: self._pin(words.view(np.int32)), io.SLOTS: ids}, UPLOADING
-            )
-            self._graph.run(UPLOADING)
+            given = {io.RECORDS: self._pin(words.view(np.int32)), io.SLOTS: ids}
+            with onnxruntime_errors(UPLOADING):
+                from_numpy = ort.OrtValue.ortvalue_from_numpy
+                self._graph.bind({name: from_numpy(array) for name, array in given.items()})
+                self._graph.run()
             self.uploaded_nbytes += words.nbytes + ids.nbytes
         self.uploads += bool(len(slots))
         self.uploaded_rows += len(slots)
@@ -89,13 +91,13 @@ class DeviceSlots:
         held[:] = words
         return held
 
-    def bind(self, graph: BoundSession) -> None:
-        """Make the slots those inputs of a graph that are called after them."""
-        graph.bind(self._views)
+    def inputs(self) -> Mapping[str, ort.OrtValue]:
+        """The slots as the inputs of graphs that are called after them."""
+        return self._inputs
 
     def close(self) -> None:
         """Give the memory back, as soon as no other graph is bound to it."""
-        self._views.clear()
+        self._inputs.clear()
         self._graph.unbind()
         self._pinned = None
 

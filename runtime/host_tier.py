@@ -14,7 +14,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.quantize import I32, I64, U8
+from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import READ_AT_ONCE, Records
@@ -61,6 +61,8 @@ class HostTier:
         self.flash, self._turn = store, threading.Lock()
         self._kept = RecordSlots(store.layout, min(slots, store.layout.records))
         self._cache = RowCache(self._kept)
+        self.slots = self._cache.slots  # records that there is room for
+        self.layout, self.tokens, self.index = store.layout, store.tokens, store.index
 
     @property
     def hits(self) -> int:
@@ -71,26 +73,6 @@ class HostTier:
     def misses(self) -> int:
         """Records that were wanted and not here."""
         return self._cache.misses
-
-    @property
-    def slots(self) -> int:
-        """Records that there is room for."""
-        return self._cache.slots
-
-    @property
-    def layout(self) -> RecordLayout:
-        """See RowStore.layout."""
-        return self.flash.layout
-
-    @property
-    def tokens(self) -> int:
-        """See RowStore.tokens."""
-        return self.flash.tokens
-
-    @property
-    def index(self) -> I32 | None:
-        """See RowStore.index."""
-        return self.flash.index
 
     @property
     def bytes_read(self) -> int:

@@ -12,17 +12,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+import numpy as np
+
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.footprint import footprint_of
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.graph.variants import obstacle
+from stem_edge.quantize import F32, I32
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.agreement import FEW_TOKENS, agreeing_tokens
 from stem_edge.runtime.backend import Backend, NotFiniteError
-from stem_edge.runtime.backend_device import DeviceBackend
-from stem_edge.runtime.backend_portable import PortableBackend
+from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
 from stem_edge.runtime.engines import NotRunnableError
@@ -34,12 +35,19 @@ from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import Provider
-from stem_edge.runtime.slots import ArraySlots, Slots
+from stem_edge.runtime.slots import ArraySlots, Slots, placeholder_rows
 from stem_edge.verdicts import Verdict
 
 # Half as wide where the provider can, then exact, then what needs least of it.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")
 ON_CPU: tuple[Variant, ...] = ("fp32",)  # whose kernels compute in float32 in any case
+
+# WebGPU's attention for prompts, from 32 tokens in a step on, is wrong on devices that compute in
+# groups of few lanes, and says nothing. So the same tokens are taken in long steps and in short ones.
+MANY_TOKENS, FEW_TOKENS = 64, 16
+# Distance of logits of one position, as a share of their size. Right ones in float16 were up to
+# 0.003 apart in six layers, wrong ones 0.026 or more, with rows as large as what they stand for.
+MOST_APART = 0.012
 
 
 class WrongStepsWarning(RuntimeWarning):
@@ -60,15 +68,10 @@ class DeviceLoader:
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
         self.variant, self.name = variant, f"{providers[0].name} {variant}"
-        self._limit = options.device_nbytes
-        self._memory = DeviceMemory(self.provider)
+        self.provider = providers[0]  # whose memory it is about
+        self._limit, self._memory = options.device_nbytes, DeviceMemory(self.provider)
         self.step_tokens = ANY_NUMBER
         self._context = bundle.manifest.model.max_context
-
-    @property
-    def provider(self) -> Provider:
-        """The first of them, whose memory it is about."""
-        return self._providers[0]
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Nothing: providers rearrange weights in memory of their own."""
@@ -102,10 +105,18 @@ class DeviceLoader:
             session = open_session(graph, self._threads, self._providers)
             return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
 
-    def open(self, slots: Slots | None) -> Backend:
+    def open(self, slots: Slots | None) -> OrtBackend:
         """See EngineLoader.open. Raises NotRunnableError."""
         with self._refusing():
-            backend = self._backend(slots)
+            backend = OrtBackend(
+                self._bundle.manifest.model,
+                self._graphs,
+                slots,
+                self._threads,
+                self._providers,
+                self._memory,
+                self.variant,
+            )
             try:
                 self.step_tokens = self._trusted_tokens(backend, slots)
             except BaseException:
@@ -127,27 +138,6 @@ class DeviceLoader:
             if self.variant == "fp16":  # which ends at 65504: a wider type may do
                 raise
             return ANY_NUMBER  # weights are damaged, as every step will say
-
-    def _backend(self, slots: Slots | None) -> Backend:
-        manifest = self._bundle.manifest
-        graphs = {name: graph for name, graph in self._graphs.items() if name != ROWS}
-        if self.variant == "portable":
-            if slots is not None and not isinstance(slots, ArraySlots):
-                raise BackendError("these are not the slots that this loader made")
-            return PortableBackend(
-                manifest.model, manifest.tables, graphs, slots, self._threads, self._providers
-            )
-        if slots is not None and not isinstance(slots, DeviceSlots):
-            raise BackendError("these are not the slots that this loader made")
-        return DeviceBackend(
-            manifest.model,
-            graphs,
-            slots,
-            self._threads,
-            self._providers,
-            self._memory,
-            self.variant,
-        )
 
     @cached_property
     def _graphs(self) -> dict[str, GraphSource]:
@@ -181,3 +171,34 @@ def device_loaders(
             f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on the CPU"
         )
     return [DeviceLoader(bundle, options, providers, name) for name in present]
+
+
+def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) -> int:
+    """How many tokens a step may have: ANY_NUMBER, unless many at once give other logits than few.
+
+    Slots are given made-up rows: nobody may look for others there. Raises BackendError: what a
+    device lacks shows when a step runs; NotFiniteError if few give none that are numbers.
+    """
+    # Whole steps of few, so that both ways end with logits of the same positions.
+    tokens = min(MANY_TOKENS, context_length - context_length % FEW_TOKENS) or context_length
+    taken = placeholder_rows(slots, tokens)
+    few = _last_logits(backend, taken, min(FEW_TOKENS, tokens))
+    if tokens <= FEW_TOKENS:
+        return ANY_NUMBER
+    try:
+        many = _last_logits(backend, taken, tokens)
+    except NotFiniteError:
+        return FEW_TOKENS
+    apart = np.square(many - few).mean(axis=1) / np.square(few).mean(axis=1)
+    return ANY_NUMBER if apart.max() <= MOST_APART**2 else FEW_TOKENS
+
+
+def _last_logits(backend: Backend, slots: I32, step: int) -> F32:
+    """Logits [n, V] of the last of so many tokens as there are slots, taken in steps."""
+    context = backend.open_context(len(slots))
+    ids = np.arange(len(slots), dtype=np.int64)
+    for start in range(0, len(ids), step):
+        piece = slice(start, start + step)
+        context.begin(ids[piece], start)
+        logits = context.finish(slots[piece], min(FEW_TOKENS, len(ids[piece])))
+    return logits.copy()  # the next context overwrites them

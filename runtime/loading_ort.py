@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from stem_edge.bundle import Bundle
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.prefill_check import prefill_refusal
 from stem_edge.rows import RecordLayout
@@ -17,12 +16,11 @@ from stem_edge.runtime import prepared as preparing
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.engines import AUTO, EngineLoader, check_absent
 from stem_edge.runtime.needs_ort import cpu_needs
-from stem_edge.runtime.options import LoadOptions, Providers
+from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
-from stem_edge.runtime.providers import CPU, Provider, resolve
+from stem_edge.runtime.providers import CPU, resolve
 from stem_edge.runtime.slots import ArraySlots, Slots
-from stem_edge.runtime.user_cache import Prepared
 from stem_edge.verdicts import Records, Verdict
 
 
@@ -33,24 +31,15 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
     """
     check_absent("onnxruntime", {"repack": options.repack})
     providers = resolve(options.providers, options.provider_libraries)
-    if is_plain(options.providers, providers, options.device_memory):
+    # With "auto", `device_memory` does not emulate a device when none is found.
+    asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))
+    if providers[0].on_cpu and not asked:
         return [OrtLoader(bundle, options)]
     from stem_edge.runtime.loading_device import device_loaders
 
     if options.prefill_graph:
         raise InputError("prefill_graph is of the CPU; leave it out on an accelerator")
     return device_loaders(bundle, options, providers)
-
-
-def is_plain(
-    wanted: Providers, resolved: Sequence[Provider], device_memory: int | str | None
-) -> bool:
-    """Whether the backbone runs on the CPU as it always does, and no part of it plays a device.
-
-    `device_memory` with "auto" does not emulate a device when none is found.
-    """
-    asked = device_memory is not None and wanted not in (AUTO, [AUTO], (AUTO,))
-    return resolved[0].on_cpu and not asked
 
 
 class OrtLoader:
@@ -62,7 +51,7 @@ class OrtLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
-        self._prepared: tuple[Path, Prepared] | None = None
+        self._prepared: tuple[Path, preparing.Prepared] | None = None
         self._is_prepared = options.prepare
         self._verdict: Verdict | None = None
 
@@ -77,16 +66,17 @@ class OrtLoader:
 
     def needs(self, context: int) -> Needs:
         """See EngineLoader.needs."""
-        prompts, footprint = self._prompts(), footprint_of(self._bundle.manifest, "onnxruntime")
+        (prefill, refused), path = self._prompts(), self._bundle.path
+        footprint = footprint_of(self._bundle.manifest, "onnxruntime")
         prepared = self._is_prepared and (
             self._prepared is not None
             or preparing.is_worth_it(self._bundle, self._options.cache_dir)
         )
         needs = cpu_needs(
-            footprint, context, self._options.cpus, prepared=prepared, prefill=prompts.prefill
+            footprint, context, self._options.cpus, prepared=prepared, prefill=prefill
         )
-        saving = f", or keep the weights in a file: stem-edge prepare {self._bundle.path}"
-        return replace(needs, prefill_refused=prompts.refused, saving="" if prepared else saving)
+        saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
+        return replace(needs, prefill_refused=refused, saving=saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         """See EngineLoader.make_slots."""
@@ -94,54 +84,26 @@ class OrtLoader:
 
     def open(self, slots: Slots | None) -> OrtBackend:
         """See EngineLoader.open."""
-        if slots is not None and not isinstance(slots, ArraySlots):
-            raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
-        graphs = preparing.graph_sources(
-            self._bundle, self._prepared, prefill=self._prompts().prefill
-        )
+        graphs = preparing.graph_sources(self._bundle, self._prepared, prefill=self._prompts()[0])
         config = self._bundle.manifest.model
         return OrtBackend(config, graphs, slots, self._options.cpus, [CPU])
 
-    def _prompts(self) -> Prompts:
-        bundle, options, found = self._bundle, self._options, self._prepared
-        if found is None and self._is_prepared:
-            found = preparing.find(bundle, options.cache_dir)
-        wanted = options.prefill_graph
-        refused = prefill_refused(bundle, wanted, options.cache_dir, self._verdict)
-        return choose_prompts(bundle, wanted, refused, found)
+    def _prompts(self) -> tuple[bool, str]:
+        """Whether the prefill graph takes prompts, and why not, if only because it is not exact here.
 
-
-def prefill_refused(
-    bundle: Bundle,
-    wanted: bool | None,
-    cache_dir: str | Path | None,
-    verdict: Verdict | None = None,
-) -> str:
-    """Why the prefill graph, which nobody asked for by name, is not exact here; empty if it is.
-
-    verdict: of a trial; without it, that of an earlier one, if there was one.
-    """
-    if wanted is not None or not bundle.manifest.has_prefill:
-        return ""
-    if verdict is None:
-        with contextlib.suppress(InputError):  # no folder that could know
-            verdict = Records(bundle, "onnxruntime", cache_dir).verdict()
-    return prefill_refusal(bundle.manifest, verdict.prefill_from_decode if verdict else None)
-
-
-class Prompts(NamedTuple):
-    """What prompts go through."""
-
-    prefill: bool  # the prefill graph
-    refused: str = ""  # why not that one, if only because it is not exact here
-
-
-def choose_prompts(
-    bundle: Bundle, wanted: bool | None, refused: str, prepared: tuple[Path, Prepared] | None
-) -> Prompts:
-    """The prefill graph if asked for; unasked, if it is exact here, and not known to be slower."""
-    if not bundle.manifest.has_prefill or wanted is False:
-        return Prompts(prefill=False)
-    if wanted is None and prepared is not None and prepared[1].prefill is False:
-        return Prompts(prefill=False)
-    return Prompts(prefill=not refused, refused=refused)
+        It does if asked for; unasked, if it is exact here and not known to be slower.
+        """
+        bundle, options, prepared = self._bundle, self._options, self._prepared
+        if options.prefill_graph is not None or not bundle.manifest.has_prefill:
+            return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
+        if prepared is None and self._is_prepared:
+            prepared = preparing.find(bundle, options.cache_dir)
+        if prepared is not None and prepared[1].prefill is False:
+            return False, ""
+        verdict = self._verdict
+        if verdict is None:  # that of an earlier trial, if there was one
+            with contextlib.suppress(InputError):  # no folder that could know
+                verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
+        measured = verdict.prefill_from_decode if verdict else None
+        refused = prefill_refusal(bundle.manifest, measured)
+        return not refused, refused

@@ -6,6 +6,7 @@ files are counted apart, because the system takes them back when it needs them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -89,7 +90,11 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
     nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
         return np.zeros(shape, dtype)
-    return np.frombuffer(_anonymous(nbytes), dtype).reshape(shape)
+    memory = _anonymous(nbytes)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # else a few bytes may take 2 MiB
+        with contextlib.suppress(OSError):  # a kernel that has no huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:

@@ -6,17 +6,19 @@ one that was opened elsewhere would compute with other settings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from stem_edge.errors import BackendError, MissingOperatorsError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backend import check_device, reason
+from stem_edge.runtime.backend import DAMAGED, check_device, reason
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_module import ort
 from stem_edge.runtime.provider_names import CPU_NAME
@@ -154,8 +156,8 @@ def _check_started(
     missing = [p.name for p in providers if p.full not in session.get_providers()]
     if missing:
         raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and says not "
-            f"why; it used {', '.join(session.get_providers())}"
+            f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and gives "
+            f"no reason; it used {', '.join(session.get_providers())}"
         )
 
 
@@ -188,3 +190,65 @@ def _elsewhere(session: ort.InferenceSession, allowed: set[str]) -> tuple[str, .
 
 def _names(providers: Sequence[Provider]) -> str:
     return " and ".join(provider.name for provider in providers)
+
+
+@contextlib.contextmanager
+def onnxruntime_errors(doing: str) -> Iterator[None]:
+    """Raises what onnxruntime raises as OutOfMemoryError, DeviceLostError or BackendError."""
+    try:
+        yield
+    except Exception as error:  # onnxruntime raises classes of its own that share no base
+        raise_failed(error, doing)
+
+
+def raise_failed(error: Exception, doing: str) -> NoReturn:
+    """Raises OutOfMemoryError, DeviceLostError or BackendError for what onnxruntime raised."""
+    check_device(error, doing)
+    raise BackendError(f"onnxruntime failed {doing}: {reason(error)}; {DAMAGED}") from error
+
+
+class BoundSession:
+    """Runs a graph over memory that is bound once.
+
+    in_place: its provider reads the host's memory where it is. Others get a copy when it is bound.
+    """
+
+    def __init__(self, session: ort.InferenceSession, *, in_place: bool = False) -> None:
+        self._session, self._binding, self._in_place = session, session.io_binding(), in_place
+        self.inputs = {value.name for value in session.get_inputs()}
+        self.outputs = {value.name for value in session.get_outputs()}
+        self._bound: dict[str, ort.OrtValue] = {}  # alive what the binding points to
+        self._fed: set[str] = set()
+
+    def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
+        """Bind those that this graph has, in place of what was bound to the same names.
+
+        Raises as onnxruntime_errors.
+        """
+        known = {n: v for n, v in values.items() if n in self.inputs or n in self.outputs}
+        with onnxruntime_errors("while memory was bound"):
+            for name, value in known.items():
+                if name in self.inputs:
+                    self._binding.bind_ortvalue_input(name, value)
+                else:
+                    self._binding.bind_ortvalue_output(name, value)
+        self._bound |= known
+
+    def feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Bind arrays of the host to inputs, which each run reads as they are then."""
+        self.bind({n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in arrays.items()})
+        self._fed |= arrays.keys() & self.inputs
+
+    def unbind(self) -> None:
+        """Let go of all memory; nothing can be run before it is bound again."""
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._bound.clear()
+        self._fed.clear()
+
+    def run(self) -> None:
+        """Raises what onnxruntime raises."""
+        if not self._in_place:
+            for name in self._fed:
+                self._binding.bind_ortvalue_input(name, self._bound[name])
+        self._session.run_with_iobinding(self._binding)

@@ -121,7 +121,7 @@ class MemoryPlan:
     slots: int
     process: int
     weights: int  # matrices that the engine rearranges into its own memory, and its bookkeeping
-    kv_cache: int  # once the context is full; it grows in steps
+    kv_cache: int  # once the context is full; its pages come as it fills
     activations: int
     reads: int  # records on their way from flash
     row_cache: int  # of a device: the bookkeeping of its slots, and the host tier

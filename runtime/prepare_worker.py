@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,14 +22,20 @@ from stem_edge.graph.names import PREFILL
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.graphs import GraphSource
-from stem_edge.runtime.made_up import slot_ids
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.plan import CHUNK_TOKENS
-from stem_edge.runtime.prepared import graph_sources, prepared_file, worth_preparing
+from stem_edge.runtime.prepared import (
+    FORMAT,
+    RECORD,
+    Prepared,
+    graph_sources,
+    marks,
+    prepared_file,
+    worth_preparing,
+)
 from stem_edge.runtime.providers import CPU
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, marks
+from stem_edge.runtime.slots import PLACEHOLDERS, ArraySlots, placeholder_rows
+from stem_edge.user_folder import cpu_digest
 
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from what it saved on this processor"
@@ -55,78 +61,65 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
         prefill=None,
         seconds={},
     )
-    for prefill in {False, bundle.manifest.has_prefill}:
-        if not _computes_the_same(bundle, folder, record, threads, prefill=prefill):
-            for name in files:
-                (folder / name).unlink()
-            _write(folder, msgspec.structs.replace(record, files={}, refused=REFUSED))
-            return
-    if bundle.manifest.has_prefill:
-        seconds = _measure(bundle, graph_sources(bundle, (folder, record), prefill=True), threads)
+    if not _computes_the_same(bundle, folder, record, threads):
+        for name in files:
+            (folder / name).unlink()
+        record = msgspec.structs.replace(record, files={}, refused=REFUSED)
+    elif bundle.manifest.has_prefill:
+        seconds = _measure(bundle, folder, record, threads)
         faster = seconds["prefill"] < seconds["decode"]
         record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
-    _write(folder, record)
-
-
-def _write(folder: Path, record: Prepared) -> None:
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
 
-def _computes_the_same(
-    bundle: Bundle, folder: Path, record: Prepared, threads: int, *, prefill: bool
-) -> bool:
+def _computes_the_same(bundle: Bundle, folder: Path, record: Prepared, threads: int) -> bool:
     """Whether what was saved gives the same logits, bit for bit, as what it was saved from."""
     expected, found = (
-        _logits(bundle, graph_sources(bundle, source, prefill=prefill), threads, prefill=prefill)
+        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads))
         for source in (None, (folder, record))
     )
-    return np.array_equal(expected, found, equal_nan=True)
+    return all(map(partial(np.array_equal, equal_nan=True), expected, found))
 
 
-def _logits(
-    bundle: Bundle, graphs: Mapping[str, Path | GraphSource], threads: int, *, prefill: bool
-) -> F32:
-    config = bundle.manifest.model
-    count = min(CHECKED_TOKENS, config.max_context, config.vocab_size)
-    context = _open(bundle, graphs, count, threads).open_context(count)
-    context.begin(np.arange(count), 0, prefill=prefill)
-    try:
-        return context.finish(slot_ids(bundle.manifest.tables, count), 1).copy()
-    except NotFiniteError:  # which made-up rows may give
-        return np.full((1, config.vocab_size), np.nan, np.float32)
+def _logits(prompt: _Prompt) -> list[F32]:
+    found = []
+    for prefill in sorted({False, prompt.has_prefill}):
+        try:
+            found.append(prompt.take(prefill=prefill).copy())
+        except NotFiniteError:  # which made-up rows may give
+            found.append(np.full(1, np.nan, np.float32))
+    return found
 
 
-def _open(
-    bundle: Bundle, graphs: Mapping[str, Path | GraphSource], tokens: int, threads: int
-) -> OrtBackend:
-    """A backend whose slots hold some rows."""
-    layout, storage = bundle.manifest.tables, None
-    if layout is not None:
-        numbers = np.unique(slot_ids(layout, tokens)).astype(np.int64)
-        storage, rng = ArraySlots(layout, len(numbers)), np.random.default_rng(0)
-        shape = (len(numbers), layout.row_width)
-        rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
-        storage.write(numbers, layout.pack(rows))
-    return OrtBackend(bundle.manifest.model, graphs, storage, threads, [CPU])
+class _Prompt:
+    """A prompt chunk that is taken again and again, through graphs as they are or as saved."""
+
+    def __init__(
+        self, bundle: Bundle, source: tuple[Path, Prepared] | None, tokens: int, threads: int
+    ) -> None:
+        config, layout = bundle.manifest.model, bundle.manifest.tables
+        self.has_prefill = bundle.manifest.has_prefill
+        tokens = min(tokens, config.max_context, config.vocab_size)
+        slots = ArraySlots(layout, PLACEHOLDERS) if layout is not None else None
+        self._ids, self._slots = np.arange(tokens), placeholder_rows(slots, tokens)
+        graphs = graph_sources(bundle, source, prefill=self.has_prefill)
+        self._context = OrtBackend(config, graphs, slots, threads, [CPU]).open_context(tokens)
+
+    def take(self, *, prefill: bool) -> F32:
+        """Logits of its last token."""
+        self._context.begin(self._ids, 0, prefill=prefill)
+        return self._context.finish(self._slots, 1)
 
 
-def _measure(
-    bundle: Bundle, graphs: Mapping[str, Path | GraphSource], threads: int
-) -> dict[str, float]:
+def _measure(bundle: Bundle, folder: Path, record: Prepared, threads: int) -> dict[str, float]:
     """Seconds of a prompt chunk through the graphs for decoding and through the prefill graph."""
-    config = bundle.manifest.model
-    count = min(CHUNK_TOKENS, config.max_context, config.vocab_size)
-    backend = _open(bundle, graphs, count, threads)
-    context = backend.open_context(count)
-    ids = np.arange(count)
-    slots = slot_ids(bundle.manifest.tables, count)
+    prompt = _Prompt(bundle, (folder, record), CHUNK_TOKENS, threads)
     taken: dict[str, list[float]] = {"decode": [], "prefill": []}
     for _ in range(ROUNDS):
         for name, times in taken.items():
             started = time.perf_counter()
-            context.begin(ids, 0, prefill=name == PREFILL)
-            context.finish(slots, 1)
+            prompt.take(prefill=name == PREFILL)
             times.append(time.perf_counter() - started)
     return {name: statistics.median(times) for name, times in taken.items()}
 

@@ -9,15 +9,20 @@ does it; and it measures which graph is the faster one for prompts.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import onnxruntime as ort
 
+from stem_edge import disk
 from stem_edge.bundle import Bundle
 from stem_edge.child import Ended, last_line, module_command, signal_name
 from stem_edge.errors import BackendError
@@ -25,21 +30,33 @@ from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
 from stem_edge.runtime.graphs import GraphSource, cpu_graphs
-from stem_edge.runtime.user_cache import (
-    Prepared,
-    cache_folder,
-    prepared_folder,
-    read_prepared,
-    temporary_folder,
-)
+from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.verdicts import Records
 
+FORMAT = 4
+FOLDER, RECORD = "prepared", "prepared.json"
+TEMPORARY = ".making-"  # of a folder that is being filled, or was when that was killed
+MAX_RECORD_NBYTES = 1 << 20
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Smaller backbones load in a moment and take little: not worth files in the user's folder.
 LEAST_NBYTES = 64 << 20
 # The files hold every matrix as it was and as it was packed, and packing pads a little.
 FILES_OVER_DATA = 2.2
 POLL_SECONDS = 0.1
 ANYWAY = "loading it takes longer and more memory, and its answers are right"
+
+
+class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of prepared.json."""
+
+    format: int
+    bundle: str  # path of the bundle it was made from
+    onnxruntime: str
+    cpu: str  # digest of the processor's features
+    files: dict[str, tuple[Size, int]]  # size, and time of change in ns: what changed is not ours
+    prefill: bool | None  # whether the prefill graph is the faster one; None: there is none
+    seconds: dict[str, float]  # graph -> time of a prompt chunk, as measured
+    refused: str = ""  # why nothing was prepared, and would not be the next time, either
 
 
 class NotPrepared(RuntimeWarning):
@@ -79,6 +96,33 @@ def find_or_make(
         return None
 
 
+def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
+    """Where the prepared backbone of this bundle, processor and onnxruntime is, once it is made."""
+    files, graphs = bundle.manifest.files, cpu_graphs(bundle, prefill=bundle.manifest.has_prefill)
+    weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
+    built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
+    described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))
+    return root / FOLDER / hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
+
+
+def read_prepared(folder: Path) -> Prepared | None:
+    """The record of a prepared backbone; None if it is missing, damaged or of another format."""
+    try:
+        data = disk.read_file(folder / RECORD, MAX_RECORD_NBYTES)
+        record = msgspec.json.decode(data, type=Prepared)
+        found = {name: marks(folder / name) for name in record.files}
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        return None
+    plain = all(Path(name).name == name for name in record.files)
+    return record if record.format == FORMAT and plain and found == record.files else None
+
+
+def marks(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file. Raises OSError."""
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns
+
+
 def _place(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared | None]:
     """Where the prepared backbone of a bundle is on this machine, and its record, if it has one."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__)
@@ -98,7 +142,9 @@ def make(
     Records(bundle, "onnxruntime", cache_dir).check_place()
     wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle))
     try:
-        folder = temporary_folder(root)
+        folder = root / FOLDER / f"{TEMPORARY}{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise BackendError(

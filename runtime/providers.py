@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError
-from stem_edge.runtime import plugins
+from stem_edge.runtime import provider_start
 from stem_edge.runtime.ort_module import ort
 from stem_edge.runtime.provider_names import (
     AUTO,
@@ -21,14 +21,16 @@ from stem_edge.runtime.provider_names import (
     ELSEWHERE,
     KNOWN,
     PREFERRED,
+    Libraries,
+    Wanted,
+    checked_libraries,
     full_names,
+    named,
     short_name,
 )
-from stem_edge.runtime.provider_start import check_starts
 
-# A name, names in the order of preference, each with its options if need be; None: the CPU.
-Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"
-Libraries: TypeAlias = "Mapping[str, str | Path] | None"
+# Of a device's metadata, the first that is there: onnxruntime's word on Windows, and OpenVINO's.
+NAMES = ("Description", "FULL_DEVICE_NAME")
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,33 @@ class Provider:
     def own_memory(self) -> bool:
         """Whether arrays can lie in memory of its device, and not in that of this process."""
         if self.devices:
-            return any(map(plugins.has_memory, self.devices))
-        return self.name in KNOWN and KNOWN[self.name].own_memory
+            return any(map(provider_start.has_memory, self.devices))
+        return bool(self.name in KNOWN and KNOWN[self.name].memory)
 
 
 CPU = Provider("cpu", CPU_NAME)
+
+
+@dataclass(frozen=True)
+class ListedDevice:
+    """A device that onnxruntime lists for a provider."""
+
+    name: str  # or its ids, where nobody says
+    vendor: str
+    kind: str  # GPU, NPU or CPU
+    own_memory: bool  # arrays can lie in memory of its own
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A provider, and whether it can be used here."""
+
+    name: str  # for `providers` of stem_edge.load
+    full: str  # onnxruntime's name; empty where only its library, which cannot be used, would tell
+    available: bool
+    own_memory: bool
+    devices: tuple[ListedDevice, ...]  # of built-in providers onnxruntime may list none
+    reason: str  # why it is not available, and what to do; empty if it is
 
 
 class UnavailableError(BackendError):
@@ -70,16 +94,9 @@ def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]
     Raises InputError for names and options that make no sense, BackendError for a provider that is
     not available, saying which package brings it.
     """
-    paths = checked_libraries(libraries)
-    if wanted is None:
-        return (CPU,)
-    if not isinstance(wanted, (str, Sequence)):
-        raise InputError(f"providers is {wanted!r}; expected a name, or a list of names")
-    pairs = [_pair(item) for item in ([wanted] if isinstance(wanted, str) else wanted)]
-    names = [name for name, _ in pairs]
-    if names == [AUTO] and not pairs[0][1]:
+    paths, pairs = checked_libraries(libraries), named(wanted)
+    if pairs == [(AUTO, {})]:
         return (next(_accelerators(paths), CPU),)
-    _check_order(names)
     found = tuple(_available(name, options, paths) for name, options in pairs)
     _check_together(found)
     return found
@@ -122,67 +139,6 @@ def _check_together(found: Sequence[Provider]) -> None:
         )
 
 
-def _pair(item: object) -> tuple[str, dict[str, str]]:
-    """Name and options of one item of `providers`."""
-    name, options = (item, {}) if isinstance(item, str) else _split(item)
-    if not name.strip():
-        raise InputError("providers has an empty name; expected one like cuda or webgpu")
-    name = AUTO if name.strip().lower() == AUTO else name.strip()
-    return name, {key: _text(name, key, value) for key, value in options.items()}
-
-
-def _split(item: object) -> tuple[str, Mapping[Any, object]]:
-    if isinstance(item, (tuple, list)) and len(item) == 2:
-        name, options = item
-        if isinstance(name, str) and isinstance(options, Mapping):
-            return name, options
-    raise InputError(
-        f"providers has {item!r}; expected a name, or a name and its options like "
-        "('cuda', {'device_id': 1})"
-    )
-
-
-def _text(name: str, key: object, value: object) -> str:
-    """An option's value as onnxruntime takes it."""
-    if not isinstance(key, str) or not key:
-        raise InputError(f"providers: {name} has an option named {key!r}; expected a text")
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise InputError(
-        f"providers: {key} of {name} is {value!r}; expected a text, a number, True or False"
-    )
-
-
-def _check_order(names: list[str]) -> None:
-    if not names:
-        raise InputError('providers is empty; leave it out for the CPU, or say "auto"')
-    if AUTO in names:
-        raise InputError(
-            f'providers has "{AUTO}" with others or options; say "{AUTO}" alone, or names alone'
-        )
-    if any(short_name(name) == CPU.name for name in names[:-1]):
-        raise InputError(
-            "providers has cpu before others, which would leave them nothing to do; put it last, "
-            "where it takes the operators that the others lack"
-        )
-
-
-def checked_libraries(libraries: Libraries) -> dict[str, str | Path]:
-    """Paths by names in small letters. Raises InputError."""
-    found: dict[str, str | Path] = {}
-    for name, path in (libraries or {}).items():
-        if not isinstance(name, str) or not name or not isinstance(path, (str, Path)) or not path:
-            raise InputError(
-                f"provider_libraries has {name!r}: {path!r}; expected a name and the path of a library"
-            )
-        if name.lower() in (AUTO, CPU.name):
-            raise InputError(f"provider_libraries has a library named {name}; choose another name")
-        found[name.lower()] = path
-    return found
-
-
 def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]) -> Provider:
     """The provider of one name, once it starts. Raises InputError, BackendError."""
     short = short_name(name)
@@ -196,22 +152,24 @@ def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]
     known = KNOWN.get(short)
     full = known.full if known else _full_name(name, [*libraries])
     short = short if known else short_name(full)
-    devices = plugins.registered_devices(full)  # by us, by the program around us, or built in
+    devices = provider_start.registered_devices(
+        full
+    )  # by us, by the program around us, or built in
     if devices:
-        return Provider(short, full, options, plugins.preferred(devices))
-    library = plugins.package_library(known.module) if known and known.module else None
+        return Provider(short, full, options, provider_start.preferred(devices))
+    library = provider_start.package_library(known.module) if known and known.module else None
     if library is not None:  # first, for onnxruntime calls available what is registered
         return _of_library(short, library, options)
     if full in ort.get_available_providers():
         provider = Provider(short, full, options)
-        check_starts(provider)
+        provider_start.check_starts(provider)
         return provider
     raise UnavailableError(known.bring if known else "nothing that is installed brings it")
 
 
 def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Provider:
     full = KNOWN[name].full if name in KNOWN else name
-    devices = plugins.register(full, library)
+    devices = provider_start.register(full, library)
     if not devices:
         raise BackendError(
             f"{name}: {library} finds no device here that it could use; onnxruntime sees "
@@ -221,11 +179,11 @@ def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Prov
     ours = [device for device in devices if device.ep_name == full] or [
         device for device in devices if device.ep_name == devices[0].ep_name
     ]
-    return Provider(name, str(ours[0].ep_name), options, plugins.preferred(ours))
+    return Provider(name, str(ours[0].ep_name), options, provider_start.preferred(ours))
 
 
 def _hardware() -> str:
-    kinds = {plugins.kind_of(device) for device in ort.get_ep_devices()}
+    kinds = {provider_start.kind_of(device) for device in ort.get_ep_devices()}
     return (
         "only the CPU" if kinds <= {"CPU"} else f"devices of the kinds {', '.join(sorted(kinds))}"
     )
@@ -251,3 +209,38 @@ def available_names() -> list[str]:
     fulls = [*ort.get_available_providers(), *(d.ep_name for d in ort.get_ep_devices())]
     names = dict.fromkeys(short_name(full) for full in fulls)
     return [name for name in names if name not in ELSEWHERE]
+
+
+def providers(libraries: Libraries = None) -> list[Listed]:
+    """All that have a name here; each is tried. libraries: see stem_edge.load. Raises InputError."""
+    more = checked_libraries(libraries)
+    found = [_listed(name, more) for name in dict.fromkeys([*more, *KNOWN])]
+    # What the tries registered shows only now.
+    rest = [name for name in available_names() if name not in {listed.name for listed in found}]
+    fulls = {listed.full for listed in found}
+    return found + [other for other in (_listed(n, more) for n in rest) if other.full not in fulls]
+
+
+def _listed(name: str, libraries: Mapping[str, str | Path]) -> Listed:
+    try:
+        provider = find(name, {}, libraries)
+    except (BackendError, OutOfMemoryError) as error:
+        full = KNOWN[name].full if name in KNOWN else ""
+        return Listed(name, full, False, False, (), str(error))
+    devices = tuple(
+        _listed_device(device) for device in provider_start.registered_devices(provider.full)
+    )
+    return Listed(name, provider.full, True, provider.own_memory, devices, "")
+
+
+def _listed_device(device: Any) -> ListedDevice:
+    hardware = device.device
+    told = {**device.ep_metadata, **hardware.metadata}
+    ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"
+    name = next((str(told[key]) for key in NAMES if told.get(key)), ids)
+    return ListedDevice(
+        name,
+        str(hardware.vendor),
+        provider_start.kind_of(device),
+        provider_start.has_memory(device),
+    )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,7 +23,6 @@ from stem_edge.bundle import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
-    Manifest,
     open_bundle,
     open_manifest,
 )
@@ -37,6 +38,7 @@ from stem_edge.units import format_size
 
 # Names of what a system or an interpreter would run.
 CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}
+Part: TypeAlias = tuple[str, Callable[[], object]]  # what is right, unless this raises
 OK = "ok"
 STRAY = "a link, a device or something that can be run; stem-edge does not touch it, remove it"
 COPY_AGAIN = "copy the bundle again from its source or export it again"
@@ -86,47 +88,51 @@ def check_safety(
             return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
         checked = [f"{len(manifest.files)} files, {format_size(manifest.nbytes)}, as exported"]
         checked += [f"{len(ignored)} other files, which nothing reads"] if ignored else []
-        bad = _check_parts(root, manifest, bar.advance, checked)
+        try:
+            bundle = open_bundle(root)
+        except BundleError as error:
+            bad = [_within(root, error)]
+        else:
+            bad = _wrong(root, _parts(bundle, bar.advance), checked)
     if not bad:
-        bad = _try(open_bundle(root), cache_dir, checked)
+        bad = _wrong(root, _trials(bundle, cache_dir), checked)
     advice = COPY_AGAIN if bad else "remove what is not part of the bundle" if strays else ""
     return Safety(files=files, reasons=bad + reasons, checked=checked, advice=advice)
 
 
-def _check_parts(
-    root: Path, manifest: Manifest, advance: Callable[[int], object], checked: list[str]
-) -> list[str]:
-    """Look into the files without any library; adds what is right, returns what is wrong."""
-    try:
-        bundle = open_bundle(root)
-    except BundleError as error:
-        return [_within(root, error)]
+def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
+    """What is looked into without any library."""
+    model = bundle.manifest.model
+    if bundle.manifest.table_format is not None:
+        yield f"{model.records:,} records", partial(check_tables, bundle, advance)
+    tokenizer, config = bundle.file(TOKENIZER), bundle.file(TOKENIZER_CONFIG)
+    yield "a tokenizer of known steps", partial(read_tokenizer, tokenizer, model.vocab_size)
+    if _has_chat_template(config):
+        yield "chat template works", lambda: ChatTemplate(config).close()
+    else:
+        yield "no chat template", lambda: None
+
+
+def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
+    """Each backbone is run in a process of its own."""
+    for engine in bundle.manifest.engines:
+        if is_installed(engine):
+            run = partial(try_first, bundle, engine, cache_dir, anew=True)
+            yield f"tried on {engine} in a process of its own", run
+        else:
+            yield f"not tried on {engine}, which is not installed", lambda: None
+
+
+def _wrong(root: Path, parts: Iterable[Part], checked: list[str]) -> list[str]:
+    """Check parts; adds what is right, returns what is wrong."""
     bad = []
-    for right, check in _parts(bundle, manifest, advance):
+    for right, check in parts:
         try:
             check()
             checked.append(right)
         except StemEdgeError as error:
             bad.append(_within(root, error))
     return bad
-
-
-def _parts(
-    bundle: Bundle, manifest: Manifest, advance: Callable[[int], object]
-) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What will be right, and what raises if it is not."""
-    if manifest.table_format is not None:
-        yield f"{manifest.model.records:,} records", lambda: check_tables(bundle, advance)
-    vocab_size = manifest.model.vocab_size
-    yield (
-        "a tokenizer of known steps",
-        lambda: read_tokenizer(bundle.file(TOKENIZER), vocab_size),
-    )
-    config = bundle.file(TOKENIZER_CONFIG)
-    if _has_chat_template(config):
-        yield "chat template works", lambda: ChatTemplate(config).close()
-    else:
-        yield "no chat template", lambda: None
 
 
 def _has_chat_template(path: Path) -> bool:
@@ -136,21 +142,6 @@ def _has_chat_template(path: Path) -> bool:
         except InputError:
             return False
     return True
-
-
-def _try(bundle: Bundle, cache_dir: str | Path | None, checked: list[str]) -> list[str]:
-    """Run each backbone in a process of its own; adds what is right, returns what is wrong."""
-    bad = []
-    for engine in bundle.manifest.engines:
-        if not is_installed(engine):
-            checked.append(f"not tried on {engine}, which is not installed")
-            continue
-        try:
-            try_first(bundle, engine, cache_dir, anew=True)
-            checked.append(f"tried on {engine} in a process of its own")
-        except StemEdgeError as error:
-            bad.append(_within(bundle.path, error))
-    return bad
 
 
 def _is_harmless(path: Path) -> bool:

@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.footprint import array_slot_nbytes
-from stem_edge.quantize import F32, U8
+from stem_edge.graph import names as io
+from stem_edge.quantize import F32, I32, U8
 from stem_edge.rows import Codes, RecordLayout
 
 # Records as `stage` gives them: an array [n, ...] of a type that these slots know.
 Staged: TypeAlias = npt.NDArray[Any]
+PLACEHOLDERS = 16  # slots that are filled with made-up rows
 
 
 class Slots(Protocol):
@@ -59,6 +61,21 @@ class ArraySlots(Slots):
         """See Slots.slot_nbytes; with the zero points that dequantizing needs."""
         return array_slot_nbytes(self.layout)
 
+    def inputs(self) -> dict[str, npt.NDArray[Any]]:
+        """The slots as the inputs of graphs that are called after them."""
+        layout = self.layout
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for index, layer in enumerate(layout.layers):
+            for part in range(len(layout.parts)):
+                codes, shape = self.codes[index][part], layout.codes_shape(part)
+                arrays[io.row_codes(layer, part)] = codes.reshape(self.count, *shape)
+                if layout.quantized:
+                    scales, shape = self.scales[index][part], layout.scales_shape(part)
+                    arrays[io.row_scales(layer, part)] = scales.reshape(self.count, *shape)
+        if layout.quantized:
+            arrays[io.ROW_ZERO_POINTS] = layout.zero_points(self.count)
+        return arrays
+
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
         """See Slots.write."""
         for index, parts in enumerate(self.codes):
@@ -66,3 +83,18 @@ class ArraySlots(Slots):
                 codes[slots] = self.layout.codes(records, index, part)
                 if self.scales:
                     self.scales[index][part][slots] = self.layout.scales(records, index, part)
+
+
+def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
+    """Slots for so many tokens whose rows nobody reads, to try or measure a backbone without tables.
+
+    Some slots are filled: with values about as large as those of the products that rows stand for.
+    """
+    if slots is None:
+        return np.zeros(tokens, np.int32)
+    layout, random = slots.layout, np.random.default_rng(0)
+    count = max(1, min(slots.count, layout.records, PLACEHOLDERS))
+    shape = (count, layout.row_width)
+    rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
+    slots.write(np.arange(count), layout.pack(rows))
+    return np.arange(tokens, dtype=np.int32) % count

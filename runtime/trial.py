@@ -18,19 +18,12 @@ from typing import NamedTuple
 
 from stem_edge import errors
 from stem_edge.bundle import Bundle
-from stem_edge.child import (
-    SIGKILL,
-    Ended,
-    last_line,
-    module_command,
-    run_steps,
-    signal_name,
-)
+from stem_edge.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.formats import EngineName
+from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.progress import Progress
 from stem_edge.runtime.machine import return_freed_memory
-from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
 from stem_edge.strict_json import one_line
 from stem_edge.units import format_size
@@ -49,6 +42,10 @@ START_SECONDS = 60.0  # to import the libraries, from a slow card
 # What a file can do to native code; other signals come from elsewhere.
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 NOT_TRIED = "report this, or load it with trial=False if you trust its source"
+DISTRUST = (
+    "do not load it unless you trust its source: copy or export it again, or upgrade what runs it, "
+    "and try again with: stem-edge verify "
+)
 TOO_SLOW = "try again when less runs here, in an hour, or at once with: stem-edge verify "
 MAX_MESSAGE_CHARS = 2000
 UNSEEN_NBYTES = 256 << 20  # what is hashed before anybody wants a bar
@@ -64,18 +61,18 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, records: Records) -> Limits:
         """For a bundle."""
-        tables = records.bundle.manifest.tables
-        rows = max(ROWS_NBYTES, tables.record_nbytes) if tables is not None else 0
-        memory = BASE_NBYTES + COPIES_OF_WEIGHTS * records.nbytes + COPIES_OF_ROWS * rows
-        cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * records.nbytes // 10**9
-        return cls(memory, cpu, STEP_SECONDS + STEP_SECONDS_PER_GB * records.nbytes / 10**9)
+        nbytes, tables = records.nbytes(records.native_files()), records.bundle.manifest.tables
+        rows = PROBE_TOKENS * tables.record_nbytes if tables is not None else 0
+        memory = BASE_NBYTES + COPIES_OF_WEIGHTS * nbytes + COPIES_OF_ROWS * rows
+        cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * nbytes // 10**9
+        return cls(memory, cpu, STEP_SECONDS + STEP_SECONDS_PER_GB * nbytes / 10**9)
 
 
 class _Failed(NamedTuple):
     """How a trial ended that did not end well."""
 
     reason: str
-    kept: bool  # or it says more about this machine, now, than about the bundle
+    kept: bool = True  # or it says more about this machine, now, than about the bundle
     advice: str = ""
     certain: bool = True  # or a machine that was busy may be the reason
 
@@ -98,8 +95,9 @@ def try_first(
     Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
     """
     records = Records(bundle, engine, cache_dir)
-    show = progress if records.hashed_nbytes > UNSEEN_NBYTES else False
-    with Progress(records.hashed_nbytes, "checking files", show) as bar:
+    hashed = records.nbytes(records.hashed_files())
+    show = progress if hashed > UNSEEN_NBYTES else False
+    with Progress(hashed, "checking files", show) as bar:
         records.check_place(bar.advance, anew=anew)
     verdict = None if anew else records.verdict()
     if verdict is None:
@@ -112,17 +110,9 @@ def try_first(
     elif not verdict.reason:
         return verdict
     else:
-        found = _Failed(one_line(verdict.reason), kept=True, certain=verdict.until is None)
-    raise BackendError(f"{bundle.path}: {found.reason}; {_advice(bundle, found)}")
-
-
-def _advice(bundle: Bundle, failed: _Failed) -> str:
-    if not failed.certain:
-        return f"{TOO_SLOW}{bundle.path}"
-    return failed.advice or (
-        "do not load it unless you trust its source: copy or export it again, or upgrade what runs "
-        f"it, and try again with: stem-edge verify {bundle.path}"
-    )
+        found = _Failed(one_line(verdict.reason), certain=verdict.until is None)
+    advice = found.advice or (DISTRUST if found.certain else TOO_SLOW) + str(bundle.path)
+    raise BackendError(f"{bundle.path}: {found.reason}; {advice}")
 
 
 def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | float | None:
@@ -157,14 +147,14 @@ def _failure(ended: Ended, limits: Limits) -> _Failed:
             reason = f"a process that would try it did not start within {START_SECONDS:g} s"
             return _Failed(reason, kept=False, certain=False)
         reason = f"a trial of it did not end a step within {limits.step_seconds:.3g} s (at {step})"
-        return _Failed(reason, kept=True, certain=False)
+        return _Failed(reason, certain=False)
     if ended.status == NO_MEMORY:
         most = format_size(limits.memory_nbytes)
         return _Failed(f"a trial of it needed more than {most} of memory (at {step})", kept)
     name = signal_name(ended.status) if ended.crashed else f"exit status {ended.status}"
     if name == "SIGXCPU":
         seconds = f"{limits.cpu_seconds} s of processor time"
-        return _Failed(f"a trial of it took more than {seconds} (at {step})", kept=True)
+        return _Failed(f"a trial of it took more than {seconds} (at {step})")
     if name in CRASHES or (ended.crashed and sys.platform == "win32"):
         return _Failed(f"it crashed a process that tried it first ({name} at {step}: {said})", kept)
     if ended.status == -SIGKILL:

@@ -7,20 +7,23 @@ the text whose tokens its exporter counted. They say what was used, not in which
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import TOKEN_COUNTS, Bundle
+from stem_edge.bundle import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS, Bundle
 from stem_edge.errors import RowReadError
+from stem_edge.plain_files import read_plain
 from stem_edge.quantize import I32, I64
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.token_counts import Counts, counts_of_records, read_counts, write_counts
+from stem_edge.user_folder import KEY_CHARS, cache_folder
 
+COUNTS = "counts"  # folder in the user's cache folder
 # Reading goes on while graphs are loaded, and at most this long.
 SECONDS = 1.0
 
@@ -62,3 +65,9 @@ def keep_counts(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -
     if cache.hits + cache.misses:
         with contextlib.suppress(OSError):
             write_counts(counts_file(cache_folder(cache_dir), bundle), cache.counts)
+
+
+def counts_file(root: Path, bundle: Bundle) -> Path:
+    """Where the token counts of this bundle are kept."""
+    digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
+    return root / COUNTS / f"{digest.hexdigest()[:KEY_CHARS]}.npy"

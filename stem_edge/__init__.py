@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stem_edge.measuring.quality import Quality, evaluate
     from stem_edge.mmap_store import MmapStore
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
-    from stem_edge.runtime.providers_report import providers
+    from stem_edge.runtime.providers import providers
     from stem_edge.runtime.runs import verify_runs
     from stem_edge.runtime.safety import Safety, check_safety
     from stem_edge.tables import open_tables
@@ -117,7 +117,7 @@ _HOMES = {
     "stem_edge.measuring.quality": ("Quality", "evaluate"),
     "stem_edge.mmap_store": ("MmapStore",),
     "stem_edge.runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
-    "stem_edge.runtime.providers_report": ("providers",),
+    "stem_edge.runtime.providers": ("providers",),
     "stem_edge.runtime.runs": ("verify_runs",),
     "stem_edge.runtime.safety": ("Safety", "check_safety"),
     "stem_edge.tables": ("open_tables",),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.text_table import printable
+from stem_edge.text_table import printable, table
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.providers_report import Listed, ListedDevice
+    from stem_edge.runtime.providers import Listed, ListedDevice
 
 
 def add_library(group: argparse._ActionsContainer) -> None:
@@ -114,24 +114,26 @@ def check_listing(args: argparse.Namespace) -> None:
 def show_listing(args: argparse.Namespace) -> None:
     """Print the list."""
     found = stem_edge.providers(parse_libraries(args.provider_library))
-    print(json.dumps([asdict(listed) for listed in found], indent=1) if args.json else table(found))
+    if args.json:
+        print(json.dumps([asdict(listed) for listed in found], indent=1))
+    else:
+        print("\n".join(_lines(found)))
 
 
-def table(found: Sequence[Listed]) -> str:
+def _lines(found: Sequence[Listed]) -> list[str]:
     """A readable table: the ones that can be used first."""
-    lines = [f"{'provider':<14}{'':<6}devices, or what brings it"]
+    rows = [("provider", "", "devices, or what brings it")]
     for listed in sorted(found, key=lambda listed: not listed.available):
-        texts = [_device(device) for device in listed.devices] or [_memory(listed.own_memory)]
-        for index, text in enumerate(texts if listed.available else [listed.reason]):
-            name, here = (listed.name, listed.available) if not index else ("", True)
-            lines.append(f"{name:<14}{'' if here else 'no':<6}{printable(text)}".rstrip())
-    return "\n".join(lines)
+        own = "memory of its own" if listed.own_memory else ""
+        texts = [_device(device) for device in listed.devices] or [own]
+        if not listed.available:
+            rows.append((listed.name, "no", printable(listed.reason)))
+            continue
+        names = [listed.name, *[""] * len(texts)]
+        rows += [(name, "", printable(text)) for name, text in zip(names, texts, strict=False)]
+    return table(rows, "l")
 
 
 def _device(device: ListedDevice) -> str:
     known = device.name if device.vendor in device.name else f"{device.vendor} {device.name}"
     return f"{device.kind} {known.strip()}{', memory of its own' * device.own_memory}"
-
-
-def _memory(own: bool) -> str:
-    return "memory of its own" if own else ""

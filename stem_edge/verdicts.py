@@ -7,7 +7,6 @@ another file or was written since. So a bundle whose place and verdict are known
 a copy of it is hashed once; other contents are tried (stem_edge.runtime.trial).
 
 A trial that did not end in time says as much about a busy machine; its verdict counts for an hour.
-
 Losing any of this costs another trial, no more.
 """
 
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -43,21 +42,20 @@ from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 
-FORMAT = 2
+FORMAT = 3
 TRIALS, PLACES = "trials", "places"  # folders
 MAX_NBYTES = 1 << 16
 DOUBT_SECONDS = 3600  # that a verdict counts which is not certain
+HASHED_TABLES_NBYTES = 1 << 30  # a second or two; above, only `verify` hashes them
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a trial found, as it is kept."""
+    """What was found, as it is kept; the file's name says about what."""
 
     format: int
     bundle: str  # where it was then
     engine: EngineName
-    versions: dict[str, str]
-    cpu: str  # digest of the processor's features
-    reason: str  # why it is bad; empty if it is good
+    reason: str = ""  # why it is bad; empty if it is good
     until: int | None = None  # seconds since 1970, if it is not certain
     # How far the prefill graph diverges here from those that decode, in nats; None: not measured.
     prefill_from_decode: float | None = None
@@ -66,18 +64,6 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def counts(self) -> bool:
         """Whether it does now; a clock that was set back ends it, too."""
         return self.until is None or 0 <= self.until - time.time() <= DOUBT_SECONDS
-
-
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """That files at a path are those of a manifest, as it is kept; its name says which."""
-
-    format: int
-    bundle: str
-    engine: EngineName
-
-
-HASHED_TABLES_NBYTES = 1 << 30  # a second or two; above, only `verify` hashes them
-Kept = TypeVar("Kept", Verdict, Place)
 
 
 class Records:
@@ -94,11 +80,10 @@ class Records:
                 f"{bundle.path}: cannot read ({error.strerror}); copy or export the bundle again"
             ) from error
         sha256 = hashlib.sha256(data).hexdigest()
-        self.versions, self._cpu = versions(engine), cpu_digest()
         files = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
         # Names that are no UTF-8 cannot be kept as they are.
         self._path = os.fsencode(bundle.path.resolve()).decode(errors="backslashreplace")
-        self.verdict_file = root / TRIALS / _name(sha256, engine, self.versions, self._cpu)
+        self.verdict_file = root / TRIALS / _name(sha256, engine, versions(engine), cpu_digest())
         self.place_file = root / PLACES / _name(sha256, engine, self._path, files)
 
     def native_files(self) -> list[str]:
@@ -107,8 +92,7 @@ class Records:
         names = [TOKENIZER, TOKENIZER_CONFIG]
         if self.engine == "ggml":
             return [*names, GGUF]
-        data = (BACKBONE_DATA, PREFILL_DATA)
-        return names + [name for name in data if name in manifest.files]
+        return names + [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
 
     def hashed_files(self) -> list[str]:
         """These, and tables that are small: checksums of records do not say whose records they are."""
@@ -117,17 +101,8 @@ class Records:
         small = sum(files[name].nbytes for name in tables) <= HASHED_TABLES_NBYTES
         return self.native_files() + (tables if small else [])
 
-    @property
-    def nbytes(self) -> int:
-        """Of the native files."""
-        return self._nbytes(self.native_files())
-
-    @property
-    def hashed_nbytes(self) -> int:
-        """Of all that is hashed."""
-        return self._nbytes(self.hashed_files())
-
-    def _nbytes(self, names: list[str]) -> int:
+    def nbytes(self, names: list[str]) -> int:
+        """Bytes of some of the bundle's files."""
         return sum(self.bundle.manifest.files[name].nbytes for name in names)
 
     def verdict(self) -> Verdict | None:
@@ -137,7 +112,7 @@ class Records:
 
     def place_is_known(self) -> bool:
         """Whether these files were hashed before."""
-        return read_place(self.place_file) is not None
+        return read_verdict(self.place_file) is not None
 
     def keep_verdict(
         self,
@@ -147,18 +122,9 @@ class Records:
         prefill_from_decode: float | None = None,
     ) -> Verdict:
         """Good, or bad for a reason. A folder that cannot be written keeps nothing."""
-        verdict = Verdict(
-            format=FORMAT,
-            bundle=self._path,
-            engine=self.engine,
-            versions=self.versions,
-            cpu=self._cpu,
-            reason=reason,
-            until=None if certain else int(time.time()) + DOUBT_SECONDS,
-            prefill_from_decode=prefill_from_decode,
-        )
-        _keep(self.verdict_file, verdict)
-        return verdict
+        until = None if certain else int(time.time()) + DOUBT_SECONDS
+        found = {"reason": reason, "until": until, "prefill_from_decode": prefill_from_decode}
+        return self._keep(self.verdict_file, found)
 
     def check_place(
         self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
@@ -166,7 +132,7 @@ class Records:
         """Hash the native files, if that was not done before. Raises BundleError."""
         if anew or not self.place_is_known():
             self.check_files(progress)
-            _keep(self.place_file, Place(format=FORMAT, bundle=self._path, engine=self.engine))
+            self._keep(self.place_file, {})
 
     def check_files(self, progress: Callable[[int], object] = lambda nbytes: None) -> None:
         """Hash the files. Raises BundleError, which names the one that differs.
@@ -181,6 +147,14 @@ class Records:
                     f"{path}: sha256 is {found}, expected {entry.sha256}; the file is damaged: copy "
                     "or export the bundle again"
                 )
+
+    def _keep(self, path: Path, found: dict[str, Any]) -> Verdict:
+        """Whole or not at all; without it there is another trial next time."""
+        verdict = Verdict(format=FORMAT, bundle=self._path, engine=self.engine, **found)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, msgspec.json.encode(verdict))
+        return verdict
 
 
 def keep_good(bundle: Bundle, engine: EngineName, cache_dir: str | Path | None = None) -> None:
@@ -204,27 +178,11 @@ def versions(engine: EngineName) -> dict[str, str]:
 
 def read_verdict(path: Path) -> Verdict | None:
     """A verdict that was kept; None if there is none, or it is damaged or of another format."""
-    return _read(path, Verdict)
-
-
-def read_place(path: Path) -> Place | None:
-    """The same for a place."""
-    return _read(path, Place)
-
-
-def _read(path: Path, kind: type[Kept]) -> Kept | None:
     try:
-        kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=kind)
+        kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
     except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
         return None
     return kept if kept.format == FORMAT else None
-
-
-def _keep(path: Path, kept: Verdict | Place) -> None:
-    """Whole or not at all; without it there is another trial next time."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.encode(kept))
 
 
 def _version(module: str) -> str:

@@ -15,7 +15,6 @@ from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import BackendContext
-from stem_edge.runtime.backend_device import DeviceBackend
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.device_memory import DeviceMemory
@@ -31,7 +30,7 @@ IDS = np.random.default_rng(0).integers(0, 1500, 60)  # token ids of the demo
 
 
 class Parts(NamedTuple):
-    backend: DeviceBackend
+    backend: OrtBackend
     slots: DeviceSlots
     rows: Prefetcher
     memory: DeviceMemory
@@ -55,7 +54,7 @@ def on_device(
     assert layout is not None
     storage = DeviceSlots(DeviceRows(layout, activations), slots, memory, session)
     config = bundle.manifest.model
-    backend = DeviceBackend(config, graphs, storage, 1, [provider], memory, activations)
+    backend = OrtBackend(config, graphs, storage, 1, [provider], memory, activations)
     rows = prefetcher(bundle, RowCache(storage), overlap)
     try:
         yield Parts(backend, storage, rows, memory)

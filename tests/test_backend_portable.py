@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 import pytest
 from conftest import DEMO
 from device_runs import exact_graphs
@@ -22,14 +21,13 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.footprint import footprint_of
 from stem_edge.graph import linear
-from stem_edge.graph.names import HEAD, LATE
+from stem_edge.graph.names import HEAD
 from stem_edge.graph.variants import graphs
 from stem_edge.quantize import F32
-from stem_edge.runtime import backend_ort
+from stem_edge.runtime import backend_portable
+from stem_edge.runtime.backend import BackendContext
 from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.backend_portable import PortableBackend, PortableContext
 from stem_edge.runtime.graphs import format_of, variant_graphs
-from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.needs_ort import cpu_needs, portable_needs
 from stem_edge.runtime.providers import CPU, Provider, resolve
 from stem_edge.runtime.slots import ArraySlots
@@ -53,11 +51,11 @@ class Runner:
                 records = store.read(np.array([*self._slot]))
             self.slots.write(np.arange(len(self._slot)), records)
         made = variant_graphs(bundle, "portable")
-        self.backend = PortableBackend(
-            manifest.model, manifest.tables, made, self.slots, 1, providers
+        self.backend = OrtBackend(
+            manifest.model, made, self.slots, 1, providers, variant="portable"
         )
 
-    def step(self, context: PortableContext, ids: Sequence[int], position: int, logits: int) -> F32:
+    def step(self, context: BackendContext, ids: Sequence[int], position: int, logits: int) -> F32:
         context.begin(np.array(ids, np.int64), position)
         return context.finish(self.slot_ids(ids), logits)
 
@@ -137,20 +135,16 @@ def demo() -> Runner:
     return Runner(open_bundle(DEMO), LONG, [CPU])
 
 
-def test_the_cache_grows_under_way(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_fills_under_way(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = demo.logits(LONG, [200])
-    monkeypatch.setattr(backend_ort, "KV_STEP", 16)
+    monkeypatch.setattr(backend_portable, "KV_STEP", 16)
     context = demo.backend.open_context(200)
-    assert context.nbytes == 0
-    found = [demo.step(context, LONG[:10], 0, 10)]
-    place = context.nbytes // 16
-    assert place == 6 * 2 * 2 * 32 * 4  # layers, keys and values, heads, width, bytes
-    found.append(demo.step(context, LONG[10:40], 10, 30))
-    assert context.nbytes == 48 * place  # twice what it was is less
-    found += [demo.step(context, [LONG[at]], at, 1) for at in range(40, 120)]
-    assert context.nbytes == 192 * place
-    found.append(demo.step(context, LONG[120:], 120, 80))
-    assert context.nbytes == 200 * place  # no more than the context is long
+    place = 6 * 2 * 2 * 32 * 4  # layers, keys and values, heads, width, bytes
+    found, at = [], 0
+    for size in (10, 30, *[1] * 80, 80):
+        assert context.nbytes == at * place
+        found.append(demo.step(context, LONG[at : at + size], at, size))
+        at += size
     assert np.abs(np.concatenate(found) - expected).max() < TOLERANCE
 
 
@@ -173,64 +167,31 @@ def test_any_number_of_logits(demo: Runner) -> None:
         assert not count or np.abs(found - expected[-count:]).max() < TOLERANCE
 
 
-class Failing:
-    """A session that fails once."""
-
-    def __init__(self, session: ort.InferenceSession, error: Exception) -> None:
-        self._session, self._errors = session, [error]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def run(self, *arguments: Any) -> Any:
-        if self._errors:
-            raise self._errors.pop()
-        return self._session.run(*arguments)
-
-
 @pytest.mark.parametrize("graph", ["embed", "early", "late", "head"])
+@pytest.mark.parametrize(
+    ("said", "error"), [("kernel\nfell over", BackendError), ("std::bad_alloc", OutOfMemoryError)]
+)
 def test_a_step_that_failed_can_be_tried_again(
-    demo: Runner, graph: str, monkeypatch: pytest.MonkeyPatch
+    demo: Runner,
+    graph: str,
+    said: str,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def run(*_: object) -> None:
+        raise RuntimeError(said)
+
     expected = demo.logits(LONG[:20], [20])
-    context = demo.backend.open_context(20)
+    context, real = demo.backend.open_context(20), demo.backend.sessions[graph]
     demo.step(context, LONG[:10], 0, 0)
-    failing = Failing(demo.backend._sessions[graph], RuntimeError("kernel\nfell over"))
-    monkeypatch.setitem(demo.backend._sessions, graph, failing)
-    with pytest.raises(BackendError, match=f"{graph}.* position 10: kernel fell over;") as caught:
-        demo.step(context, LONG[10:20], 10, 10)
+    failing = SimpleNamespace(get_inputs=real.get_inputs, get_outputs=real.get_outputs, run=run)
+    with monkeypatch.context() as patch:
+        patch.setitem(demo.backend.sessions, graph, failing)
+        message = rf"for the backbone \({graph}\) at position 10.*{said.split()[-1]}"
+        with pytest.raises(error, match=message) as caught:
+            demo.step(context, LONG[10:20], 10, 10)
     assert "\n" not in str(caught.value)
     assert np.abs(demo.step(context, LONG[10:20], 10, 10) - expected[10:]).max() < TOLERANCE
-
-
-def test_no_memory_left_for_a_step(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = Failing(demo.backend._sessions[LATE], RuntimeError("std::bad_alloc"))
-    monkeypatch.setitem(demo.backend._sessions, LATE, failing)
-    with pytest.raises(OutOfMemoryError, match=r"for the backbone \(late\) at position 0"):
-        demo.step(demo.backend.open_context(20), LONG[:10], 0, 1)
-
-
-def test_no_memory_left_to_grow(demo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of the layers have grown then; smaller steps go on all the same."""
-    expected = demo.logits(LONG[:40], [40])
-    monkeypatch.setattr(backend_ort, "KV_STEP", 16)
-    context = demo.backend.open_context(40)
-    demo.step(context, LONG[:10], 0, 0)
-    before, left = own_pages, [True] * 5
-
-    def pages(shape: tuple[int, ...], dtype: type[np.float32]) -> F32:
-        if not left:
-            raise MemoryError
-        left.pop()
-        return before(shape, dtype)
-
-    monkeypatch.setattr(backend_ort, "own_pages", pages)
-    with pytest.raises(MemoryError):
-        demo.step(context, LONG[10:20], 10, 10)
-    found = [demo.step(context, LONG[10:14], 10, 4)]
-    monkeypatch.setattr(backend_ort, "own_pages", before)
-    found.append(demo.step(context, LONG[14:40], 14, 26))
-    assert np.abs(np.concatenate(found) - expected[10:]).max() < TOLERANCE
 
 
 def test_logits_that_are_no_numbers() -> None:
@@ -252,7 +213,7 @@ def test_logits_that_are_no_numbers() -> None:
 def test_a_closed_backend_holds_no_sessions() -> None:
     runner = Runner(open_bundle(DEMO), LONG[:3], [CPU])
     runner.backend.close()
-    assert not runner.backend._sessions
+    assert not runner.backend.sessions
 
 
 def test_what_it_takes_beside_the_plan_grows_with_chunks_and_contexts() -> None:

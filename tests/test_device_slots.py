@@ -13,12 +13,11 @@ from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.quantize import U8
 from stem_edge.runtime import device_slots
-from stem_edge.runtime.bound_session import BoundSession
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots, piece_records
 from stem_edge.runtime.graphs import variant_graphs
-from stem_edge.runtime.ort_session import open_session
+from stem_edge.runtime.ort_session import BoundSession, open_session
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.store import open_store
 
@@ -47,8 +46,8 @@ def records(ids: list[int]) -> U8:
 
 def held(slots: DeviceSlots, slot: int) -> np.ndarray:
     """Words of all slabs of one slot."""
-    names = [(row_scales if slab.scales else row_codes)(slab.layer) for slab in slots.rows.slabs]
-    return np.concatenate([slots._views[name].array.read()[slot] for name in names])
+    values = [slots.inputs()[slab.name] for slab in slots.rows.slabs]
+    return np.concatenate([value.numpy()[slot].view(np.int32) for value in values])
 
 
 @pytest.mark.parametrize("activations", ["fp32", "fp16"])
@@ -93,9 +92,9 @@ def test_large_batches_go_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert piece_records(slots.rows, 40) == 7 and piece_records(slots.rows, 5) == 5
     runs, real = [], BoundSession.run
 
-    def run(graph: BoundSession, doing: str) -> None:
-        runs.append(doing)
-        real(graph, doing)
+    def run(graph: BoundSession) -> None:
+        runs.append(graph)
+        real(graph)
 
     monkeypatch.setattr(BoundSession, "run", run)
     some = records(list(range(100, 130)))
@@ -124,9 +123,9 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
         real = BoundSession.run
         for after in (False, True):  # the graph did not run; it did, and then something failed
 
-            def fail(graph: BoundSession, doing: str, after: bool = after) -> None:
+            def fail(graph: BoundSession, after: bool = after) -> None:
                 if after:
-                    real(graph, doing)
+                    real(graph)
                 raise OutOfMemoryError("no memory")
 
             following = np.array([12, 20, 21, 22, 23], np.int64)
@@ -163,9 +162,8 @@ def test_slots_are_bound_as_graphs_declare_them() -> None:
     slots, _ = make(5, "fp16")
     graphs = variant_graphs(BUNDLE, "fp16")
     late = BoundSession(open_session(graphs["late"], 1, [CPU]))
-    slots.bind(late)
-    views = {name: view for name, view in slots._views.items() if name in late.inputs}
-    assert len(views) == 7
-    assert views[row_codes(3)].dtype == np.uint8 and views[row_codes(3)].shape == (5, 384)
-    assert views[row_scales(3)].dtype == np.float16 and views[row_scales(3)].shape == (5, 6)
-    assert views[ROW_ZERO_POINTS].array.shape == (5, 6)
+    found = {n: value.numpy() for n, value in slots.inputs().items() if n in late.inputs}
+    assert len(found) == 7
+    assert found[row_codes(3)].dtype == np.uint8 and found[row_codes(3)].shape == (5, 384)
+    assert found[row_scales(3)].dtype == np.float16 and found[row_scales(3)].shape == (5, 6)
+    assert found[ROW_ZERO_POINTS].shape == (5, 6)

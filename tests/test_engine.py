@@ -152,17 +152,6 @@ def test_a_file_that_is_cut_while_running_names_shard_and_offset_and_recovers(
         assert np.array_equal(model.logits([1, 2, 3, 250]), expected)
 
 
-def test_a_kv_cache_that_grows_computes_the_same(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected_tokens, expected = run(tiny_bundle)
-    for step in (1, 7, 64):
-        monkeypatch.setattr("stem_edge.runtime.backend_ort.KV_STEP", step)
-        tokens, logits = run(tiny_bundle)
-        assert tokens == expected_tokens
-        assert np.array_equal(logits, expected)
-
-
 @pytest.mark.parametrize("length", range(1, 40))
 @pytest.mark.parametrize("size", [4, 5, 6, 16, 17, 128])
 def test_a_prompt_is_cut_into_pairs_with_no_token_left_alone(length: int, size: int) -> None:

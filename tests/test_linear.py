@@ -19,9 +19,8 @@ from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Array, Graph
-from stem_edge.graph.linear import DecodeProducts, Products
+from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts
 from stem_edge.graph.plan import WeightPlan
-from stem_edge.graph.prompts import PromptProducts
 from stem_edge.quantize import F32, dequantize_blocks, quantize_asymmetric
 from stem_edge.reference import ArrayMatrix
 from stem_edge.runtime.graphs import GraphSource

@@ -71,17 +71,14 @@ def test_contexts_of_any_length_load(context_length: int) -> None:
         assert model.logits([5] * min(context_length, 3)).shape[0] == min(context_length, 3)
 
 
-def test_fp16_graphs_give_the_same_text(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading_device, "ON_CPU", ("fp16",))
+@pytest.mark.parametrize("variant", ("fp16", "portable"))
+def test_other_variants_give_the_same_text(
+    variant: Variant, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading_device, "ON_CPU", (variant,))
     with stem_edge.load(DEMO, device_memory=SIZE) as model:
-        assert model.plan.variant == "fp16"
-        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
-
-
-def test_portable_graphs_give_the_same_text(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading_device, "ON_CPU", ("portable",))
-    with stem_edge.load(DEMO, device_memory=SIZE) as model:
-        assert model.plan.variant == "portable" and model.plan.device is None
+        assert model.plan.variant == variant
+        assert (model.plan.device is None) == (variant == "portable")
         assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
 
 
@@ -228,7 +225,7 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
     monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
     closed: list[Variant] = []
     closing: Any = SimpleNamespace(close=lambda: closed.append(variant))
-    monkeypatch.setattr(DeviceLoader, "_backend", lambda *_: closing)
+    monkeypatch.setattr(loading_device, "OrtBackend", lambda *_: closing)
     loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
         assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER

@@ -19,8 +19,9 @@ from stem_edge.measuring.expected_run import warm_counts
 from stem_edge.measuring.hit_rates import record_ids
 from stem_edge.reference import ArrayMatrix, forward
 from stem_edge.runtime.options import LoadOptions
-from stem_edge.runtime.user_cache import cache_folder, counts_file
+from stem_edge.runtime.warm import counts_file
 from stem_edge.token_counts import read_counts
+from stem_edge.user_folder import cache_folder
 
 # Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
 TEXT = "the cat sat on the mat and the dog sat on the hat " * 8

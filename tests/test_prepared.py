@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 from pathlib import Path
@@ -19,7 +18,7 @@ from stem_edge.runtime import backend_ort, prepare_worker
 from stem_edge.runtime import prepared as module
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import open_session
-from stem_edge.runtime.user_cache import RECORD, prepared_folder, read_prepared
+from stem_edge.runtime.prepared import RECORD, prepared_folder, read_prepared
 from stem_edge.verdicts import Records
 
 IDS = [256, *b"twelve tokens or so"]
@@ -123,15 +122,6 @@ def unprepared(bundle: Path, cache_dir: Path, message: str) -> None:
         assert np.isfinite(model.logits(IDS)).all()
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_read_only(bundle: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        unprepared(bundle, tmp_path, "cannot keep a prepared backbone there")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_a_folder_that_cannot_be(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     unprepared(bundle, tmp_path / "file", "cannot keep a prepared backbone there")
@@ -193,10 +183,10 @@ def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None
     opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
     assert found is not None
     folder, record = found
-    assert prepare_worker._computes_the_same(opened, folder, record, 1, prefill=False)
+    assert prepare_worker._computes_the_same(opened, folder, record, 1)
     (data,) = folder.glob("*late*.data")
     data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
-    assert not prepare_worker._computes_the_same(opened, folder, record, 1, prefill=False)
+    assert not prepare_worker._computes_the_same(opened, folder, record, 1)
 
 
 def test_a_worker_that_is_killed(
@@ -238,7 +228,7 @@ def test_another_backbone_onnxruntime_or_processor_has_another_folder(
         prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"),
         prepared_folder(tmp_path, open_bundle(tiny_bundle), "1.31.1"),
     }
-    monkeypatch.setattr("stem_edge.runtime.user_cache.cpu_digest", lambda: "another")
+    monkeypatch.setattr("stem_edge.runtime.prepared.cpu_digest", lambda: "another")
     folders.add(prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"))
     assert len(folders) == 4
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from conftest import DEMO, needs_ggml
@@ -20,7 +20,6 @@ from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.runtime import trial
-from stem_edge.runtime.made_up import ROWS_NBYTES
 from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records
 
@@ -72,28 +71,10 @@ def test_the_real_worker(engine: EngineName, tiny: Path, tmp_path: Path) -> None
     assert (verdict.reason, verdict.engine, verdict.bundle) == ("", engine, str(bundle.path))
 
 
-def test_a_dense_bundle(tmp_path: Path) -> None:
-    from make_checkpoint import Shape, write_checkpoint
-
-    source = write_checkpoint(tmp_path / "checkpoint", Shape(stem_layers=()))
-    bundle = stem_edge.export_bundle(source, tmp_path / "dense", backbone="fp32")
-    try_first(bundle, "onnxruntime", tmp_path)
-
-
 def test_once(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = hashed(monkeypatch)
     assert [trials.count(), trials.count()] == [1, 0]
     assert len(seen) == 7
-
-
-def test_what_is_known_costs_next_to_nothing(trials: Trials) -> None:
-    trials.count()
-    bundle, taken = open_bundle(trials.path), []
-    for _ in range(5):
-        started = time.perf_counter()
-        try_first(bundle, "onnxruntime", trials.cache)
-        taken.append(time.perf_counter() - started)
-    assert min(taken) < 0.05  # about 0.001
 
 
 def test_a_copy_is_hashed_and_not_tried(
@@ -170,15 +151,6 @@ def test_another_processor_library_or_stem_edge(
     assert [trials.count(), trials.count()] == [1, 0]
 
 
-@pytest.mark.parametrize("kind", ["trials", "places"])
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 0}', b"[" * 60000, bytes(1 << 17)])
-def test_damaged_records_do_not_count(damage: bytes, kind: str, trials: Trials) -> None:
-    trials.count()
-    (kept,) = (trials.cache / kind).iterdir()
-    kept.write_bytes(damage)
-    assert [trials.count(), trials.count()] == [int(kind == "trials"), 0]
-
-
 def test_a_folder_that_cannot_be_written(trials: Trials) -> None:
     trials.cache.write_text("a file")
     assert [trials.count(), trials.count()] == [1, 1]
@@ -204,7 +176,6 @@ def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (["/nothing/python"], r"cannot start /nothing/python .*\(No such file.*; free some memory"),
         ([sys.executable, "-c", "1 / 0"], r"exit status 1 at .*: ZeroDivisionError.*; report this"),
-        ([sys.executable, "-c", "print('not quite')"], r"exit status 0 at not quite: .*; report"),
         (
             [sys.executable, "-c", "import sys; sys.exit('\\x1b[2J')"],
             r"exit status 1 at it said nothing: '\\x1b\[2J'\)",
@@ -261,21 +232,11 @@ def test_a_limit_of_our_own_is_not_the_fault_of_a_bundle(
     [
         (None, "did not end a step within 3 s (at step 2); try again when less runs here", True),
         (12, "needed more than 1 kB of memory (at step 2); do not load it unless", True),
-        (
-            13,
-            "could not be tried in a process of its own (exit status 13 at step 2: odd); report",
-            False,
-        ),
         (-24, "took more than 5 s of processor time (at step 2); do not load it unless", True),
         (-11, "it crashed a process that tried it first (SIGSEGV at step 2: odd); do not", True),
         (-31, "it crashed a process that tried it first (SIGSYS at step 2: odd); do not", True),
         (-9, "a trial of it was killed (at step 2); free some memory and try again", False),
         (-15, "could not be tried in a process of its own (SIGTERM at step 2: odd); report", False),
-        (
-            0xC0000005,
-            "(exception 0xc0000005 at step 2: odd); report this, or load it with tri",
-            False,
-        ),
         (0, "could not be tried in a process of its own (exit status 0 at step 2: odd)", False),
     ],
 )
@@ -314,41 +275,6 @@ def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> 
     assert not trial._failure(Ended(3, b"a step", b""), Limits(1, 1, 1.0)).kept
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "expected"),
-    [
-        (0, (2**30 + 8 * ROWS_NBYTES, 6, 8.0)),
-        (10**9, (2**30 + 3 * 10**9 + 8 * ROWS_NBYTES, 126, 188.0)),
-        (10**8, (2**30 + 3 * 10**8 + 8 * ROWS_NBYTES, 18, 26.0)),
-    ],
-)
-def test_limits(nbytes: int, expected: tuple[int, int, float]) -> None:
-    def records(record_nbytes: int | None) -> Any:
-        tables = None if record_nbytes is None else SimpleNamespace(record_nbytes=record_nbytes)
-        manifest = SimpleNamespace(tables=tables)
-        return SimpleNamespace(bundle=SimpleNamespace(manifest=manifest), nbytes=nbytes)
-
-    assert Limits.of(records(1)) == expected
-    assert Limits.of(records(2**40)).memory_nbytes == expected[0] + 8 * (2**40 - ROWS_NBYTES)
-    assert Limits.of(records(None)).memory_nbytes == expected[0] - 8 * ROWS_NBYTES
-    assert trial.UNSEEN_NBYTES == 256 * 2**20
-
-
-@needs_limits
-@pytest.mark.parametrize(("soft", "limited"), [(1999, True), (2000, False), (-1, False)])
-@pytest.mark.parametrize("which", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_bounds_of_ours(
-    soft: int, limited: bool, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import resource
-
-    real = getattr(resource, which)
-    monkeypatch.setattr(resource, "getrlimit", lambda number: (soft if number == real else -1, -1))
-    assert trial._is_limited(Limits(1000, 1, 1.0)) == limited
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert not trial._is_limited(Limits(1000, 1, 1.0))
-
-
 def test_messages_are_cut(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [b"InputError: " + b"x" * 3000, b"x" * 300]
     monkeypatch.setattr(trial, "run_steps", lambda *_: Ended(11, b"", said[0]))
@@ -359,27 +285,17 @@ def test_messages_are_cut(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_files_are_hashed_under_a_bar(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, str, bool | None, int]] = []
+    """Which is shown for large files alone."""
+    told: list[tuple[int, str, bool | None]] = []
 
-    class Bar:
-        def __init__(self, total: int, name: str, show: bool | None) -> None:
-            self._told, self._count = (total, name, show), 0
+    def bar(nbytes: int, name: str, show: bool | None) -> Any:
+        told.append((nbytes, name, show))
+        return nullcontext(SimpleNamespace(advance=lambda count: None))
 
-        def advance(self, count: int) -> None:
-            self._count += count
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            shown.append((*self._told, self._count))
-
-    monkeypatch.setattr(trial, "Progress", Bar)
+    monkeypatch.setattr(trial, "Progress", bar)
     trials.count()
-    (nbytes,) = {nbytes for nbytes, *_ in shown}
-    bundle = open_bundle(trials.path)
-    for most, show in ((nbytes, False), (nbytes - 1, True)):
+    nbytes = told[0][0]
+    for most in (nbytes, nbytes - 1):
         monkeypatch.setattr(trial, "UNSEEN_NBYTES", most)
-        try_first(bundle, "onnxruntime", trials.cache, True)
-        assert shown[-1] == (nbytes, "checking files", show, 0)
-    assert shown[0] == (nbytes, "checking files", False, nbytes)
+        try_first(open_bundle(trials.path), "onnxruntime", trials.cache, True)
+    assert told == [(nbytes, "checking files", show) for show in (False, False, True)]

@@ -213,12 +213,12 @@ def test_a_bundle_that_cannot_be_opened(bundle: Path, monkeypatch: pytest.Monkey
 
 
 def test_parts_that_a_bundle_has(bundle: Path) -> None:
-    manifest = open_manifest(bundle)
+    opened = open_bundle(bundle)
     always = ["a tokenizer of known steps", "no chat template"]
-    dense: Any = SimpleNamespace(table_format=None, model=manifest.model)
-    for said, expected in ((manifest, ["1,756 records", *always]), (dense, always)):
-        parts = safety._parts(open_bundle(bundle), said, lambda count: None)
-        assert [right for right, _ in parts] == expected
+    said: Any = SimpleNamespace(table_format=None, model=opened.manifest.model)
+    dense: Any = SimpleNamespace(file=opened.file, manifest=said)
+    for one, expected in ((opened, ["1,756 records", *always]), (dense, always)):
+        assert [right for right, _ in safety._parts(one, lambda count: None)] == expected
 
 
 def test_what_is_executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.user_cache import cache_folder, counts_file
+from stem_edge.runtime.warm import counts_file
 from stem_edge.token_counts import encode_counts, read_counts, write_counts
+from stem_edge.user_folder import cache_folder
 
 PROMPT = "The capital of France is Paris. The capital of Peru is"
 

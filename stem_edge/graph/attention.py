@@ -48,15 +48,13 @@ def _normed_heads(layer: LayerGraph, packed: str) -> list[str]:
     graph, config, at = layer.graph, layer.config, layer.at
     width = io.head_width(config)
     heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
-    sizes = graph.constant(at + "split", np.array([n * width for n in heads], np.int64))
+    sizes = graph.sizes([n * width for n in heads])
     names = [at + name for name in ("q", "k", "v")]
     graph.node("Split", [packed, sizes], names, axis=-1)
     for n, (name, count) in enumerate(zip(names[:2], heads, strict=False)):
-        by_head = graph.constant(name + ".heads", np.array([0, 0, count, width], np.int64))
-        flat = graph.constant(name + ".flat", np.array([0, 0, count * width], np.int64))
-        cut = graph.node("Reshape", [name, by_head], [name + ".cut"])
+        cut = graph.reshape(name, [0, 0, count, width], name + ".cut")
         # Padding with zeros lowers the mean of squares by this factor; the weight takes it back.
         eps = (config.qk_norm_eps or 0.0) * config.head_dim / width
         normed = layer.rms_norm(name + "_norm", cut, f"{'qk'[n]}_norm", eps)
-        names[n] = graph.node("Reshape", [normed, flat], [name + ".normed"])
+        names[n] = graph.reshape(normed, [0, 0, count * width], name + ".normed")
     return names

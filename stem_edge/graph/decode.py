@@ -4,7 +4,7 @@
 |---|---|
 | layer.py | what every part of a layer uses: products, biases, norms |
 | attention.py, ffn.py | the two parts of a layer; stem_edge.reference has their maths |
-| linear.py, prompts.py | matrices, in the ways that onnxruntime multiplies with |
+| linear.py | matrices, in the ways that onnxruntime multiplies with |
 | device.py, portable.py | variants of these graphs for accelerators |
 """
 
@@ -21,9 +21,8 @@ from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
-from stem_edge.graph.linear import DecodeProducts, Products, vector
+from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
 from stem_edge.graph.plan import WeightPlan
-from stem_edge.graph.prompts import PromptProducts
 from stem_edge.rows import RecordLayout
 
 BACKBONE_DATA = "backbone.onnx.data"
@@ -46,7 +45,10 @@ def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         if name == io.EMBED:
             _declare_output(graph, config, _embedding(products, config, io.NEW + io.HIDDEN))
         elif name == io.HEAD:
-            _head(products, config, graph.input(io.HIDDEN, np.float32, [1, "T", config.dim]))
+            graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+            graph.input(io.WANTED, np.int64, ["n"])
+            wanted = graph.add("Gather", [io.HIDDEN, io.WANTED], "wanted.hidden", axis=1)
+            _head(products, config, wanted, "n")
         else:
             graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
             layers = io.layer_graphs(config)[name]
@@ -64,7 +66,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     graph = Graph()
     products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
     _embedding(products, config, io.HIDDEN)
-    _head(products, config, _layers(products, config, layout, range(config.n_layers)))
+    _head(products, config, _layers(products, config, layout, range(config.n_layers)), "T")
     nodes, graph.nodes = graph.nodes, []
     rows: dict[str, str] = {}  # a value that is a row -> the input that it is now
     for node in nodes:
@@ -101,10 +103,10 @@ def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> st
     return products.rows("embedding", "embedding", ids, result, shape)
 
 
-def _head(products: Products, config: ModelConfig, x: str) -> str:
-    """x [1, T, dim] -> logits [1, T, V]."""
+def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
+    """x [1, tokens, dim] -> logits [1, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
-    graph.output(io.LOGITS, np.float32, [1, "T", rows])
+    graph.output(io.LOGITS, np.float32, [1, tokens, rows])
     weight = vector(graph, plan, "norm", config.dim, ("norm",))
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap

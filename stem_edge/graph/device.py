@@ -46,14 +46,12 @@ def _embedding_blocks(config: ModelConfig, format: BackboneFormat) -> tuple[int,
     return (block, config.dim // block) if format.bits("embedding") == 4 else (0, 0)
 
 
-def derive(name: str, graph: Graph, layout: RecordLayout | None, activations: Activations) -> Graph:
+def derive(graph: Graph, layout: RecordLayout | None, activations: Activations) -> Graph:
     """The variant of a graph that decodes, of a model without `obstacle`; takes the graph over."""
     rows = DeviceRows(layout, activations) if layout is not None else None
     for node in graph.nodes:  # providers that know the level would round activations to int8
         node.attributes.pop("accuracy_level", None)
     before = _even_blocks(graph, rows) + _turned_matrices(graph)
-    if name == io.HEAD:
-        before += _wanted(graph)
     if activations == "fp16":
         before = _halve(graph, before)
     graph.nodes = before + graph.nodes
@@ -79,17 +77,12 @@ def _doubled(graph: Graph, node: Node) -> list[Node]:
     lines, groups = graph.tensors[scales].dims
     node.attributes["block_size"] = node.size("block_size") // 2
     del graph.tensors[points]
-    wanted, apart, twice, flat = (f"{scales}.{n}" for n in ("shape", "apart", "twice", "flat"))
-    graph.constant(f"{scales}.axis", np.array([2], np.int64))
-    graph.constant(wanted, np.array([lines, 2 * groups], np.int64))
+    made = Graph(tensors=graph.tensors)
+    apart = made.add("Unsqueeze", [scales, made.sizes([2])], f"{scales}.apart")
+    twice = made.add("Concat", [apart, apart], f"{scales}.twice", axis=2)
+    node.inputs[2] = made.reshape(twice, [lines, 2 * groups], f"{scales}.flat")
     # As many bytes as there are pairs.
-    graph.constant(f"{scales}.size", np.array([lines, groups], np.int64))
-    node.inputs[2] = flat
-    made = Graph()
-    made.add("Unsqueeze", [scales, f"{scales}.axis"], apart)
-    made.add("Concat", [apart, apart], twice, axis=2)
-    made.add("Reshape", [twice, wanted], flat)
-    made.fill(f"{scales}.size", points, np.array([SYMMETRIC], np.uint8))
+    made.fill(made.sizes([lines, groups]), points, np.array([SYMMETRIC], np.uint8))
     return made.nodes
 
 
@@ -103,17 +96,6 @@ def _turned_matrices(graph: Graph) -> list[Node]:
             node.op, node.domain, node.attributes = "MatMul", "", {}
             node.inputs = [node.inputs[0], turned]
     return before
-
-
-def _wanted(graph: Graph) -> list[Node]:
-    """The head of some places in a step alone."""
-    chosen = f"{io.WANTED}.{io.HIDDEN}"
-    _rename_inputs(graph.nodes, {io.HIDDEN: chosen})
-    graph.input(io.WANTED, np.int64, ["n"])
-    logits = graph.outputs[io.LOGITS]
-    size = (logits.shape or ())[-1:]
-    graph.outputs[io.LOGITS] = replace(logits, shape=(1, "n", *size))
-    return [Node("Gather", [io.HIDDEN, io.WANTED], [chosen], attributes={"axis": 1})]
 
 
 def _halve(graph: Graph, before: list[Node]) -> list[Node]:
@@ -154,8 +136,9 @@ def _rows_halved(graph: Graph) -> list[Node]:
             nodes += _in_float32(node)
             continue
         nodes.append(node)
-        taken = graph.inputs.get(node.inputs[0])
-        if node.op == "Gather" and taken is not None and taken.type == ElementType.FLOAT:
+        if node.op != "Gather" or io.SLOT_IDS not in node.inputs:
+            continue
+        if graph.inputs[node.inputs[0]].type == ElementType.FLOAT:
             name = node.outputs[0]
             node.outputs[0] = name + ".stored"
             nodes.append(_cast(node.outputs[0], name, ElementType.FLOAT16))

@@ -97,9 +97,8 @@ def _experts(layer: LayerGraph, x: str) -> str:
 def _chosen(layer: LayerGraph, codes: str) -> str:
     """Scores [T, slots]: CHOSEN for the token's slot, else 0."""
     graph, at = layer.graph, layer.at
-    flat = graph.constant(at + "flat", np.array([-1], np.int64))
     values = graph.constant(at + "scores", np.array([0, CHOSEN], np.float32))
-    ids = graph.node("Reshape", [io.SLOT_IDS, flat], [at + "slots"])
+    ids = graph.reshape(io.SLOT_IDS, [-1], at + "slots")
     count = graph.node("Shape", [codes], [at + "slot_count"], start=0, end=1)
     return graph.node("OneHot", [ids, count, values], [at + "chosen"], axis=-1)
 

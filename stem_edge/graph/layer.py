@@ -1,4 +1,7 @@
-"""One layer of the backbone under construction: its tensors, and how its graph multiplies with them."""
+"""One layer of the backbone under construction: its tensors, and how its graph multiplies with them.
+
+Heads are padded to what attention accepts, and tensors with them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from stem_edge.config import FFN_TERMS, ModelConfig
 from stem_edge.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import Products, vector
-from stem_edge.graph.shapes import layer_shapes
+from stem_edge.graph.names import head_width
 from stem_edge.rows import RecordLayout
 
+Shapes = dict[str, tuple[int, ...]]
 NORM = "SimplifiedLayerNormalization"
 
 
@@ -99,3 +103,29 @@ def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> st
     size = graph.add("Sqrt", [moved], result + ".size")
     normed = graph.add("Div", [x, size], result + ".normed")
     return graph.add("Mul", [normed, weight], result)
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """Name -> shape of a layer's tensors (ModelConfig.layer_shapes)."""
+    return {n: _padded(config, n, s) for n, s in config.layer_shapes(layer).items()}
+
+
+def backbone_shapes(config: ModelConfig) -> Shapes:
+    """Name -> shape of all tensors (ModelConfig.backbone_shapes)."""
+    return {n: _padded(config, n, s) for n, s in config.backbone_shapes().items()}
+
+
+def kind_of(name: str) -> MatrixKind:
+    """Kind of a matrix by its tensor's name."""
+    part = name.rsplit(".", 1)[-1]
+    kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]
+    return kind
+
+
+def _padded(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    width, part = head_width(config), name.removesuffix(".bias").rsplit(".", 1)[-1]
+    if part in ("wq", "wk", "wv", "q_norm", "k_norm"):
+        return (shape[0] // config.head_dim * width, *shape[1:])
+    if part == "wo" and len(shape) == 2:
+        return shape[0], shape[1] // config.head_dim * width
+    return shape

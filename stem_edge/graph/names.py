@@ -17,6 +17,7 @@ is faster for many tokens and slower for one. All graphs share one KV cache.
 |---|---|---|
 | token_ids | int64 [1, T] | embed only |
 | hidden | float32 [1, T, dim] | all others: what the graph before gave |
+| wanted | int64 [n] | head only: the places in the step whose logits are wanted |
 | slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [1] | tokens in the context after this call, less one |
 | total_length | int32 scalar | tokens in the context after this call |
@@ -31,10 +32,10 @@ is faster for many tokens and slower for one. All graphs share one KV cache.
 |---|---|---|
 | new_hidden | float32 [1, T, dim] | of all but the head |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
-| logits | float32 [1, T, V] | of the head |
+| logits | float32 [1, n, V] | of the head |
 
 backbone.onnx in the bundle is embed, early, late and head in one graph, for other tools: without
-hidden and new_hidden, and with row.<l> as portable graphs have it.
+hidden, new_hidden and wanted, and with row.<l> as portable graphs have it.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything in
 the memory of a device. They differ from the above in this:
@@ -43,7 +44,6 @@ the memory of a device. They differ from the above in this:
 |---|---|
 | all | fp16: what is float32 above is float16, but for logits and rows that are stored as floats |
 | early, late | rows have an even number of groups (graph.device_rows): some providers want that |
-| head | takes wanted, int64 [n]: the places in the step whose logits are wanted; logits [1, n, V] |
 | rows | puts rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the same with new_ before it, in the same memory |
 | top | logits float32 [1, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [1, n, count] |
 
@@ -55,10 +55,9 @@ head, float32 throughout.
 |---|---|---|
 | rope_cos, rope_sin | [T, head_width/2] | of the step's places |
 | mask.<w> | [T, P + T] | added to scores: 0, or MASKED; P tokens were there before. One for each width w of a window in the model, 0 where there is none |
-| keys.<l>, values.<l> | [1, kv heads, P, head_width] | of those; not an output |
+| keys.<l>, values.<l> | [1, P, kv heads, head_width] | of those; not an output |
 | row.<l> | [1, T, row width] | rows of the tokens |
-| wanted | int64 [n] | as above |
-| new_keys.<l>, new_values.<l> | [1, kv heads, T, head_width] | of the step's tokens alone |
+| new_keys.<l>, new_values.<l> | [1, T, kv heads, head_width] | of the step's tokens alone |
 """
 
 from __future__ import annotations

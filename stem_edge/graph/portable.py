@@ -26,9 +26,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.formats import BackboneFormat, MatrixKind
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import ElementType, Graph, Node
-from stem_edge.graph.layer import plain_norm
+from stem_edge.graph.layer import backbone_shapes, kind_of, plain_norm
 from stem_edge.graph.portable_attention import attention
-from stem_edge.graph.shapes import backbone_shapes, kind_of
 from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 
@@ -60,7 +59,7 @@ def _widths(config: ModelConfig) -> dict[MatrixKind, int]:
 
 def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:
     """The portable form of a graph that decodes, of a model without `obstacle`."""
-    lowering = _Lowering(name, graph, config)
+    lowering = _Lowering(graph, config)
     for node in graph.nodes:
         lowering.lower(node)
     lowered = lowering.made
@@ -101,13 +100,13 @@ def _declare_outputs(name: str, graph: Graph, config: ModelConfig) -> None:
 
 
 def _cache(config: ModelConfig, tokens: str) -> list[int | str]:
-    return [1, config.n_kv_heads, tokens, io.head_width(config)]
+    return [1, tokens, config.n_kv_heads, io.head_width(config)]
 
 
 class _Lowering:
     """Rewrites the nodes of one graph, in their order."""
 
-    def __init__(self, name: str, graph: Graph, config: ModelConfig) -> None:
+    def __init__(self, graph: Graph, config: ModelConfig) -> None:
         self._config, self._stored = config, graph.tensors
         self._names: dict[str, str] = {}  # of a value -> what it is now
         self.made = Graph()
@@ -122,10 +121,6 @@ class _Lowering:
             "SimplifiedLayerNormalization": self._norm,
             "SkipSimplifiedLayerNormalization": self._skip_norm,
         }
-        if name == io.HEAD:
-            self._names[io.HIDDEN] = self.made.add(
-                "Gather", [io.HIDDEN, io.WANTED], "wanted.hidden", axis=1
-            )
 
     def lower(self, node: Node) -> None:
         """Add what does the same as a node."""

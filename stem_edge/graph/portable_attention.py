@@ -19,14 +19,14 @@ def attention(nodes: Graph, node: Node, config: ModelConfig, layer: int, scale: 
     at, result = f"layers.{layer}.attend.", node.outputs[0]
     width, group = io.head_width(config), config.n_heads // config.n_kv_heads
     q, k, v = _projected(nodes, node, config, at)
-    q = _rotated(nodes, q, config, config.n_heads, at + "q")
+    q = _rotated(nodes, q, config, config.n_heads, at + "q", at + "q.rotated")
     q = nodes.add("Mul", [q, nodes.float(scale)], at + "q.scaled")
     q = nodes.add("Transpose", [q], at + "q.turned", perm=(0, 2, 1, 3))
     q = nodes.reshape(q, [config.n_kv_heads, group, 0, width], at + "q.grouped")
-    k = _rotated(nodes, k, config, config.n_kv_heads, at + "k")
-    v = nodes.reshape(v, [0, 0, config.n_kv_heads, width], at + "v.heads")
-    keys = _seen(nodes, k, f"{io.KEYS}{layer}", (1, 0, 3, 2))
-    values = _seen(nodes, v, f"{io.VALUES}{layer}", (1, 0, 2, 3))
+    k = _rotated(nodes, k, config, config.n_kv_heads, at + "k", f"{io.NEW}{io.KEYS}{layer}")
+    v = nodes.reshape(v, [0, 0, config.n_kv_heads, width], f"{io.NEW}{io.VALUES}{layer}")
+    keys = _seen(nodes, k, f"{io.KEYS}{layer}", (2, 0, 3, 1))
+    values = _seen(nodes, v, f"{io.VALUES}{layer}", (2, 0, 1, 3))
     scores = nodes.add("MatMul", [q, keys], at + "scores")
     masked = nodes.add("Add", [scores, mask_name(config.window(layer))], at + "scores.masked")
     weights = nodes.add("Softmax", [masked], at + "scores.weights", axis=-1)
@@ -50,7 +50,7 @@ def _projected(nodes: Graph, node: Node, config: ModelConfig, at: str) -> tuple[
     return cut[0], cut[1], cut[2]
 
 
-def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str) -> str:
+def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str, result: str) -> str:
     """Heads [1, T, heads, width] turned by the angles of their places.
 
     Where pairs lie beside each other they come out as halves, q and k alike: no score is another.
@@ -69,7 +69,7 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str) -
         product = nodes.add("Mul", [one, cos], f"{name}.{n}.cos")
         rest = nodes.add("Mul", [other, sin], f"{name}.{n}.sin")
         turned.append(nodes.add(operator, [product, rest], f"{name}.{n}"))
-    return nodes.add("Concat", turned, name + ".rotated", axis=-1)
+    return nodes.add("Concat", turned, result, axis=-1)
 
 
 def _angles(nodes: Graph) -> tuple[str, str]:
@@ -81,7 +81,6 @@ def _angles(nodes: Graph) -> tuple[str, str]:
 
 
 def _seen(nodes: Graph, new: str, cache: str, perm: tuple[int, ...]) -> str:
-    """Keys or values of all places; those of the step [1, T, heads, width] are given, too."""
-    made = nodes.add("Transpose", [new], io.NEW + cache, perm=(0, 2, 1, 3))
-    joined = nodes.add("Concat", [cache, made], f"seen.{cache}", axis=2)
+    """Keys or values of all places, those of the step [1, T, heads, width] behind the others."""
+    joined = nodes.add("Concat", [cache, new], f"seen.{cache}", axis=1)
     return nodes.add("Transpose", [joined], f"seen.{cache}.turned", perm=perm)

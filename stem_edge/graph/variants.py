@@ -1,6 +1,12 @@
-"""The graphs that accelerators run: which there are of a model, and all that each needs."""
+"""The graphs that accelerators run: which there are of a model, and all that each needs.
+
+Beside those that decode, two serve a device's memory and have no weights: they put rows into slots,
+and choose the greatest logits of a step. stem_edge.graph.names has inputs and outputs.
+"""
 
 from __future__ import annotations
+
+import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.formats import BackboneFormat
@@ -10,7 +16,6 @@ from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import Variant
-from stem_edge.graph.slots import rows_graph, top_graph
 from stem_edge.rows import RecordLayout
 
 
@@ -29,7 +34,36 @@ def graphs(
     plain = decoding(config, layout, format).graphs
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
-    made = {n: device.derive(n, graph, layout, variant) for n, graph in plain.items()}
+    made = {n: device.derive(graph, layout, variant) for n, graph in plain.items()}
     if layout is not None:
         made[io.ROWS] = rows_graph(DeviceRows(layout, variant))
     return made | {io.TOP: top_graph(config)}
+
+
+def rows_graph(rows: DeviceRows) -> Graph:
+    """records [n, words] and slots [n, 1] -> every slab [slots, words] with these in place."""
+    graph = Graph()
+    graph.input(io.RECORDS, np.int32, ["n", rows.words])
+    graph.input(io.SLOTS, np.int64, ["n", 1])
+    sizes = graph.sizes([slab.words for slab in rows.slabs])
+    parts = [f"{io.RECORDS}.{slab.name}" for slab in rows.slabs]
+    graph.node("Split", [io.RECORDS, sizes], parts, axis=1)
+    for slab, part in zip(rows.slabs, parts, strict=True):
+        shape: list[int | str] = ["slots", slab.words]
+        name = graph.input(slab.name, np.int32, shape)
+        new = graph.output(io.NEW + name, np.int32, shape)
+        graph.add("ScatterND", [name, io.SLOTS, part], new)
+    return graph
+
+
+def top_graph(config: ModelConfig) -> Graph:
+    """logits [1, n, V] and count [1] -> top_logits and top_ids [1, n, count], the greatest first."""
+    graph = Graph()
+    graph.input(io.LOGITS, np.float32, [1, "n", config.vocab_size])
+    graph.input(io.COUNT, np.int64, [1])
+    outputs = [
+        graph.output(io.TOP_LOGITS, np.float32, [1, "n", "count"]),
+        graph.output(io.TOP_IDS, np.int64, [1, "n", "count"]),
+    ]
+    graph.node("TopK", [io.LOGITS, io.COUNT], outputs)
+    return graph

@@ -37,7 +37,7 @@ from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.engines import choose_backbone
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.options import LoadKeywords
-from stem_edge.runtime.user_cache import cache_folder
+from stem_edge.user_folder import cache_folder
 
 ROUNDS, LOADS = 5, 3
 SHORT_PROMPT = 16  # tokens; of the time from nothing to a first token

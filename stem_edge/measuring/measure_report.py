@@ -31,7 +31,7 @@ EXPLAINED = {
     "backbone": "all weights but the tables; they are quantized",
     "tables": "one row a layer for each token of the vocabulary; they stay on flash, which is any "
     "disk, and a token reads its rows (together: a record) when it is not in the row cache",
-    "KV cache": "keys and values of the tokens so far; it grows in steps",
+    "KV cache": "keys and values of the tokens so far",
     "row cache": "slots in memory with rows of tokens used before; counted are those filled. Some "
     "are filled while loading, from counts of text or of earlier runs (--no-warm-start: none)",
     "resident": "all that is in memory, which tools like top show; most of what is mapped could go",

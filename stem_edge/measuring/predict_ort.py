@@ -6,7 +6,6 @@ from stem_edge.footprint import FLOAT, Footprint
 from stem_edge.graph.names import head_width
 from stem_edge.measuring.usage import Held, Usage
 from stem_edge.prefill_check import PREFILL_FROM
-from stem_edge.runtime.backend_ort import KV_STEP
 from stem_edge.runtime.plan import MemoryPlan
 
 # Of sessions beside their weights; of one more for prompts.
@@ -36,7 +35,7 @@ def held_by_ort(
 ) -> Held:
     """`base`: anonymous memory of the process before anything is loaded, tokenizer included."""
     prefill = prefill and footprint.prefill_nbytes > 0
-    kv_cache = _kv_capacity(footprint, plan.context_length, usage)
+    kv_cache = footprint.kv_nbytes(min(plan.context_length, usage.tokens))
     fixed = base + SESSIONS_NBYTES
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
     if prepared:
@@ -48,14 +47,6 @@ def held_by_ort(
     running = fixed + kv_cache + row_cache + _activations(footprint, plan, usage)
     decoding, both = _mapped(footprint, usage, prepared=prepared, prefill=prefill)
     return Held(max(loading, running), kv_cache, both, decoding)
-
-
-def _kv_capacity(footprint: Footprint, context: int, usage: Usage) -> int:
-    """The KV cache grows in steps: see stem_edge.runtime.backend_ort."""
-    capacity = min(context, -(-(usage.prompt_tokens + 1) // KV_STEP) * KV_STEP)
-    while capacity < min(context, usage.tokens):
-        capacity = min(context, 2 * capacity)
-    return footprint.kv_nbytes(capacity)
 
 
 def _activations(footprint: Footprint, plan: MemoryPlan, usage: Usage) -> int:

@@ -26,7 +26,7 @@ from stem_edge.graph.decode import BACKBONE_DATA, decoding
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import check_logits, check_memory, reason
 from stem_edge.runtime.backend_ggml import GgmlBackend
-from stem_edge.runtime.backend_ort import _Bound
+from stem_edge.runtime.ort_session import BoundSession
 
 NOT_APPLICABLE: dict[str, str] = {
     "B1": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
@@ -203,16 +203,16 @@ def test_b17_the_greatest_numbers_are_numbers() -> None:
 def test_b15_a_run_that_fails_is_an_error_of_one_line(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, count = _Bound.run, iter(range(1 << 20))
+    run, count = BoundSession.run, iter(range(1 << 20))
 
-    def failing(self: _Bound) -> None:
+    def failing(self: BoundSession) -> None:
         if next(count) == 2:
             raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
         run(self)
 
     with stem_edge.load(tiny_bundle, trial=False) as model:
         expected = list(model.generate(IDS, FOUR))
-        monkeypatch.setattr(_Bound, "run", failing)
+        monkeypatch.setattr(BoundSession, "run", failing)
         refused(lambda: list(model.generate(IDS, FOUR)), BackendError, "FAIL : in a", "position")
         assert list(model.generate(IDS, FOUR)) == expected
 
@@ -241,13 +241,13 @@ def _ggml(model: stem_edge.Model) -> Ggml:
 def test_b15_memory_that_runs_out_in_a_run(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: _Bound) -> None:
+    def failing(self: BoundSession) -> None:
         raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
 
     with stem_edge.load(tiny_bundle, trial=False) as model:
         expected = list(model.generate(IDS, FOUR))
         with monkeypatch.context() as patch:
-            patch.setattr(_Bound, "run", failing)
+            patch.setattr(BoundSession, "run", failing)
             refused(
                 lambda: list(model.generate(IDS, FOUR)), OutOfMemoryError, "size 123", "position 0"
             )

@@ -17,8 +17,10 @@ from conftest import DEMO
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.ggml_check import check_library
-from stem_edge.runtime.user_cache import FORMAT, RECORD, Prepared, cpu_digest, entries, marks
+from stem_edge.runtime.cache_cli import entries
+from stem_edge.runtime.prepared import FORMAT, RECORD, Prepared, marks
 from stem_edge.token_counts import write_counts
+from stem_edge.user_folder import cpu_digest
 from stem_edge.verdicts import Records
 
 Capture = pytest.CaptureFixture[str]
@@ -57,18 +59,17 @@ def put_verdict(root: Path, name: str, into: str = "") -> None:
         made.rename(made.with_name(into))
 
 
-def put_trial(root: Path, name: str, change: tuple[bytes, bytes] = (b"", b"")) -> None:
-    """A place and a good verdict of a bundle, under its name."""
+def put_trial(root: Path, name: str) -> None:
+    """A place and a good verdict of a bundle, under its name; "tried" under their own."""
     bundle = Path(shutil.copytree(DEMO, root / "bundles" / name))
     records = Records(open_bundle(bundle), "onnxruntime", root)
-    records.keep_verdict()
-    records.check_place()
-    trial = records.verdict_file.rename(records.verdict_file.with_name(f"{name}.json"))
-    if any(change):
-        trial.write_bytes(trial.read_bytes().replace(*change))
-        records.place_file.rename(records.place_file.with_name("moved.json"))
-    elif name == "lost":
-        records.place_file.rename(records.place_file.with_name("lost-place.json"))
+    for path, keep in (
+        (records.verdict_file, records.keep_verdict),
+        (records.place_file, records.check_place),
+    ):
+        keep()
+        if name != "tried":
+            path.rename(path.with_name(f"{name}-{path.parent.name}.json"))
 
 
 @pytest.fixture
@@ -86,15 +87,16 @@ def root(tmp_path: Path) -> Path:
     put_verdict(tmp_path, "gone", into="gone.json")
     shutil.rmtree(tmp_path / "libraries" / "gone")
     (tmp_path / "ggml" / "cut.json").write_text('{"format":')
-    put_trial(tmp_path, "tried")
-    put_trial(tmp_path, "other-tokenizers", change=(b'"tokenizers":"', b'"tokenizers":"0'))
+    put_trial(tmp_path, "changed")
     put_trial(tmp_path, "lost")
+    put_trial(tmp_path, "tried")
     shutil.rmtree(tmp_path / "bundles" / "lost")
     for kind in ("trials", "places"):
         (tmp_path / kind / f"cut-{kind}.json").write_text('{"format":')
     return tmp_path
 
 
+OTHER = "of another bundle there, onnxruntime, tokenizers, stem-edge or processor"
 STALE = {
     "good": "",
     "old-ort": "made by onnxruntime 1.2.3",
@@ -107,30 +109,29 @@ STALE = {
     "changed.json": "of another library, processor or stem-edge",
     "gone.json": "its library is gone",
     "cut.json": "damaged",
-    "tried.json": "",
-    "other-tokenizers.json": "of another onnxruntime, tokenizers, stem-edge or processor",
-    "lost.json": "its bundle is gone",
-    "moved.json": "its bundle has changed",
-    "lost-place.json": "its bundle is gone or damaged",
+    "changed-trials.json": OTHER,
+    "changed-places.json": OTHER,
+    "lost-trials.json": "its bundle is gone or damaged",
+    "lost-places.json": "its bundle is gone or damaged",
     "cut-trials.json": "damaged",
     "cut-places.json": "damaged",
 }
 
 
 def stale(root: Path) -> dict[str, str]:
-    """STALE, with the names of the verdict and the place that count."""
-    names = {path.name for kind in ("ggml", "places") for path in root.glob(f"{kind}/*")}
+    """STALE, with the names of the verdicts and the place that count."""
+    names = {path.name for kind in ("ggml", "trials", "places") for path in root.glob(f"{kind}/*")}
     names -= STALE.keys()
-    assert len(names) == 2
+    assert len(names) == 3
     return STALE | dict.fromkeys(names, "")
 
 
 def test_what_is_old_and_why(root: Path) -> None:
-    assert {e.path.name: e.stale for e in entries(root, ort.__version__)} == stale(root)
+    assert {e.path.name: e.stale for e in entries(root)} == stale(root)
 
 
 def test_what_a_verdict_is_about(root: Path) -> None:
-    of = {e.path.name: e.of for e in entries(root, ort.__version__) if e.kind == "ggml"}
+    of = {e.path.name: e.of for e in entries(root) if e.kind == "ggml"}
     libraries = root / "libraries"
     assert of["gone.json"] == str(libraries / "gone" / "libggml.so")
     assert of["cut.json"] == ""
@@ -154,12 +155,12 @@ def test_removing_what_is_old(root: Path, capsys: Capture) -> None:
     report = json.loads(capsys.readouterr().out)
     removed = {Path(e["path"]).name for e in report["entries"] if e["removed"]}
     assert removed == {name for name, why in before.items() if why}
-    assert {e.path.name for e in entries(root, ort.__version__)} == before.keys() - removed
+    assert {e.path.name for e in entries(root)} == before.keys() - removed
 
 
 def test_removing_all(root: Path, capsys: Capture) -> None:
     assert main(["cache", "--cache-dir", str(root), "--remove", "all"]) == 0
-    assert list(entries(root, ort.__version__)) == []
+    assert list(entries(root)) == []
     assert (root / "bundle").is_dir()
 
 
