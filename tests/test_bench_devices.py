@@ -18,7 +18,7 @@ from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_report import report_table
 from stem_edge.measuring.figures import BenchReport
 from stem_edge.measuring.subjects import UNLIMITED, Common, load_options, make_subjects
-from stem_edge.runtime.options import LoadKeywords
+from stem_edge.runtime.options import LoadOptions
 
 BUNDLE = open_bundle(DEMO)
 SLOTS = 40
@@ -79,13 +79,10 @@ def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) 
 
 
 def test_options_that_say_what_load_does_anyway_are_left_out() -> None:
-    options: LoadKeywords = {
-        "reads": "pread", "slots": 5, "memory": None, "threads": 2,
-        "provider_libraries": {"cuda": Path("/x.so")},
-    }  # fmt: skip
+    options = LoadOptions(slots=5, threads=2, provider_libraries={"cuda": Path("/x.so")})
     libraries = {"cuda": str(Path("/x.so"))}
-    assert load_options(options, "threads") == {"slots": 5, "provider_libraries": libraries}
-    with pytest.raises(TypeError, match="unexpected options of load: slotz"):
+    assert load_options(options) == {"slots": 5, "provider_libraries": libraries}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slotz'"):
         bench(DEMO, slotz=5)  # type: ignore[call-arg]
 
 

@@ -35,8 +35,7 @@ from stem_edge.measuring.subjects import Common, load_options, make_subjects, on
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.engines import choose_backbone
-from stem_edge.runtime.machine import usable_cpus
-from stem_edge.runtime.options import LoadKeywords
+from stem_edge.runtime.options import LoadKeywords, LoadOptions
 from stem_edge.runtime.user_cache import cache_folder
 
 ROUNDS, LOADS = 5, 3
@@ -75,25 +74,22 @@ def bench(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened = open_bundle(bundle)
-    work_load = make_workload(
-        opened, text, prompt_tokens, new_tokens, options.get("context_length")
-    )
-    chosen = choose_backbone(opened, options.get("engine", "auto"))
-    if options.get("repack") and chosen != "ggml":
+    opened, given = open_bundle(bundle), LoadOptions(**options)
+    work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
+    chosen = choose_backbone(opened, given.engine)
+    if given.repack and chosen != "ggml":
         raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
-    threads = options.get("threads")
     settings = Settings(
         text=work_load.source,
         prompt_tokens=len(work_load.prompt),
         new_tokens=len(work_load.following),
         rounds=rounds,
         loads=loads,
-        context_length=options.get("context_length") or work_load.tokens,
-        threads=usable_cpus() if threads is None else threads,
+        context_length=given.context_length or work_load.tokens,
+        threads=given.cpus,
         cold=cold,
         engine=chosen,
-        options=load_options(options, "engine", "threads", "context_length"),
+        options=load_options(given),
     )
     _check(settings)
     folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
@@ -108,7 +104,7 @@ def bench(
 
 
 def _check(settings: Settings) -> None:
-    for name, least in (("rounds", 1), ("loads", 0), ("threads", 1)):
+    for name, least in (("rounds", 1), ("loads", 0)):
         value = getattr(settings, name)
         if value < least:
             raise InputError(f"{name} is {value}; expected at least {least}")

@@ -1,17 +1,16 @@
-"""What fit chooses from: a bundle as it is, or the types that a checkpoint could be exported with."""
+"""What `fit` chooses from for a checkpoint: the types that it could be exported with."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.footprint import Footprint, expected_footprint, footprint_of, gguf_footprint
+from stem_edge.footprint import Footprint, expected_footprint, gguf_footprint
 from stem_edge.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.rows import RowType, make_layout
-from stem_edge.runtime.engines import choose_backbone, engine_names
+from stem_edge.runtime.engines import engine_names
 from stem_edge.runtime.options import EngineChoice
 from stem_edge.table_store import TableFormat
 
@@ -30,11 +29,6 @@ GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
 )
 
 
-def of_bundle(bundle: Bundle, engine: EngineChoice) -> Footprint:
-    """Of a bundle on the engine that load would choose. Raises InputError, BackendError."""
-    return footprint_of(bundle.manifest, choose_backbone(bundle, engine))
-
-
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
     """Sizes of the bundles that an export could make for an engine, most exact first.
 
@@ -49,15 +43,15 @@ def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
             for weights, rows in GGUF_CHOICES
         ]
     else:
-        found = [_onnx_candidate(config, *choice) for choice in CHOICES]
+        found = [
+            expected_footprint(
+                config,
+                BackboneFormat(weights=weights, head=weights, block_size=block, prefill=True),
+                _tables(config, rows),
+            )
+            for weights, rows, block in CHOICES
+        ]
     return found if config.stem_layers else found[:-1]  # the last differs in its tables
-
-
-def _onnx_candidate(
-    config: ModelConfig, weights: WeightType, rows: RowType, block_size: int
-) -> Footprint:
-    backbone = BackboneFormat(weights=weights, head=weights, block_size=block_size, prefill=True)
-    return expected_footprint(config, backbone, _tables(config, rows))
 
 
 def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:

@@ -168,7 +168,7 @@ def _flash(one: Fit) -> str:
 
 def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
-    limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.way.repack
+    limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
     if bundle:
         return ["run it so:", f"  stem-edge generate {path} {limit}"]
     types = f"--backbone {one.types.weights}"

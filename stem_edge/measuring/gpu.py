@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stem_edge.runtime.options import LoadKeywords, Providers
+from stem_edge.runtime.options import Providers
 
 NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 MEMORY_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
@@ -67,21 +67,6 @@ def device_nbytes(pid: int, providers: Providers) -> int | None:
     pairs = [line.partition(", ")[::2] for line in _ask_nvidia(*MEMORY_QUERY)]
     held = [int(used) << 20 for owner, used in pairs if owner == str(pid) and used.isdigit()]
     return sum(held) if held else None
-
-
-def on_cpu(options: LoadKeywords) -> bool:
-    """Whether onnxruntime runs the backbone on the CPU as usual, for which it can be prepared.
-
-    Raises InputError, BackendError for providers that cannot be used.
-    """
-    wanted = options.get("providers")
-    if options.get("device_memory") is not None:
-        return False  # a part of its memory plays the device
-    if wanted is None:
-        return True
-    from stem_edge.runtime.providers import resolve
-
-    return resolve(wanted, options.get("provider_libraries"))[0].on_cpu
 
 
 def _ask_nvidia(*query: str) -> list[str]:

@@ -63,7 +63,7 @@ def to_dict(found: Measurement) -> dict[str, object]:
         for name in ("bundle", "engine", "system", "threads", "context_length", "interval", "steps")
     }
     return plain | {
-        "options": dict(found.options),
+        "options": found.options,
         "runs_on": found.runs_on,
         "workload": {
             "source": found.workload.source,

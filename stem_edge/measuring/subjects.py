@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +12,9 @@ from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.measuring.workers import Subject
-from stem_edge.runtime import load
 from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash
-from stem_edge.runtime.options import EngineChoice, LoadKeywords
+from stem_edge.runtime.options import EngineChoice, LoadOptions
 
 # What may follow --against, and what it means.
 AGAINST = {
@@ -48,6 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {
 # Options of load that are for accelerators, and that a dense model has no use for.
 DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
 OF_ROWS = ("memory", "slots", "host_slots", "resident", "emulate_flash")
+APART = ("engine", "threads", "context_length")
 UNLIMITED = 1 << 62
 
 
@@ -62,20 +61,18 @@ class Common:
     work: Path  # GGUF files are made there
 
 
-def load_options(options: LoadKeywords, *left_out: str) -> dict[str, Any]:
+def load_options(options: LoadOptions) -> dict[str, Any]:
     """Options of load that differ from what it does anyway, as JSON can hold them.
 
-    Raises TypeError, as load does, for one that it does not have.
+    Without engine, threads and context, which a subject has apart.
     """
-    defaults = signature(load).parameters
-    if unknown := options.keys() - defaults.keys():
-        raise TypeError(f"unexpected options of load: {', '.join(sorted(unknown))}")
-    found: dict[str, Any] = {
+    defaults = LoadOptions()
+    found = {
         name: value
-        for name, value in options.items()
-        if name not in left_out and value != defaults[name].default
+        for name, value in vars(options).items()
+        if name not in APART and value != getattr(defaults, name)
     }
-    if libraries := found.get("provider_libraries"):
+    if libraries := options.provider_libraries:
         found["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
     return found
 
