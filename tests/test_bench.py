@@ -130,7 +130,7 @@ def test_against_torch(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"against": ["nothing"]}, "is not known; expected one of resident, flash=NAME"),
+        ({"against": ["nothing"]}, "is not known; expected one of resident, unprepared"),
         ({"against": ["resident=2"]}, "is not known"),
         ({"against": ["flash"]}, "is not known"),
         ({"against": ["dense"]}, "is not known"),

@@ -176,7 +176,9 @@ def test_software_is_told_from_hardware(
         device_id=numbers[1],
         metadata=named,
     )
-    device = SimpleNamespace(device=hardware, ep_metadata={"version": "0.4"})
+    device = SimpleNamespace(
+        device=hardware, ep_metadata={"version": "0.4"}, memory_info=lambda kind: None
+    )
     provider = SimpleNamespace(name="webgpu", on_cpu=False, devices=(device,), options={})
     from stem_edge.runtime import providers
 

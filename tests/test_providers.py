@@ -25,7 +25,7 @@ from stem_edge.errors import (
 )
 from stem_edge.graph.encoder import encode
 from stem_edge.measuring import gpu
-from stem_edge.measuring.probes import attention
+from stem_edge.measuring.rates_ort import attention
 from stem_edge.runtime import plugins, provider_start
 from stem_edge.runtime.backend import check_device
 from stem_edge.runtime.graphs import GraphSource
