@@ -17,7 +17,6 @@ from stem_edge.measuring.memory import (
     LinuxReader,
     Memory,
     MemoryReader,
-    PortableReader,
     open_reader,
 )
 
@@ -284,7 +283,7 @@ def test_the_high_water_mark_begins_anew(program: Program, kinds: FileKinds) -> 
 @pytest.mark.parametrize("portable", [False, True])
 def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool) -> None:
     program = Program()
-    reader = PortableReader(program.pid) if portable else open_reader(program.pid, kinds)
+    reader = MemoryReader(program.pid) if portable else open_reader(program.pid, kinds)
     with program.process:
         assert reader.memory().resident
         program.process.kill()
@@ -299,13 +298,13 @@ def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool
                 ask()
         reader.begin_peak()
     with pytest.raises(ProcessLookupError):
-        PortableReader(program.pid)
+        MemoryReader(program.pid)
 
 
 def test_the_portable_reader_is_plausible_and_says_what_it_means(
     program: Program, kinds: FileKinds
 ) -> None:
-    reader: MemoryReader = PortableReader(program.pid)
+    reader: MemoryReader = MemoryReader(program.pid)
     before = reader.memory()
     program.do(f"held.append(b'x' * {SIZE})")
     after = reader.memory()
@@ -325,7 +324,7 @@ def test_without_rights_the_portable_reader_knows_resident_memory_only(
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
-    memory = PortableReader(program.pid).memory()
+    memory = MemoryReader(program.pid).memory()
     assert memory.anonymous == psutil.Process(program.pid).memory_info().rss
     assert memory.other_files == 0
 
@@ -337,7 +336,7 @@ def test_every_kind_has_a_definition_and_every_system_a_reader(
     assert set(reader.memory().kinds()) == set(reader.definitions)
     assert set(DEFINITIONS) == set(Memory.__dataclass_fields__) >= set(PORTABLE_DEFINITIONS)
     monkeypatch.setattr("sys.platform", "darwin")
-    assert isinstance(open_reader(program.pid, kinds), PortableReader)
+    assert isinstance(open_reader(program.pid, kinds), MemoryReader)
 
 
 @LINUX
@@ -345,4 +344,4 @@ def test_a_kernel_without_smaps(
     program: Program, kinds: FileKinds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stem_edge.measuring.memory.PROC", tmp_path)
-    assert isinstance(open_reader(program.pid, kinds), PortableReader)
+    assert isinstance(open_reader(program.pid, kinds), MemoryReader)

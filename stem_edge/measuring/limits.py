@@ -20,6 +20,11 @@ from stem_edge.units import format_size
 
 How = Literal["real", "emulated", "not applied"]
 PREFIX = "stem-edge-"
+# Version of cgroups -> limits of memory; of memory and swap together, or of swap.
+LIMIT_FILES = {
+    1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    2: ("memory.max", "memory.swap.max"),
+}
 REMOVE_TRIES = 50  # a cgroup is busy for a moment after its last process has ended
 
 
@@ -67,14 +72,10 @@ class Limits:
         self._made.append(folder)  # first, so that an interrupt leaves nothing behind
         try:
             folder.mkdir(exist_ok=True)  # one of a process that was killed and had the same number
-            if version == 1:
-                _write(folder / "memory.limit_in_bytes", device.memory)
-                with contextlib.suppress(OSError):  # only where swap is accounted
-                    _write(folder / "memory.memsw.limit_in_bytes", device.memory)
-            else:
-                _write(folder / "memory.max", device.memory)
-                with contextlib.suppress(OSError):
-                    _write(folder / "memory.swap.max", 0)
+            limit, with_swap = LIMIT_FILES[version]
+            _write(folder / limit, device.memory)
+            with contextlib.suppress(OSError):  # only where swap is accounted
+                _write(folder / with_swap, device.memory if version == 1 else 0)
             _write(folder / "cgroup.procs", pid)
         except OSError as error:
             _remove(folder)
