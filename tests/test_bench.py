@@ -121,7 +121,7 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_against_torch(capsys: Capture) -> None:
-    assert main(["bench", str(DEMO), *QUICK, "--against", "torch"]) == 0
+    assert main(["bench", *QUICK, "--against", "torch", str(DEMO)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "bundle / torch: decode " in out

@@ -143,9 +143,7 @@ def test_what_nvidias_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert gpu.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
     assert gpu.device_nbytes(7, "cuda") == 12 << 20
-    assert (
-        gpu.device_nbytes(8, "cuda") is None
-    )  # it knows processes by other numbers, as in a container
+    assert gpu.device_nbytes(8, "cuda") is None  # in a container, processes have other numbers
     program.write_text("#!/bin/sh\nexit 9\n")
     assert gpu.about_nvidia("0") == {}
     assert gpu.device_nbytes(7, "cuda") is None

@@ -68,9 +68,9 @@ def bench(
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
     work: where models for llama.cpp are kept. Default: in the user's cache folder.
     notify: gets what is going on, in words; an empty text at the end.
-    options: of stem_edge.load, for every subject that does not say another. context_length is of
-        every engine (default: the tokens of a round); "cpu" is without providers and what belongs
-        to them, and "resident" has no limit of the device's memory.
+    options: of stem_edge.load, for every subject that does not say another. context_length holds
+        for every engine (default: the tokens of a round); "cpu" drops providers and their options,
+        "resident" the limit of the device's memory.
 
     Raises InputError, BackendError, and what loading raises.
     """

@@ -68,9 +68,7 @@ class Measurement:
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
     prepared_seconds: float  # spent before on preparing the backbone; 0 if that was done already
-    round: Round  # what the worker said of prompt and decoding
-    speed: Figures  # of this round
-    warm_slots: int  # of the row cache, filled while loading
+    round: Round  # what the worker said of loading, prompt and decoding
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
     runs_on: dict[str, str]  # provider, device, driver; empty where no provider was asked for
@@ -78,6 +76,11 @@ class Measurement:
     def phase(self, name: str) -> Phase:
         """A phase by its name: start, import, load, prefill, decode."""
         return next(one for one in self.phases if one.name == name)
+
+    @property
+    def speed(self) -> Figures:
+        """Speed, flash and hit rate."""
+        return figures_of(Measured([self.round]))
 
     @property
     def steps(self) -> list[float]:
@@ -203,7 +206,7 @@ class _Run:
         if cold:
             _drop_pages(files)
         with WorkerProcess(self.subject, interval, self.limits.confine) as worker:
-            done, loaded = self._phases(worker, files)
+            done = self._phases(worker, files)
         return Measurement(
             bundle=str(self.bundle.path),
             engine=self.engine,
@@ -220,8 +223,6 @@ class _Run:
             interval=interval,
             prepared_seconds=prepared,
             round=done,
-            speed=figures_of(Measured([done])),
-            warm_slots=int(loaded.counters.get("filled_slots", 0)),
             hit_curve=expected.hit_curve,
             prediction=expected.at(between(before, self._rates())),
             runs_on=worker.about,
@@ -232,8 +233,8 @@ class _Run:
         footprint = footprint_of(self.bundle.manifest, self.engine)
         return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
 
-    def _phases(self, worker: WorkerProcess, files: list[Path]) -> tuple[Round, Answer]:
-        """All phases in order; what the worker says of prompt and decoding, and of loading."""
+    def _phases(self, worker: WorkerProcess, files: list[Path]) -> Round:
+        """Run all phases in order."""
         suffix = ".onnx" if self.engine == "onnxruntime" else GGUF  # of prepared graphs, too
         own = BACKBONE_FILES[self.engine]
         backbone = [path for path in files if path.name in own or suffix in path.name]
@@ -265,7 +266,7 @@ class _Run:
         prefill = add("prefill", worker.prefill(prompt), len(prompt))
         self.notify(f"decoding {len(following)} tokens")
         decode = add("decode", worker.decode(following), len(following))
-        return Round(len(prompt), loaded.counters, prefill, decode), loaded
+        return Round(len(prompt), loaded.counters, prefill, decode)
 
 
 def _drop_pages(files: list[Path]) -> None:
