@@ -17,8 +17,8 @@ from conftest import DEMO
 from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
-from stem_edge.measuring import bench_machine, subjects
-from stem_edge.measuring.bench import bench
+from stem_edge.measuring import subjects
+from stem_edge.measuring.bench import bench, machine
 from stem_edge.measuring.bench_report import report_table
 from stem_edge.measuring.figures import BenchReport, Measured, Round, figures_of, ratios
 from stem_edge.measuring.workers import Answer
@@ -30,7 +30,7 @@ QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens"
 @pytest.fixture(scope="module", autouse=True)
 def little_memory_to_read() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_machine, "BANDWIDTH_NBYTES", 1 << 20)
+        patch.setattr("stem_edge.measuring.bench.BANDWIDTH_NBYTES", 1 << 20)
         yield
 
 
@@ -172,5 +172,5 @@ def test_cold_says_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_machine_has_a_name_where_there_is_no_proc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_machine, "CPU_INFO", tmp_path / "missing")
-    assert bench_machine.machine().endswith(" GB")
+    monkeypatch.setattr("stem_edge.measuring.bench.CPU_INFO", tmp_path / "missing")
+    assert machine().endswith(" GB")

@@ -7,18 +7,23 @@ the machine meets all of them, and ratios are medians over the rounds.
 from __future__ import annotations
 
 import math
+import os
 import platform
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Unpack
 
+import numpy as np
+import psutil
+
 import stem_edge
 from stem_edge.bundle import TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench_machine import bandwidth, machine
 from stem_edge.measuring.figures import (
     BenchReport,
     Measured,
@@ -35,6 +40,7 @@ from stem_edge.measuring.subjects import Common, load_options, make_subjects, on
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.engines import choose_backbone
+from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.options import LoadKeywords, LoadOptions
 from stem_edge.runtime.user_cache import cache_folder
 
@@ -42,6 +48,10 @@ ROUNDS, LOADS = 5, 3
 SHORT_PROMPT = 16  # tokens; of the time from nothing to a first token
 SAMPLE_SECONDS = 0.1  # oftener, it takes time from an engine that uses every core
 WORK_FOLDER = "bench"
+CPU_INFO = Path("/proc/cpuinfo")
+INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+BANDWIDTH_NBYTES = 1 << 29  # of each thread: far more than a cache holds
+BANDWIDTH_SHARE = 0.25  # of the memory that is left, for all threads
 
 
 def bench(
@@ -210,3 +220,29 @@ class _Bench:
 def _open(subject: Subject) -> WorkerProcess:
     # Mappings are walked when a phase begins and ends, not while it is timed.
     return WorkerProcess(subject, SAMPLE_SECONDS, kinds_interval=math.inf)
+
+
+def machine() -> str:
+    """Processor and memory in words, as far as the system tells."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    known = {name.strip(): value.strip() for name, value in fields.items()}
+    name = known.get("model name") or platform.processor() or platform.machine()
+    flags = known.get("flags", "").split()
+    extras = ", ".join(extra for extra in INTEGER_PRODUCTS if extra in flags) or "no VNNI"
+    memory = psutil.virtual_memory().total / 1e9
+    return f"{os.cpu_count()} x {name}{f' ({extras})' if flags else ''}, {memory:.0f} GB"
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that all threads together read from memory."""
+    left = int(BANDWIDTH_SHARE * available_memory())
+    nbytes = min(BANDWIDTH_NBYTES, left // threads) // 8 * 8
+    arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(threads)]
+    rates = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(3):
+            started = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, arrays))
+            rates.append(threads * nbytes / (time.perf_counter() - started))
+    return max(rates)

@@ -33,7 +33,7 @@ llama.cpp and torch need pip install 'stem-edge[bench]'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """Declare the options."""
     parser.epilog = EPILOG.format(
         against="\n".join(f"  {name:<18} {what}" for name, what in AGAINST.items())
     )
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """Measure, print and write the report."""
     output: Path | None = args.output
     if output is not None and not output.absolute().parent.is_dir():  # before minutes are spent
         raise InputError(f"{output.parent}: no such folder; make it first")

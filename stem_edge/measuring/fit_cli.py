@@ -36,7 +36,7 @@ devices, what one program can have of each (round numbers, for planning):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """Declare the options."""
     devices = [
         (
             *(f"  {device.name}", format_size(device.memory), f"{device.cpus} cores"),
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """Print the plans."""
     fits = fit(
         args.path,
         args.memory,

@@ -174,23 +174,17 @@ def measure(
         notify("")
 
 
+@dataclass(frozen=True)
 class _Run:
     """A run of one worker through all phases."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        engine: EngineName,
-        workload: Workload,
-        options: LoadOptions,
-        loader: EngineLoader,
-        limits: Limits,
-        notify: Callable[[str], None],
-    ) -> None:
-        self.bundle, self.engine, self.workload, self.options = bundle, engine, workload, options
-        self.loader, self.limits, self.notify = loader, limits, notify
-        self.subject = bundle_subject("bundle", bundle, engine, load_options(options))
-        self.phases: list[Phase] = []
+    bundle: Bundle
+    engine: EngineName
+    workload: Workload
+    options: LoadOptions
+    loader: EngineLoader
+    limits: Limits
+    notify: Callable[[str], None]
 
     def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
@@ -201,23 +195,24 @@ class _Run:
         device, options = self.limits.device, self.options
         room = None if device is None else device.memory
         expected = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
-        before = self._rates()
-        files = self.subject.files()
+        before, phases = self._rates(), list[Phase]()
+        kept = load_options(options)
+        subject = bundle_subject("bundle", self.bundle, self.engine, kept)
         if cold:
-            _drop_pages(files)
-        with WorkerProcess(self.subject, interval, self.limits.confine) as worker:
-            done = self._phases(worker, files)
+            _drop_pages(subject.files())
+        with WorkerProcess(subject, interval, self.limits.confine) as worker:
+            done = self._phases(worker, phases)
         return Measurement(
             bundle=str(self.bundle.path),
             engine=self.engine,
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
             threads=options.cpus,
             context_length=options.context(self.bundle),
-            options=self.subject.options,
+            options=kept,
             workload=self.workload,
             device=device,
             limits=self.limits.limits,
-            phases=self.phases,
+            phases=phases,
             samples=worker.sampler.samples,
             definitions=worker.sampler.reader.definitions,
             interval=interval,
@@ -233,15 +228,15 @@ class _Run:
         footprint = footprint_of(self.bundle.manifest, self.engine)
         return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
 
-    def _phases(self, worker: WorkerProcess, files: list[Path]) -> Round:
+    def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order."""
         suffix = ".onnx" if self.engine == "onnxruntime" else GGUF  # of prepared graphs, too
-        own = BACKBONE_FILES[self.engine]
+        files, own = worker.subject.files(), BACKBONE_FILES[self.engine]
         backbone = [path for path in files if path.name in own or suffix in path.name]
         tables = [path for path in files if TABLES in path.parts]
 
         def add(name: str, answer: Answer, tokens: int = 0) -> Answer:
-            self.phases.append(
+            phases.append(
                 Phase(
                     name,
                     answer.seconds,

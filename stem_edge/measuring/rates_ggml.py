@@ -54,7 +54,7 @@ Kind = tuple[TensorType, bool]  # of matrices, and whether they are rearranged
 
 
 def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: bool) -> Rates:
-    """See measure_rates; `repack`: with the matrices rearranged that load would rearrange."""
+    """Time matrices, attention, and what else a layer does; `repack` as load would."""
     ggml = checked_ggml()
     processor = Processor(ggml, threads)
     layers, head = _nbytes(config, gguf, repack=repack)
@@ -158,7 +158,7 @@ def _place(ggml: Ggml, tensors: list[Tensor]) -> Memory:
 
 
 def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
-    """The same, rearranged. Raises BackendError if this build cannot."""
+    """Memory for tensors, filled and rearranged. Raises BackendError if this build cannot."""
     memory = RepackedMemory(ggml, tensors)
     values = np.full(max(ggml.nbytes(tensor) for tensor in tensors), FILL, np.uint8)
     for tensor in tensors:
@@ -167,7 +167,7 @@ def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
 
 
 def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
-    """Of a model of the shape of the one inside this package, whose layers hardly compute anything.
+    """Time a model shaped as the one inside this package, whose layers hardly compute anything.
 
     Its weights are zeros, its rows are read.
     """

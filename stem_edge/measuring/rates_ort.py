@@ -25,7 +25,7 @@ MODEL_SHARE = 0.9
 
 
 def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
-    """See measure_rates."""
+    """Time matrices, attention, and what else a layer does."""
     weights = _matmul_rate(backbone.weights, backbone.block_size, threads)
     same = backbone.head == backbone.weights
     head = weights if same else _matmul_rate(backbone.head, backbone.block_size, threads)
@@ -66,7 +66,7 @@ def _attention_rate(threads: int) -> float:
 
 
 def _layer_seconds(threads: int) -> float:
-    """Of the model inside this package, whose layers hardly compute anything."""
+    """Time the model inside this package, whose layers hardly compute anything."""
     with load(DEMO, threads=threads, engine="onnxruntime", warm_start=False) as model:
         return steps_seconds(model.engine) / model.config.n_layers
 
