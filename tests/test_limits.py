@@ -17,6 +17,7 @@ from stem_edge.measuring.devices import DEVICES, Device, find_device
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.runtime.flash import PROFILES
+from stem_edge.runtime.machine import memory_cgroup
 
 DEVICE = Device("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")
 REMOVE = Path.rmdir
@@ -198,9 +199,11 @@ def test_a_worker_that_takes_too_much_is_killed_and_says_so(
                 pytest.skip(memory_limit(found).words)
             with pytest.raises(StemEdgeError, match=r"hungry .* in phase start: .*out of memory"):
                 worker.start()
-        made = list(found._made)
-        assert len(made) == 1 and made[0].is_dir()
-    assert not made[0].exists()
+        group = memory_cgroup()
+        parent = group and limits._parent(*group)
+        assert parent is not None
+        assert len(list(parent.glob(f"stem-edge-{os.getpid()}-*"))) == 1
+    assert not list(parent.glob(f"stem-edge-{os.getpid()}-*"))
 
 
 def test_devices_are_complete_and_found_by_name() -> None:

@@ -138,7 +138,8 @@ def fit(
     rates = _rates(footprints[0], known, bandwidth, threads or usable_cpus(), repack=repack)
     hits, source = _hits(bundle, footprints[0], text)
     tokenizer, flash = tokenizer_nbytes(root), flash or (known.flash if known else None)
-    contexts = [context_length] if context_length else _contexts(footprints[0])
+    most = footprints[0].model.max_context
+    contexts = sorted({min(context_length or one, most) for one in CONTEXTS}, reverse=True)
     fits, refused = list[Fit](), list[MemoryPlanError]()
     for footprint in footprints:
         prepared = _will_be_prepared(footprint, bundle)
@@ -254,10 +255,6 @@ def _needs(footprint: Footprint, context: int, *, prepared: bool, repack: bool) 
         return ggml_needs(footprint, context, usable_cpus(), repack=repack)
     prefill = footprint.prefill_nbytes > 0
     return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
-
-
-def _contexts(footprint: Footprint) -> list[int]:
-    return sorted({min(one, footprint.model.max_context) for one in CONTEXTS}, reverse=True)
 
 
 def _plan(

@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from stem_edge.measuring.devices import Device
 from stem_edge.runtime.machine import memory_cgroup, usable_cpus
@@ -37,14 +37,14 @@ class Limit:
     words: str
 
 
-class Limits:
+class Limits(contextlib.ExitStack):
     """A context manager around a process that `confine` is called with, before it works."""
 
     def __init__(self, device: Device | None, flash: str | None = None) -> None:
         """`flash`: what reads are delayed as; None: nothing is read, or not delayed."""
+        super().__init__()
         self.device, self.flash = device, flash
         self.limits: list[Limit] = []
-        self._made: list[Path] = []
 
     @property
     def cpus(self) -> int | None:
@@ -53,13 +53,17 @@ class Limits:
 
     def confine(self, pid: int) -> None:
         """Apply what can be applied to a process that has not begun to work."""
-        if self.device is not None:
-            self.limits = [
-                self._limit_memory(pid, self.device),
-                self._limit_cpus(pid, self.device),
-                self._limit_flash(),
-                Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
-            ]
+        if self.device is None:
+            return
+        flash = Limit("flash", "not applied", "this run reads no rows from flash")
+        if self.flash is not None:
+            flash = Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
+        self.limits = [
+            self._limit_memory(pid, self.device),
+            self._limit_cpus(pid, self.device),
+            flash,
+            Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
+        ]
 
     def _limit_memory(self, pid: int, device: Device) -> Limit:
         size = format_size(device.memory)
@@ -69,7 +73,7 @@ class Limits:
             return Limit("memory", "emulated", f"{size}, but no cgroup enforces it here")
         folder, version = parent / f"{PREFIX}{os.getpid()}-{pid}", found[1]
         _sweep(parent)
-        self._made.append(folder)  # first, so that an interrupt leaves nothing behind
+        self.callback(_remove, folder)  # first, so that an interrupt leaves nothing behind
         try:
             folder.mkdir(exist_ok=True)  # one of a process that was killed and had the same number
             limit, with_swap = LIMIT_FILES[version]
@@ -84,11 +88,6 @@ class Limits:
         words = f"{size} for the process and the files it reads, by a cgroup of version {version}"
         return Limit("memory", "real", words)
 
-    def _limit_flash(self) -> Limit:
-        if self.flash is None:
-            return Limit("flash", "not applied", "this run reads no rows from flash")
-        return Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
-
     def _limit_cpus(self, pid: int, device: Device) -> Limit:
         count, wanted = self.cpus or 1, device.cpus
         if not hasattr(os, "sched_setaffinity"):
@@ -99,13 +98,6 @@ class Limits:
             return Limit("cpus", "emulated", f"{count} threads, not bound ({error.strerror})")
         words = f"{count} by affinity" if count == wanted else f"{count}, this machine has no more"
         return Limit("cpus", "real", f"{words}; the device has {wanted}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._made:
-            _remove(self._made.pop())
 
 
 def _sweep(parent: Path) -> None:
