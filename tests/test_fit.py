@@ -17,8 +17,8 @@ from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.measuring import fit_cli
-from stem_edge.measuring.candidates import CHOICES
 from stem_edge.measuring.fit import Fit, fit_on_device
+from stem_edge.measuring.models import CHOICES
 from stem_edge.runtime.engines import loaders
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.units import parse_size

@@ -20,9 +20,9 @@ from stem_edge.footprint import footprint_of, gguf_footprint
 from stem_edge.formats import GgufFormat
 from stem_edge.measuring import rates_ggml
 from stem_edge.measuring.bench import bench
-from stem_edge.measuring.candidates import GGUF_CHOICES
 from stem_edge.measuring.figures import token_nbytes
 from stem_edge.measuring.measure_report import report_table, to_dict
+from stem_edge.measuring.models import GGUF_CHOICES
 from stem_edge.measuring.quality import evaluate
 from stem_edge.measuring.rates import measure_rates
 from stem_edge.runtime import runs

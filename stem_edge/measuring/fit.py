@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import TOKEN_COUNTS, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import Footprint, footprint_of
 from stem_edge.formats import BackboneFormat, GgufFormat
-from stem_edge.measuring.candidates import of_checkpoint
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.hit_rates import (
     from_counts,
@@ -26,7 +25,7 @@ from stem_edge.measuring.hit_rates import (
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.models import is_bundle
+from stem_edge.measuring.models import is_bundle, of_checkpoint
 from stem_edge.measuring.predict import (
     OBSERVED,
     NeedsAt,
@@ -34,6 +33,7 @@ from stem_edge.measuring.predict import (
     Usage,
     predict,
     read_in_place,
+    tokenizer_nbytes,
 )
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
 from stem_edge.measuring.workload import read_ids
@@ -51,8 +51,6 @@ from stem_edge.units import format_size, parse_size
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
 WANTED_SLOTS = 1024
 LEAST_BANDWIDTH = 10**8  # less is a slip of the keyboard
-# A tokenizer in memory over its tokenizer.json, of vocabularies from 2,000 to 128,000 tokens.
-MEMORY_OVER_TOKENIZER = 12
 
 
 @dataclass(frozen=True)
@@ -166,13 +164,6 @@ def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length
     tokenizer = tokenizer_nbytes(bundle.path)
     words = "for one program", "take a larger device"
     return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
-
-
-def tokenizer_nbytes(root: Path) -> int:
-    """What a bundle's tokenizer will take in memory; of a checkpoint nobody knows."""
-    if not is_bundle(root):
-        return 0
-    return int(MEMORY_OVER_TOKENIZER * (root / TOKENIZER).stat().st_size)
 
 
 def _check(

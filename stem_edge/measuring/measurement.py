@@ -15,13 +15,12 @@ from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.formats import EngineName
 from stem_edge.measuring.devices import Device, find_device
-from stem_edge.measuring.expected_run import expect_run
 from stem_edge.measuring.figures import Figures, Measured, Round, figures_of
 from stem_edge.measuring.fit import fit_on_device
 from stem_edge.measuring.gpu import device_nbytes
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.page_cache import cached_nbytes, drop_pages
-from stem_edge.measuring.predict import Prediction
+from stem_edge.measuring.predict import Prediction, expect_run
 from stem_edge.measuring.rates import Rates, between, measure_rates
 from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.subjects import bundle_subject, load_options

@@ -10,16 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
+from stem_edge.bundle import TOKENIZER, Bundle
 from stem_edge.footprint import Footprint
 from stem_edge.formats import EngineName, GgufFormat
 from stem_edge.gguf_schema import repacked_nbytes
+from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
+from stem_edge.measuring.models import is_bundle
 from stem_edge.measuring.rates import Rates
+from stem_edge.measuring.workload import Workload
 from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.plan import MemoryPlan, Needs
+from stem_edge.runtime.machine import available_memory
+from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.warm import known_counts
 from stem_edge.shards import CRC_NBYTES
+from stem_edge.token_counts import Counts
 
 NeedsAt: TypeAlias = Callable[[int], Needs]  # of a context of so many tokens
 
@@ -57,6 +69,11 @@ PREFILL_SESSION_NBYTES, LOADING_SHARE = 4_500_000, 0.07
 # around the small tensors of all graphs.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
 
+# A tokenizer in memory over its tokenizer.json, of vocabularies from 2,000 to 128,000 tokens.
+MEMORY_OVER_TOKENIZER = 12
+# Cache sizes of a curve, as shares of the vocabulary.
+CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -87,6 +104,14 @@ class Prediction:
     def to_dict(self) -> dict[str, float]:
         """All figures, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ExpectedRun:
+    """All that is known of a run before it, but for the speed of the machine."""
+
+    at: Callable[[Rates], Prediction]
+    hit_curve: dict[int, float]  # slots -> hit rate while decoding; empty for a dense model
 
 
 def predict(
@@ -132,6 +157,61 @@ def predict(
         stall_per_token=stall,
         decode_tokens_per_second=1 / (step + stall),
     )
+
+
+def expect_run(
+    bundle: Bundle, needs_at: NeedsAt, workload: Workload, options: LoadOptions, room: int | None
+) -> ExpectedRun:
+    """What follows from needs, options and what is in the cache folder. Raises MemoryPlanError.
+
+    room: what process and mapped files may take together; None: as much as they like.
+    """
+    tokenizer, context = tokenizer_nbytes(bundle.path), options.context(bundle)
+    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
+    needs = needs_at(context)
+    process = OBSERVED[needs.footprint.engine].imported + tokenizer
+    plan = plan_memory(bundle.path, needs, ask, process, available_memory())
+    ids = np.asarray(workload.prompt + workload.following, np.int64)
+    hits, filled, curve = 1.0, plan.slots, {}
+    if bundle.manifest.tables is not None:
+        records, prompt = bundle.manifest.model.records, len(workload.prompt)
+        simulated = partial(
+            simulate,
+            record_ids(bundle, ids),
+            records,
+            counts=warm_counts(bundle, options),
+            prompt=prompt,
+            chunk=plan.chunk_tokens,
+        )
+        if not options.resident:
+            hits, filled = simulated(plan.slots)
+        sizes = sorted({max(4, int(share * records)) for share in CURVE_SHARES})
+        curve = {size: simulated(size)[0] for size in sizes}
+    usage = Usage(len(workload.prompt), len(workload.following), len(np.unique(ids)), filled, hits)
+    at = partial(
+        predict,
+        needs_at,
+        plan,
+        usage,
+        flash=options.emulate_flash,
+        tokenizer_nbytes=tokenizer,
+        room=room,
+    )
+    return ExpectedRun(at, curve)
+
+
+def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
+    """Uses of records that a warm start will begin with, if there will be one."""
+    if not options.warm_start:
+        return None
+    return known_counts(bundle, token_index(bundle), options.cache_dir)
+
+
+def tokenizer_nbytes(root: Path) -> int:
+    """What a bundle's tokenizer will take in memory; of a checkpoint nobody knows."""
+    if not is_bundle(root):
+        return 0
+    return int(MEMORY_OVER_TOKENIZER * (root / TOKENIZER).stat().st_size)
 
 
 def read_in_place(needs: Needs) -> int:
