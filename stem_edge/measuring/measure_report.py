@@ -136,7 +136,7 @@ def _head(found: Measurement) -> list[str]:
     if found.runs_on:
         lines.append(", ".join(f"{key} {value}" for key, value in found.runs_on.items()))
     if found.prepared_seconds > 1:
-        lines.append(f"the backbone was prepared first, which took {found.prepared_seconds:.0f} s")
+        lines.append(f"preparing what a first load prepares took {found.prepared_seconds:.0f} s")
     if found.device is not None:
         lines.append(f"on {found.device.name} ({found.device.what}):")
         lines += [f"  {limit.what + ':':<8}{limit.how}; {limit.words}" for limit in found.limits]

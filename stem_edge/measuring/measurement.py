@@ -66,7 +66,7 @@ class Measurement:
     samples: list[Sample]  # memory by kind over time
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
-    prepared_seconds: float  # spent before on preparing the backbone; 0 if that was done already
+    prepared_seconds: float  # spent before on what only a first load does
     round: Round  # what the worker said of loading, prompt and decoding
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
