@@ -43,12 +43,12 @@ from stem_edge.runtime.engines import choose_backbone
 from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.options import LoadKeywords, LoadOptions
 from stem_edge.runtime.user_cache import cache_folder
+from stem_edge.user_folder import cpu_info
 
 ROUNDS, LOADS = 5, 3
 SHORT_PROMPT = 16  # tokens; of the time from nothing to a first token
 SAMPLE_SECONDS = 0.1  # oftener, it takes time from an engine that uses every core
 WORK_FOLDER = "bench"
-CPU_INFO = Path("/proc/cpuinfo")
 INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 BANDWIDTH_NBYTES = 1 << 29  # of each thread: far more than a cache holds
 BANDWIDTH_SHARE = 0.25  # of the memory that is left, for all threads
@@ -224,11 +224,9 @@ def _open(subject: Subject) -> WorkerProcess:
 
 def machine() -> str:
     """Processor and memory in words, as far as the system tells."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
-    fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    known = {name.strip(): value.strip() for name, value in fields.items()}
-    name = known.get("model name") or platform.processor() or platform.machine()
-    flags = known.get("flags", "").split()
+    told = cpu_info()
+    name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
+    flags = told.get("flags", [])
     extras = ", ".join(extra for extra in INTEGER_PRODUCTS if extra in flags) or "no VNNI"
     memory = psutil.virtual_memory().total / 1e9
     return f"{os.cpu_count()} x {name}{f' ({extras})' if flags else ''}, {memory:.0f} GB"
