@@ -68,7 +68,6 @@ PREFILL_SESSION_NBYTES, LOADING_SHARE = 4_500_000, 0.07
 # Of onnxruntime's embedding, its scales are read whole; the system maps so much around each row, and
 # around the small tensors of all graphs.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
-
 # A tokenizer in memory over its tokenizer.json, of vocabularies from 2,000 to 128,000 tokens.
 MEMORY_OVER_TOKENIZER = 12
 # Cache sizes of a curve, as shares of the vocabulary.
