@@ -49,11 +49,11 @@ class Round:
     decode: Answer
 
     def of_prompt(self) -> dict[str, float]:
-        """By how much counters grew, a token of the prompt."""
+        """Growth of the counters for a token of the prompt."""
         return _grown(self.before, self.prefill.counters, self.prompt_tokens)
 
     def of_steps(self) -> dict[str, float]:
-        """By how much counters grew, a decode step."""
+        """Growth of the counters for a decode step."""
         return _grown(self.prefill.counters, self.decode.counters, len(self.decode.steps))
 
     def rates(self) -> dict[str, float]:

@@ -174,7 +174,7 @@ def _check(
     *,
     repack: bool,
 ) -> None:
-    """Raises InputError."""
+    """Judge what was given. Raises InputError."""
     most = footprint.model.max_context
     if threads is not None and threads < 1:
         raise InputError(f"threads is {threads}; expected at least 1")
@@ -194,7 +194,7 @@ def _rates(
     *,
     repack: bool,
 ) -> Rates:
-    """From a bandwidth that is given or stated, else measured here."""
+    """Derive rates from a bandwidth that is given or stated, else measure them."""
     if bandwidth is not None:
         if parse_size(bandwidth) < LEAST_BANDWIDTH:
             raise InputError(f"bandwidth is {bandwidth} bytes a second; write for example 17GB")

@@ -93,7 +93,7 @@ class Measurement:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """By the median step, which leaves out what else the machine did."""
+        """Speed by the median step, which leaves out what else the machine did."""
         return self.speed.median_step_tokens_per_second
 
     @property

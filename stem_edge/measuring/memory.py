@@ -111,7 +111,7 @@ class MemoryReader:
             self._process = psutil.Process(pid)
 
     def memory(self) -> Memory:
-        """By kind: what is resident, and what of that no other process uses. Takes milliseconds."""
+        """Ask for memory by kind: resident, and what no other process uses. Takes milliseconds."""
         with _psutil_errors():
             resident = alone = self._process.memory_info().rss
             with suppress(psutil.AccessDenied):
@@ -121,7 +121,7 @@ class MemoryReader:
         return Memory(alone, other_files=max(0, resident - alone))
 
     def totals(self) -> Totals:
-        """In sum; on Linux, takes microseconds."""
+        """Ask for sums, which takes microseconds on Linux."""
         memory = self.memory()
         return Totals(memory.unevictable, memory.resident)
 
