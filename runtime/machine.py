@@ -43,17 +43,23 @@ def available_memory() -> int:
 
 def free_on_nvidia(device: str) -> int | None:
     """Bytes that are free on an NVIDIA GPU of this number; None where its driver does not tell."""
+    query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
+    free = "".join(ask_nvidia(*query)[:1]).strip()
+    return int(free) << 20 if free.isdigit() else None
+
+
+def ask_nvidia(*query: str) -> list[str]:
+    """Lines of the answer of NVIDIA's driver; none where there is no driver, or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return None
-    query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
+        return []
     try:
         done = subprocess.run(
             [program, *query], capture_output=True, text=True, timeout=SMI_SECONDS, check=True
         )
-        return int(done.stdout.split()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()
 
 
 def own_memory() -> int:

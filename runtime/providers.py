@@ -227,13 +227,12 @@ def _listed(name: str, libraries: Mapping[str, str | Path]) -> Listed:
     except (BackendError, OutOfMemoryError) as error:
         full = KNOWN[name].full if name in KNOWN else ""
         return Listed(name, full, False, False, (), str(error))
-    devices = tuple(
-        _listed_device(device) for device in provider_start.registered_devices(provider.full)
-    )
+    devices = tuple(describe(device) for device in provider_start.registered_devices(provider.full))
     return Listed(name, provider.full, True, provider.own_memory, devices, "")
 
 
-def _listed_device(device: Any) -> ListedDevice:
+def describe(device: Any) -> ListedDevice:
+    """An OrtEpDevice as onnxruntime lists it."""
     hardware = device.device
     told = {**device.ep_metadata, **hardware.metadata}
     ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"

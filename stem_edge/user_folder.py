@@ -27,7 +27,7 @@ def cache_folder(given: str | Path | None) -> Path:
 
 def cpu_digest() -> str:
     """A digest of what kernels are chosen by: the processor's name and features."""
-    told = _cpuinfo()
+    told = cpu_info()
     words = [" ".join(sorted(told.get(name, []))) for name in ("model name", "flags", "Features")]
     described = "\n".join([platform.machine(), platform.processor(), *words])
     return hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
@@ -35,11 +35,11 @@ def cpu_digest() -> str:
 
 def cpu_announces(feature: str) -> bool:
     """Whether the processor says that it has it (`amx_tile`); False where the system is silent."""
-    told = _cpuinfo()
+    told = cpu_info()
     return feature in [*told.get("flags", []), *told.get("Features", [])]
 
 
-def _cpuinfo() -> dict[str, list[str]]:
+def cpu_info() -> dict[str, list[str]]:
     """What Linux tells of the first processor: name -> words."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -18,7 +18,7 @@ from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_report import report_table
 from stem_edge.measuring.figures import BenchReport
 from stem_edge.measuring.subjects import UNLIMITED, Common, load_options, make_subjects
-from stem_edge.runtime.options import LoadKeywords
+from stem_edge.runtime.options import LoadOptions
 
 BUNDLE = open_bundle(DEMO)
 SLOTS = 40
@@ -79,13 +79,10 @@ def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) 
 
 
 def test_options_that_say_what_load_does_anyway_are_left_out() -> None:
-    options: LoadKeywords = {
-        "reads": "pread", "slots": 5, "memory": None, "threads": 2,
-        "provider_libraries": {"cuda": Path("/x.so")},
-    }  # fmt: skip
+    options = LoadOptions(slots=5, threads=2, provider_libraries={"cuda": Path("/x.so")})
     libraries = {"cuda": str(Path("/x.so"))}
-    assert load_options(options, "threads") == {"slots": 5, "provider_libraries": libraries}
-    with pytest.raises(TypeError, match="unexpected options of load: slotz"):
+    assert load_options(options) == {"slots": 5, "provider_libraries": libraries}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slotz'"):
         bench(DEMO, slotz=5)  # type: ignore[call-arg]
 
 
@@ -146,9 +143,7 @@ def test_what_nvidias_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert gpu.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
     assert gpu.device_nbytes(7, "cuda") == 12 << 20
-    assert (
-        gpu.device_nbytes(8, "cuda") is None
-    )  # it knows processes by other numbers, as in a container
+    assert gpu.device_nbytes(8, "cuda") is None  # in a container, processes have other numbers
     program.write_text("#!/bin/sh\nexit 9\n")
     assert gpu.about_nvidia("0") == {}
     assert gpu.device_nbytes(7, "cuda") is None
@@ -179,7 +174,9 @@ def test_software_is_told_from_hardware(
         device_id=numbers[1],
         metadata=named,
     )
-    device = SimpleNamespace(device=hardware, ep_metadata={"version": "0.4"})
+    device = SimpleNamespace(
+        device=hardware, ep_metadata={"version": "0.4"}, memory_info=lambda kind: None
+    )
     provider = SimpleNamespace(name="webgpu", on_cpu=False, devices=(device,), options={})
     from stem_edge.runtime import providers
 

@@ -17,8 +17,10 @@ from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.measuring import fit_cli
-from stem_edge.measuring.candidates import CHOICES
-from stem_edge.measuring.fit import Fit, Way, fit_on_device
+from stem_edge.measuring.fit import Fit, fit_on_device
+from stem_edge.measuring.models import CHOICES
+from stem_edge.runtime.engines import loaders
+from stem_edge.runtime.options import LoadOptions
 from stem_edge.units import parse_size
 
 Capture = pytest.CaptureFixture[str]
@@ -153,7 +155,8 @@ def test_the_command(capsys: Capture) -> None:
 
 def test_memory_on_a_device_leaves_room_for_mapped_weights(tiny_bundle: Path) -> None:
     bundle = stem_edge.open_bundle(tiny_bundle)
-    fitting = fit_on_device(bundle, "onnxruntime", 1_000_000_000, 64, Way())
+    (loader,) = loaders(bundle, "onnxruntime", LoadOptions())
+    fitting = fit_on_device(bundle, loader.needs, 1_000_000_000, 64)
     assert 30_000_000 < fitting < 1_000_000_000
     with pytest.raises(MemoryPlanError, match="take a larger device"):
-        fit_on_device(bundle, "onnxruntime", 1_000_000, 64, Way())
+        fit_on_device(bundle, loader.needs, 1_000_000, 64)

@@ -18,11 +18,11 @@ from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of, gguf_footprint
 from stem_edge.formats import GgufFormat
-from stem_edge.measuring import bench_machine, rates_ggml
+from stem_edge.measuring import rates_ggml
 from stem_edge.measuring.bench import bench
-from stem_edge.measuring.candidates import GGUF_CHOICES
 from stem_edge.measuring.figures import token_nbytes
 from stem_edge.measuring.measure_report import report_table, to_dict
+from stem_edge.measuring.models import GGUF_CHOICES
 from stem_edge.measuring.quality import evaluate
 from stem_edge.measuring.rates import measure_rates
 from stem_edge.runtime import runs
@@ -184,7 +184,7 @@ def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capt
 def test_bench_takes_engines_against_each_other(
     both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_machine, "BANDWIDTH_NBYTES", 1 << 20)
+    monkeypatch.setattr("stem_edge.measuring.bench.BANDWIDTH_NBYTES", 1 << 20)
     few = {"prompt_tokens": 8, "new_tokens": 2, "rounds": 1, "loads": 0, "threads": 1}
     found = bench(both, against=["ggml"], **few)  # type: ignore[arg-type]
     assert list(found.subjects) == ["bundle", "ggml"]

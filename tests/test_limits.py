@@ -17,6 +17,7 @@ from stem_edge.measuring.devices import DEVICES, Device, find_device
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.runtime.flash import PROFILES
+from stem_edge.runtime.machine import memory_cgroup
 
 DEVICE = Device("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")
 REMOVE = Path.rmdir
@@ -61,36 +62,32 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_version_1(child: int, groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_group(monkeypatch, (groups, 1))
-    with Limits(DEVICE) as found:
-        found.confine(child)
-        assert contents(groups / f"stem-edge-{os.getpid()}-{child}") == {
-            "memory.limit_in_bytes": str(64 << 20),
-            "memory.memsw.limit_in_bytes": str(64 << 20),
-            "cgroup.procs": str(child),
-        }
-        assert memory_limit(found).how == "real"
-        assert "version 1" in memory_limit(found).words
-    assert not list(groups.iterdir())
+BOTH = {"memory.limit_in_bytes": str(64 << 20), "memory.memsw.limit_in_bytes": str(64 << 20)}
 
 
-def test_version_2_makes_a_neighbour_where_memory_is_handed_down(
-    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "place", "files"),
+    [(1, "app/own.scope", BOTH), (2, "app", {"memory.max": str(64 << 20), "memory.swap.max": "0"})],
+)
+def test_a_group_is_made_where_memory_is_handed_down(
+    child: int,
+    groups: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    place: str,
+    files: dict[str, str],
 ) -> None:
     (groups / "app/own.scope").mkdir(parents=True)
     (groups / "cgroup.subtree_control").write_text("memory")
     (groups / "app/cgroup.subtree_control").write_text("cpu memory pids\n")
     (groups / "app/own.scope/cgroup.subtree_control").write_text("\n")
-    use_group(monkeypatch, (groups / "app/own.scope", 2))
+    use_group(monkeypatch, (groups / "app/own.scope", version))
     with Limits(DEVICE) as found:
         found.confine(child)
-        assert contents(groups / f"app/stem-edge-{os.getpid()}-{child}") == {
-            "memory.max": str(64 << 20),
-            "memory.swap.max": "0",
-            "cgroup.procs": str(child),
-        }
+        made = groups / place / f"stem-edge-{os.getpid()}-{child}"
+        assert contents(made) == files | {"cgroup.procs": str(child)}
         assert memory_limit(found).how == "real"
+        assert f"version {version}" in memory_limit(found).words
     assert not list(groups.rglob("stem-edge-*"))
 
 
@@ -107,61 +104,54 @@ def test_several_processes_have_a_group_each(groups: Path, monkeypatch: pytest.M
     assert [path.name for path in groups.iterdir()] == [others]
 
 
-@pytest.mark.parametrize("last", ["memory.limit_in_bytes", "cgroup.procs"])
+@pytest.mark.parametrize(
+    ("refused", "how"),
+    [
+        ("memory.limit_in_bytes", "emulated"),
+        ("memory.memsw.limit_in_bytes", "real"),  # swap may not be accounted
+        ("cgroup.procs", "emulated"),
+    ],
+)
 def test_a_group_that_may_not_be_used_leaves_nothing(
-    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch, last: str
+    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch, refused: str, how: str
 ) -> None:
-    def refuse(path: Path, value: int) -> None:
-        if path.name == last:
+    def write(path: Path, value: int) -> None:
+        if path.name == refused:
             raise PermissionError(13, "Permission denied", str(path))
         path.write_text(str(value))
 
-    monkeypatch.setattr(limits, "_write", refuse)
+    monkeypatch.setattr(limits, "_write", write)
     use_group(monkeypatch, (groups, 1))
     with Limits(DEVICE) as found:
         found.confine(child)
-        assert memory_limit(found).how == "emulated"
-        assert "Permission denied" in memory_limit(found).words
-        assert not list(groups.iterdir())
+        assert memory_limit(found).how == how
+        if how == "emulated":
+            assert "Permission denied" in memory_limit(found).words
+            assert not list(groups.iterdir())
 
 
-def test_swap_that_is_not_accounted_is_no_obstacle(
-    child: int, groups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_swap(path: Path, value: int) -> None:
-        if "memsw" in path.name:
-            raise PermissionError(13, "Permission denied", str(path))
-        path.write_text(str(value))
-
-    monkeypatch.setattr(limits, "_write", no_swap)
-    use_group(monkeypatch, (groups, 1))
-    with Limits(DEVICE) as found:
-        found.confine(child)
-        assert memory_limit(found).how == "real"
-
-
-def test_a_folder_that_cannot_be_made(
-    child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_group(monkeypatch, (tmp_path / "gone", 1))
-    with Limits(DEVICE) as found:
-        found.confine(child)
-        assert memory_limit(found).how == "emulated"
-        assert "No such file" in memory_limit(found).words
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("lists", [None, "cpu pids"])
+@pytest.mark.parametrize(
+    ("lists", "own", "words"),
+    [
+        (None, None, "no cgroup enforces it"),
+        ("cpu pids", "", "no cgroup enforces it"),
+        ("memory", "gone/too", "No such file"),  # a folder that cannot be made
+    ],
+)
 def test_no_group_that_enforces(
-    child: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: str | None
+    child: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lists: str | None,
+    own: str | None,
+    words: str,
 ) -> None:
-    if lists is not None:
-        (tmp_path / "cgroup.subtree_control").write_text(lists)
-    use_group(monkeypatch, None if lists is None else (tmp_path, 2))
+    (tmp_path / "cgroup.subtree_control").write_text(lists or "")
+    use_group(monkeypatch, None if own is None else (tmp_path / own, 1 if own else 2))
     with Limits(DEVICE) as found:
         found.confine(child)
         assert memory_limit(found).how == "emulated"
-        assert "no cgroup enforces it" in memory_limit(found).words
+        assert words in memory_limit(found).words
     assert not list(tmp_path.glob("stem-edge-*"))
 
 
@@ -209,9 +199,11 @@ def test_a_worker_that_takes_too_much_is_killed_and_says_so(
                 pytest.skip(memory_limit(found).words)
             with pytest.raises(StemEdgeError, match=r"hungry .* in phase start: .*out of memory"):
                 worker.start()
-        made = list(found._made)
-        assert len(made) == 1 and made[0].is_dir()
-    assert not made[0].exists()
+        group = memory_cgroup()
+        parent = group and limits._parent(*group)
+        assert parent is not None
+        assert len(list(parent.glob(f"stem-edge-{os.getpid()}-*"))) == 1
+    assert not list(parent.glob(f"stem-edge-{os.getpid()}-*"))
 
 
 def test_devices_are_complete_and_found_by_name() -> None:

@@ -164,7 +164,7 @@ def test_a_bundle_too_large_for_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
     small = replace(devices.find_device("pi4"), memory=20_000_000)
     monkeypatch.setitem(devices.DEVICES, "pi4", small)
-    with pytest.raises(MemoryPlanError, match=r"20 MB for one program are too little: at least"):
+    with pytest.raises(MemoryPlanError, match=r"20 MB for one program are too little: .* at least"):
         stem_edge.measure(DEMO, device="pi4")
 
 

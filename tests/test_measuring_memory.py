@@ -17,7 +17,6 @@ from stem_edge.measuring.memory import (
     LinuxReader,
     Memory,
     MemoryReader,
-    PortableReader,
     open_reader,
 )
 
@@ -119,16 +118,6 @@ def test_the_kinds_add_up_to_what_the_kernel_says(
 
 
 @LINUX
-def test_a_leak_is_anonymous_growth(program: Program, kinds: FileKinds) -> None:
-    reader = LinuxReader(program.pid, kinds)
-    for _ in range(3):
-        before = reader.memory()
-        program.do(f"held.append(b'x' * {SIZE})")
-        found = growth(before, reader.memory())
-        assert found == {"anonymous": pytest.approx(SIZE, rel=0.02)}
-
-
-@LINUX
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
@@ -152,35 +141,47 @@ def test_a_mapped_file_is_of_its_kind(
     assert growth(before, reader.memory()) == expected
 
 
-@LINUX
-def test_pages_of_a_private_mapping_become_anonymous_when_written(
-    program: Program, kinds: FileKinds, tmp_path: Path
-) -> None:
-    reader, path = LinuxReader(program.pid, kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
-    program.map_file(path, "ACCESS_COPY")
-    before = reader.memory()
-    program.do(f"for at in range(0, {SIZE // 2}, 4096): m[at] = 1")
-    assert growth(before, reader.memory()) == {
-        "backbone": pytest.approx(-SIZE // 2, rel=0.02),
-        "anonymous": pytest.approx(SIZE // 2, rel=0.02),
-    }
+TOUCH = f"for at in range(0, {SIZE}, 4096): b[at] = 1"
 
 
 @LINUX
 @pytest.mark.parametrize(
-    "line",
+    ("before", "line", "grown"),
     [
-        f"s = mmap.mmap(-1, {SIZE}, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS); b = s",
-        SEGMENT,
-        f"import os; d = os.memfd_create('x'); os.ftruncate(d, {SIZE}); b = mmap.mmap(d, {SIZE})",
+        ("pass", f"held.append(b'x' * {SIZE})", {"anonymous": SIZE}),  # a leak
+        (  # pages of a private mapping that are written to are the file's no longer
+            "b = m",
+            f"for at in range(0, {SIZE // 2}, 4096): b[at] = 1",
+            {"backbone": -SIZE // 2, "anonymous": SIZE // 2},
+        ),
+        (
+            f"b = mmap.mmap(-1, {SIZE}, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)",
+            TOUCH,
+            {"shared": SIZE},
+        ),
+        (SEGMENT, TOUCH, {"shared": SIZE}),
+        (
+            f"import os; d = os.memfd_create('x'); os.ftruncate(d, {SIZE}); b = mmap.mmap(d, {SIZE})",
+            TOUCH,
+            {"shared": SIZE},
+        ),
     ],
 )
-def test_shared_memory(program: Program, kinds: FileKinds, line: str) -> None:
-    reader = LinuxReader(program.pid, kinds)
+def test_what_a_program_takes_is_of_its_kind(
+    program: Program,
+    kinds: FileKinds,
+    tmp_path: Path,
+    before: str,
+    line: str,
+    grown: dict[str, int],
+) -> None:
+    reader, path = LinuxReader(program.pid, kinds), a_file(tmp_path / "bundle/backbone.onnx.data")
+    program.map_file(path, "ACCESS_COPY")
+    program.do(before)
+    memory = reader.memory()
     program.do(line)
-    before = reader.memory()
-    program.do(f"for at in range(0, {SIZE}, 4096): b[at] = 1")
-    assert growth(before, reader.memory()) == {"shared": pytest.approx(SIZE, rel=0.02)}
+    found = growth(memory, reader.memory())
+    assert found == {kind: pytest.approx(nbytes, rel=0.02) for kind, nbytes in grown.items()}
 
 
 @LINUX
@@ -284,7 +285,7 @@ def test_the_high_water_mark_begins_anew(program: Program, kinds: FileKinds) -> 
 @pytest.mark.parametrize("portable", [False, True])
 def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool) -> None:
     program = Program()
-    reader = PortableReader(program.pid) if portable else open_reader(program.pid, kinds)
+    reader = MemoryReader(program.pid) if portable else open_reader(program.pid, kinds)
     with program.process:
         assert reader.memory().resident
         program.process.kill()
@@ -299,13 +300,13 @@ def test_a_process_that_has_ended(kinds: FileKinds, waited: bool, portable: bool
                 ask()
         reader.begin_peak()
     with pytest.raises(ProcessLookupError):
-        PortableReader(program.pid)
+        MemoryReader(program.pid)
 
 
 def test_the_portable_reader_is_plausible_and_says_what_it_means(
     program: Program, kinds: FileKinds
 ) -> None:
-    reader: MemoryReader = PortableReader(program.pid)
+    reader: MemoryReader = MemoryReader(program.pid)
     before = reader.memory()
     program.do(f"held.append(b'x' * {SIZE})")
     after = reader.memory()
@@ -325,7 +326,7 @@ def test_without_rights_the_portable_reader_knows_resident_memory_only(
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
-    memory = PortableReader(program.pid).memory()
+    memory = MemoryReader(program.pid).memory()
     assert memory.anonymous == psutil.Process(program.pid).memory_info().rss
     assert memory.other_files == 0
 
@@ -337,7 +338,7 @@ def test_every_kind_has_a_definition_and_every_system_a_reader(
     assert set(reader.memory().kinds()) == set(reader.definitions)
     assert set(DEFINITIONS) == set(Memory.__dataclass_fields__) >= set(PORTABLE_DEFINITIONS)
     monkeypatch.setattr("sys.platform", "darwin")
-    assert isinstance(open_reader(program.pid, kinds), PortableReader)
+    assert isinstance(open_reader(program.pid, kinds), MemoryReader)
 
 
 @LINUX
@@ -345,4 +346,4 @@ def test_a_kernel_without_smaps(
     program: Program, kinds: FileKinds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stem_edge.measuring.memory.PROC", tmp_path)
-    assert isinstance(open_reader(program.pid, kinds), PortableReader)
+    assert isinstance(open_reader(program.pid, kinds), MemoryReader)

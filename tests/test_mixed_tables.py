@@ -15,8 +15,8 @@ from stem_edge.checksums import verify
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.footprint import footprint_of
 from stem_edge.inspect_cli import table
-from stem_edge.measuring.expected_run import warm_counts
 from stem_edge.measuring.hit_rates import record_ids
+from stem_edge.measuring.predict import warm_counts
 from stem_edge.reference import ArrayMatrix, forward
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.warm import counts_file

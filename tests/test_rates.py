@@ -8,9 +8,8 @@ import pytest
 
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.encoder import encode
-from stem_edge.measuring.probes import products
 from stem_edge.measuring.rates import derived_rates
-from stem_edge.measuring.rates_ort import ort_rates
+from stem_edge.measuring.rates_ort import ort_rates, products
 from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from test_measuring_memory import LINUX, SIZE, Program, program
 
-from stem_edge.measuring.memory import DEFINITIONS, FileKinds, LinuxReader, Memory, Totals
+from stem_edge.measuring.memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
 from stem_edge.measuring.sampler import Sampler
 
 __all__ = ["program"]  # the fixture
 DEADLINE_SECONDS = 10.0
 
 
-class FakeReader:
+class FakeReader(MemoryReader):
     """A process whose memory is set by the test."""
-
-    definitions: Mapping[str, str] = DEFINITIONS
 
     def __init__(self) -> None:
         self.anonymous, self.files, self.peak = 10, 5, 0

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from conftest import DEMO
@@ -23,11 +25,23 @@ from stem_edge.runtime import prepared
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+Scripted: TypeAlias = Callable[[str], Subject]
 ANSWERS = "import json, os, sys, time\nfor line in sys.stdin:\n    "
 
 
 def demo(**options: object) -> Subject:
     return Subject("demo", "stem-edge", str(DEMO), {"slots": 64, **options})
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Subject]:
+    """Workers of a subject that run a script instead of an engine."""
+
+    def make(script: str) -> Subject:
+        monkeypatch.setattr(workers, "COMMAND", script)
+        return Subject("x", "stem-edge", "y")
+
+    return make
 
 
 def own_fds() -> int:
@@ -64,23 +78,16 @@ def test_a_whole_run(own_cache_folder: Path) -> None:
 
 
 @LINUX
-def test_the_first_phase_has_nothing_of_an_engine() -> None:
-    with WorkerProcess(demo()) as worker:
-        worker.start()
-        before = Path(f"/proc/{worker.pid}/maps").read_text()
-        worker.load(context=16, threads=1)
-        after = Path(f"/proc/{worker.pid}/maps").read_text()
-    for name in ("numpy", "onnxruntime"):
-        assert name not in before and name in after
-
-
-@LINUX
-def test_mapped_tables_are_told_from_the_backbone() -> None:
+def test_the_first_phase_has_nothing_of_an_engine_and_tables_are_told_from_the_backbone() -> None:
     with WorkerProcess(demo(reads="mmap")) as worker:
         worker.start()
+        before = Path(f"/proc/{worker.pid}/maps").read_text()
         worker.load(context=64, threads=1)
+        after = Path(f"/proc/{worker.pid}/maps").read_text()
         worker.prefill(list(range(40)))
         at_end = worker.sampler.phases["prefill"].at_end
+    for name in ("numpy", "onnxruntime"):
+        assert name not in before and name in after
     assert at_end.tables and at_end.backbone and at_end.libraries
 
 
@@ -124,14 +131,10 @@ def test_tokens_that_do_not_fit_the_context() -> None:
     ],
 )
 def test_what_is_no_error_of_ours_is_one_line_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    text: str,
-    expected: tuple[type[StemEdgeError], str],
+    scripted: Scripted, kind: str, text: str, expected: tuple[type[StemEdgeError], str]
 ) -> None:
     answer = f"print(json.dumps({{'error': {text!r}, 'type': {kind!r}}}), flush=True)"
-    monkeypatch.setattr(workers, "COMMAND", ANSWERS + answer)
-    subject = Subject("x", "stem-edge", "y")
+    subject = scripted(ANSWERS + answer)
     with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError) as raised:
         worker.start()
     assert type(raised.value) is expected[0]
@@ -154,10 +157,9 @@ def test_a_worker_that_was_killed_before_it_was_asked() -> None:
     [(signal.SIGKILL, "the system killed it"), (signal.SIGTERM, "signal 15; see what it printed")],
 )
 def test_a_worker_that_is_killed_while_it_works(
-    monkeypatch: pytest.MonkeyPatch, ends: signal.Signals, words: str
+    scripted: Scripted, ends: signal.Signals, words: str
 ) -> None:
-    monkeypatch.setattr(workers, "COMMAND", ANSWERS + "time.sleep(60)")
-    with WorkerProcess(Subject("x", "stem-edge", "y"), interval=0.001) as worker:
+    with WorkerProcess(scripted(ANSWERS + "time.sleep(60)"), interval=0.001) as worker:
 
         def kill_when_watched() -> None:
             deadline = time.monotonic() + DEADLINE_SECONDS
@@ -176,10 +178,9 @@ def test_a_worker_that_is_killed_while_it_works(
     "ends", ["sys.exit(3)", "print('{\"seconds\": 1', end='', flush=True); os._exit(3)"]
 )
 def test_a_worker_that_ends_itself_or_in_the_middle_of_an_answer(
-    monkeypatch: pytest.MonkeyPatch, ends: str
+    scripted: Scripted, ends: str
 ) -> None:
-    monkeypatch.setattr(workers, "COMMAND", ANSWERS + ends)
-    subject, words = Subject("x", "stem-edge", "y"), "in phase decode: exit status 3; see what"
+    subject, words = scripted(ANSWERS + ends), "in phase decode: exit status 3; see what"
     with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError, match=words):
         worker.decode([1])
 
@@ -214,22 +215,21 @@ def test_close_leaves_no_process_no_file_and_no_thread() -> None:
 
 
 @LINUX
-def test_an_interrupt_does_not_wait_for_a_busy_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "COMMAND", "import time; time.sleep(60)")
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_worker_that_is_busy_or_does_not_stop_is_killed(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    if not interrupted:  # an interrupt does not wait
+        monkeypatch.setattr(workers, "END_SECONDS", 0.05)
     fds = own_fds()
-    with pytest.raises(KeyboardInterrupt), WorkerProcess(demo()) as worker:
-        raise KeyboardInterrupt
-    assert ended(worker) and worker._process.returncode == -signal.SIGKILL
+    with (
+        suppress(KeyboardInterrupt),
+        WorkerProcess(scripted("import time; time.sleep(60)")) as busy,
+    ):
+        if interrupted:
+            raise KeyboardInterrupt
+    assert ended(busy) and busy._process.returncode == -signal.SIGKILL
     assert own_fds() == fds
-
-
-@LINUX
-def test_a_worker_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "COMMAND", "import time; time.sleep(60)")
-    monkeypatch.setattr(workers, "END_SECONDS", 0.05)
-    with WorkerProcess(demo()) as worker:
-        pass
-    assert ended(worker)
 
 
 @LINUX
@@ -240,10 +240,9 @@ def test_limits_that_cannot_be_applied_leave_no_process() -> None:
         pids.append(pid)
         raise PermissionError("no")
 
-    confine: Callable[[int], None] = refuse
     fds = own_fds()
     with pytest.raises(PermissionError):
-        WorkerProcess(demo(), confine=confine)
+        WorkerProcess(demo(), confine=refuse)
     assert not Path(f"/proc/{pids[0]}").exists() and own_fds() == fds
 
 

@@ -46,9 +46,6 @@ def test_sizes_shrink_to_the_context(
     assert (len(found.prompt), len(found.following)) == expected
     assert found.prompt + found.following == IDS[: found.tokens]
     assert found.source == str(ids_file)
-
-
-def test_without_a_context_it_is_that_of_the_model(bundle: Bundle, ids_file: Path) -> None:
     assert make_workload(bundle, ids_file).tokens == bundle.manifest.model.max_context
 
 
@@ -103,57 +100,43 @@ def test_a_text_is_encoded(bundle: Bundle, tmp_path: Path) -> None:
     assert read_ids(tmp_path / "a.txt", bundle) == codec.encode("Grüße from the pier")
 
 
-def damage(path: Path) -> None:
-    """Write what the name says."""
-    arrays = {
-        "floats.npy": np.ones(3),
-        "matrix.npy": np.ones((2, 2), int),
-        "no-ids.npy": np.ones(0, int),
-        "scalar.npy": np.array(5),
-        "negative.npy": np.array([-1, 5]),
-        "foreign.npy": np.array([5, 1756]),
-        "foreign.int32": np.array([70000], "<i4"),
-    }
-    if path.name in arrays and path.suffix == ".npy":
-        np.save(path, arrays[path.name])
-    elif path.name in arrays:
-        arrays[path.name].tofile(path)
-    elif path.name == "pickled.npy":
-        np.save(path, np.array([{}]), allow_pickle=True)
-    elif path.name == "archive.npy":
-        with path.open("wb") as file:
-            np.savez(file, np.arange(3))
-    elif path.name == "folder":
-        path.mkdir()
-    elif path.name != "missing":
-        path.write_bytes(b"\xff\xfe123" if path.name in ("latin.txt", "cut.int32") else b"")
+NEITHER, NO_IDS = "neither a text in UTF-8 nor token ids in .npy or .int32", "no token ids found"
+FOREIGN = "ids from {} to {}, the bundle has 0 to 1755; they belong to another"
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "content", "words"),
     [
-        ("missing", "cannot read"),
-        ("folder", "cannot read"),
-        ("latin.txt", "neither a text in UTF-8"),
-        ("cut.int32", "nor token ids in .npy or .int32"),
-        ("empty.npy", "nor token ids"),
-        ("archive.npy", "nor token ids"),
-        ("pickled.npy", "nor token ids"),
-        ("empty.txt", "no token ids found; expected a flat list"),
-        ("empty.int32", "no token ids found"),
-        ("no-ids.npy", "no token ids found"),
-        ("floats.npy", "no token ids found"),
-        ("matrix.npy", "no token ids found"),
-        ("scalar.npy", "no token ids found"),
-        ("negative.npy", "ids from -1 to 5, the bundle has 0 to 1755; they belong to another"),
-        ("foreign.npy", "ids from 5 to 1756, the bundle has 0 to 1755"),
-        ("foreign.int32", "ids from 70000 to 70000"),
+        ("missing", None, "cannot read"),
+        (".", None, "cannot read"),
+        ("latin.txt", b"\xff\xfe123", NEITHER),
+        ("cut.int32", b"\xff\xfe123", NEITHER),
+        ("empty.npy", b"", NEITHER),
+        ("archive.npy", [np.arange(3)], NEITHER),
+        ("pickled.npy", np.array([{}]), NEITHER),
+        ("empty.txt", b"", f"{NO_IDS}; expected a flat list"),
+        ("empty.int32", b"", NO_IDS),
+        ("no-ids.npy", np.ones(0, int), NO_IDS),
+        ("floats.npy", np.ones(3), NO_IDS),
+        ("matrix.npy", np.ones((2, 2), int), NO_IDS),
+        ("scalar.npy", np.array(5), NO_IDS),
+        ("negative.npy", np.array([-1, 5]), FOREIGN.format(-1, 5)),
+        ("foreign.npy", np.array([5, 1756]), FOREIGN.format(5, 1756)),
+        ("foreign.int32", np.array([70000], "<i4").tobytes(), FOREIGN.format(70000, 70000)),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_files_that_hold_no_tokens_of_this_model(
-    bundle: Bundle, tmp_path: Path, name: str, words: str
+    bundle: Bundle, tmp_path: Path, name: str, content: object, words: str
 ) -> None:
-    damage(tmp_path / name)
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, np.ndarray):
+        np.save(path, content, allow_pickle=True)
+    elif isinstance(content, list):
+        with path.open("wb") as file:
+            np.savez(file, *content)
     with pytest.raises(InputError, match=re.escape(words)) as raised:
-        read_ids(tmp_path / name, bundle)
-    assert name in str(raised.value) and "\n" not in str(raised.value)
+        read_ids(path, bundle)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)

@@ -7,18 +7,23 @@ the machine meets all of them, and ratios are medians over the rounds.
 from __future__ import annotations
 
 import math
+import os
 import platform
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Unpack
 
+import numpy as np
+import psutil
+
 import stem_edge
 from stem_edge.bundle import TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench_machine import bandwidth, machine
 from stem_edge.measuring.figures import (
     BenchReport,
     Measured,
@@ -35,14 +40,17 @@ from stem_edge.measuring.subjects import Common, load_options, make_subjects, on
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.engines import choose_backbone
-from stem_edge.runtime.machine import usable_cpus
-from stem_edge.runtime.options import LoadKeywords
-from stem_edge.user_folder import cache_folder
+from stem_edge.runtime.machine import available_memory
+from stem_edge.runtime.options import LoadKeywords, LoadOptions
+from stem_edge.user_folder import cache_folder, cpu_info
 
 ROUNDS, LOADS = 5, 3
 SHORT_PROMPT = 16  # tokens; of the time from nothing to a first token
 SAMPLE_SECONDS = 0.1  # oftener, it takes time from an engine that uses every core
 WORK_FOLDER = "bench"
+INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+BANDWIDTH_NBYTES = 1 << 29  # of each thread: far more than a cache holds
+BANDWIDTH_SHARE = 0.25  # of the memory that is left, for all threads
 
 
 def bench(
@@ -69,31 +77,28 @@ def bench(
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
     work: where models for llama.cpp are kept. Default: in the user's cache folder.
     notify: gets what is going on, in words; an empty text at the end.
-    options: of stem_edge.load, for every subject that does not say another. context_length is of
-        every engine (default: the tokens of a round); "cpu" is without providers and what belongs
-        to them, and "resident" has no limit of the device's memory.
+    options: of stem_edge.load, for every subject that does not say another. context_length holds
+        for every engine (default: the tokens of a round); "cpu" drops providers and their options,
+        "resident" the limit of the device's memory.
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened = open_bundle(bundle)
-    work_load = make_workload(
-        opened, text, prompt_tokens, new_tokens, options.get("context_length")
-    )
-    chosen = choose_backbone(opened, options.get("engine", "auto"))
-    if options.get("repack") and chosen != "ggml":
+    opened, given = open_bundle(bundle), LoadOptions(**options)
+    work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
+    chosen = choose_backbone(opened, given.engine)
+    if given.repack and chosen != "ggml":
         raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
-    threads = options.get("threads")
     settings = Settings(
         text=work_load.source,
         prompt_tokens=len(work_load.prompt),
         new_tokens=len(work_load.following),
         rounds=rounds,
         loads=loads,
-        context_length=options.get("context_length") or work_load.tokens,
-        threads=usable_cpus() if threads is None else threads,
+        context_length=given.context_length or work_load.tokens,
+        threads=given.cpus,
         cold=cold,
         engine=chosen,
-        options=load_options(options, "engine", "threads", "context_length"),
+        options=load_options(given),
     )
     _check(settings)
     folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
@@ -108,7 +113,7 @@ def bench(
 
 
 def _check(settings: Settings) -> None:
-    for name, least in (("rounds", 1), ("loads", 0), ("threads", 1)):
+    for name, least in (("rounds", 1), ("loads", 0)):
         value = getattr(settings, name)
         if value < least:
             raise InputError(f"{name} is {value}; expected at least {least}")
@@ -214,3 +219,27 @@ class _Bench:
 def _open(subject: Subject) -> WorkerProcess:
     # Mappings are walked when a phase begins and ends, not while it is timed.
     return WorkerProcess(subject, SAMPLE_SECONDS, kinds_interval=math.inf)
+
+
+def machine() -> str:
+    """Processor and memory in words, as far as the system tells."""
+    told = cpu_info()
+    name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
+    flags = told.get("flags", [])
+    extras = ", ".join(extra for extra in INTEGER_PRODUCTS if extra in flags) or "no VNNI"
+    memory = psutil.virtual_memory().total / 1e9
+    return f"{os.cpu_count()} x {name}{f' ({extras})' if flags else ''}, {memory:.0f} GB"
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that all threads together read from memory."""
+    left = int(BANDWIDTH_SHARE * available_memory())
+    nbytes = min(BANDWIDTH_NBYTES, left // threads) // 8 * 8
+    arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(threads)]
+    rates = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(3):
+            started = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, arrays))
+            rates.append(threads * nbytes / (time.perf_counter() - started))
+    return max(rates)

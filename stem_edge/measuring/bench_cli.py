@@ -33,11 +33,13 @@ llama.cpp and torch need pip install 'stem-edge[bench]'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """Declare the options."""
     parser.epilog = EPILOG.format(
         against="\n".join(f"  {name:<18} {what}" for name, what in AGAINST.items())
     )
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", nargs="?", metavar="BUNDLE", help="folder that stem-edge export wrote"
+    )
     parser.add_argument(
         "--against", nargs="+", action="extend", default=[], metavar="WHAT", help="see below"
     )
@@ -58,14 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """Measure, print and write the report."""
     output: Path | None = args.output
     if output is not None and not output.absolute().parent.is_dir():  # before minutes are spent
         raise InputError(f"{output.parent}: no such folder; make it first")
+    # Where the bundle comes last, --against has taken it for one more of its words.
+    words = args.against if args.bundle is None else [*args.against, args.bundle]
+    if not words:
+        raise InputError("bench needs the folder of a BUNDLE")
     report = bench(
-        args.bundle,
+        words[-1],
         args.text,
-        against=args.against,
+        against=words[:-1],
         prompt_tokens=args.prompt_tokens,
         new_tokens=args.new_tokens,
         rounds=args.rounds,

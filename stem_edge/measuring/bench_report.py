@@ -9,11 +9,22 @@ from stem_edge.measuring.figures import BenchReport, Figures, OnDevice, PhasePea
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 
-TITLES = (
-    *("prefill", "decode", "by step", "first", "load", "+first", "cold", "anon", "file"),
-    *("flash", "stall", "hits", "slots"),
+# Title, unit, name among the figures, digits, and the factor to the unit.
+COLUMNS = (
+    ("prefill", "tok/s", "prefill_tokens_per_second", 0, 1),
+    ("decode", "tok/s", "decode_tokens_per_second", 1, 1),
+    ("by step", "tok/s", "median_step_tokens_per_second", 1, 1),
+    ("first", "ms", "first_token_seconds", 0, 1e3),
+    ("load", "s", "load_seconds", 2, 1),
+    ("+first", "s", "load_to_first_token_seconds", 2, 1),
+    ("cold", "s", "cold_load_to_first_token_seconds", 2, 1),
+    ("anon", "MB", "anonymous", 0, 1e-6),
+    ("file", "MB", "mapped", 0, 1e-6),
+    ("flash", "B/tok", "flash_bytes_per_token", 0, 1),
+    ("stall", "ms/tok", "stall_seconds_per_token", 2, 1e3),
+    ("hits", "%", "hit_rate", 1, 100),
+    ("slots", "", "slots", 0, 1),
 )
-UNITS = ("", *["tok/s"] * 3, "ms", *["s"] * 3, *["MB"] * 2, "B/tok", "ms/tok", "%", "")
 LEGEND = """\
 by step: by the median step; +first: from nothing to a first token; cold: the same, with no file in
 the page cache; anon: anonymous memory and swap; file: mapped from files of backbone and tables;
@@ -24,7 +35,8 @@ PEAKS = "peak memory by phase, anonymous and swap + mapped from backbone and tab
 def report_table(report: BenchReport) -> str:
     """Everything, for people."""
     subjects = report.subjects
-    rows = [("", *TITLES), UNITS, *((name, *_cells(each)) for name, each in subjects.items())]
+    titles, units, *_ = zip(*COLUMNS, strict=True)
+    rows = [("", *titles), ("", *units), *((n, *_cells(each)) for n, each in subjects.items())]
     measured = [column for column in zip(*rows, strict=True) if any(column[2:])]
     sections = [
         _head(report),
@@ -50,22 +62,14 @@ def _head(report: BenchReport) -> Iterator[str]:
         yield "flash is EMULATED where a profile is named: delays only"
 
 
-def _cells(figures: Figures) -> Iterator[str]:
+def _cells(figures: Figures) -> list[str]:
     peaks = figures.peak_memory.values()
-    mapped = [peak.mapped for peak in peaks if peak.mapped is not None]
-    yield _cell(figures.prefill_tokens_per_second, 0)
-    yield _cell(figures.decode_tokens_per_second, 1)
-    yield _cell(figures.median_step_tokens_per_second, 1)
-    yield _cell(figures.first_token_seconds, 0, 1e3)
-    yield _cell(figures.load_seconds, 2)
-    yield _cell(figures.load_to_first_token_seconds, 2)
-    yield _cell(figures.cold_load_to_first_token_seconds, 2)
-    yield _cell(max(peak.unevictable for peak in peaks), 0, 1e-6)
-    yield _cell(max(mapped, default=None), 0, 1e-6)
-    yield _cell(figures.flash_bytes_per_token, 0)
-    yield _cell(figures.stall_seconds_per_token, 2, 1e3)
-    yield _cell(figures.hit_rate, 1, 100)
-    yield "" if not figures.slots else f"{figures.slots:,}"
+    values = vars(figures) | {
+        "anonymous": max(peak.unevictable for peak in peaks),
+        "mapped": max((peak.mapped for peak in peaks if peak.mapped is not None), default=None),
+        "slots": figures.slots or None,  # a dense model has none
+    }
+    return [_cell(values[name], digits, factor) for _, _, name, digits, factor in COLUMNS]
 
 
 def _phases(figures: Figures) -> str:
@@ -124,4 +128,4 @@ def _bandwidth(report: BenchReport) -> Iterator[str]:
 
 
 def _cell(value: float | None, digits: int, factor: float = 1) -> str:
-    return "" if value is None else f"{value * factor:.{digits}f}"
+    return "" if value is None else f"{value * factor:,.{digits}f}"

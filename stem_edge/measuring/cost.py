@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import linear_regression
 from typing import NamedTuple, Self
 
 from stem_edge.config import ModelConfig
@@ -192,8 +193,5 @@ def fit_heaps(points: Sequence[CurvePoint]) -> HeapsFit | None:
     if len(points) < 2:
         return None
     x = [math.log(point.length) for point in points]
-    y = [math.log(point.distinct) for point in points]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    exponent = covariance / sum((a - mean_x) ** 2 for a in x)
-    return HeapsFit(math.exp(mean_y - exponent * mean_x), exponent)
+    exponent, intercept = linear_regression(x, [math.log(point.distinct) for point in points])
+    return HeapsFit(math.exp(intercept), exponent)

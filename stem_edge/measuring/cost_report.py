@@ -147,7 +147,6 @@ def _counted(report: CostReport) -> list[str]:
     """One layer, then the whole model, in the same columns."""
     layer, model = report.layer, report.bundle.manifest.model
     heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
-    paper, stored = report.model.paper, report.model.stored
     # A row that is one long cell spans the columns.
     rows: list[tuple[str, ...] | str] = [
         ("ONE LAYER", "dense FFN", "STEM FFN", "saved"),
@@ -167,19 +166,23 @@ def _counted(report: CostReport) -> list[str]:
         "",
         ("WHOLE MODEL (Table 3)", "", "in paper", "in bundle"),
         "this model",
-        ("  parameters in all", "", f"{paper.total:,}", f"{stored.total:,}"),
-        ("  active parameters a token", "", f"{paper.active:,}", f"{stored.active:,}"),
-        ("  GFLOP a token, 2 x active", "", f"{paper.gflop:.3g}", f"{stored.gflop:.3g}"),
+        *_compared(report.model, ""),
         "its dense twin, with up projections and no tables",
-        ("  parameters in all", "", f"{paper.dense_total:,}", f"{stored.dense_total:,}"),
-        ("  active parameters a token", "", f"{paper.dense_active:,}", f"{stored.dense_active:,}"),
-        (
-            "  GFLOP a token, 2 x active",
-            *("", f"{paper.dense_gflop:.3g}", f"{stored.dense_gflop:.3g}"),
-        ),
+        *_compared(report.model, "dense_"),
     ]
     lines = iter(table([row for row in rows if not isinstance(row, str)]))
     return [row if isinstance(row, str) else next(lines) for row in rows]
+
+
+def _compared(model: ModelCost, prefix: str) -> Iterator[tuple[str, ...]]:
+    """Figures of a model as the paper counts them, and as the bundle has them."""
+    for label, name, form in (
+        ("parameters in all", "total", ","),
+        ("active parameters a token", "active", ","),
+        ("GFLOP a token, 2 x active", "gflop", ".3g"),
+    ):
+        values = (getattr(counting, prefix + name) for counting in (model.paper, model.stored))
+        yield (f"  {label}", "", *(format(value, form) for value in values))
 
 
 def _differences(report: CostReport) -> list[str]:

@@ -24,23 +24,16 @@ class Device:
     what: str
 
 
-def _device(
-    name: str, memory: float, cpus: int, bandwidth: float, flash: FlashName, what: str
-) -> Device:
-    return Device(name, int(memory * 1e9), cpus, bandwidth * 1e9, flash, what)
-
-
-# memory in GB, bandwidth in GB/s
 DEVICES = {
     device.name: device
     for device in (
-        _device("phone-4gb", 1.2, 4, 10, "ufs2", "a phone of the lower half, 4 GB"),
-        _device("phone-8gb", 3.0, 4, 25, "ufs4", "a phone of the upper half, 8 GB"),
-        _device("phone-12gb", 5.0, 4, 40, "ufs4", "a large phone, 12 GB"),
-        _device("pi4", 3.0, 4, 4, "sdcard", "Raspberry Pi 4 with 4 GB and an SD card"),
-        _device("pi5", 6.5, 4, 10, "sdcard", "Raspberry Pi 5 with 8 GB and an SD card"),
-        _device("laptop-8gb", 4.5, 4, 25, "nvme", "a laptop with 8 GB"),
-        _device("laptop-16gb", 11.0, 6, 40, "nvme", "a laptop with 16 GB"),
+        Device("phone-4gb", 1_200_000_000, 4, 10e9, "ufs2", "a phone of the lower half, 4 GB"),
+        Device("phone-8gb", 3_000_000_000, 4, 25e9, "ufs4", "a phone of the upper half, 8 GB"),
+        Device("phone-12gb", 5_000_000_000, 4, 40e9, "ufs4", "a large phone, 12 GB"),
+        Device("pi4", 3_000_000_000, 4, 4e9, "sdcard", "Raspberry Pi 4 with 4 GB and an SD card"),
+        Device("pi5", 6_500_000_000, 4, 10e9, "sdcard", "Raspberry Pi 5 with 8 GB and an SD card"),
+        Device("laptop-8gb", 4_500_000_000, 4, 25e9, "nvme", "a laptop with 8 GB"),
+        Device("laptop-16gb", 11_000_000_000, 6, 40e9, "nvme", "a laptop with 16 GB"),
     )
 }
 

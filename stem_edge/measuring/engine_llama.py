@@ -21,7 +21,6 @@ from stem_edge.errors import BackendError
 from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
 from stem_edge.measuring.worker import MeasuredEngine
-from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ TYPES: dict[str, tuple[GgufType, TensorType | None]] = {
 }
 USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # of no type that is asked for
 BATCH = 512
-NOISE_VALUES = 1 << 23
-NOISE_STEP = 10_007  # values between the beginnings of two rows
 
 
 def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Path:
@@ -132,20 +129,10 @@ def _silence() -> None:
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
 
 
-class _Noise:
-    """A matrix whose rows are cut from one block of noise: only sizes matter."""
+class _Repeated(ArrayMatrix):
+    """A tensor of one row again and again, which takes no memory: only sizes matter."""
 
-    def __init__(self, shape: tuple[int, ...], noise: F32) -> None:
-        self.shape, self._noise = shape, noise
-        self.nbytes = 4 * int(np.prod(shape))
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop."""
-        width = self.shape[1]
-        at = np.arange(start, stop) * NOISE_STEP % (len(self._noise) - width)
-        rows = np.lib.stride_tricks.sliding_window_view(self._noise, width)[at]
-        rows *= np.float32(width**-0.5)
-        return rows
+    nbytes = 0
 
 
 def _random(config: ModelConfig) -> Checkpoint:
@@ -162,16 +149,10 @@ def _random(config: ModelConfig) -> Checkpoint:
         window_layers=None,
         rope_scaling=None,
     )
-    noise = np.random.default_rng(0).standard_normal(NOISE_VALUES, np.float32)
-    ones = np.ones(config.dim, np.float32)
+    shapes, random = config.backbone_shapes(), np.random.default_rng(0)
+    noise = random.standard_normal(max(shape[-1] for shape in shapes.values()), np.float32)
     tensors: dict[str, SourceMatrix] = {
-        name: _Noise(shape, noise) if len(shape) == 2 else _Ones(ones)
-        for name, shape in config.backbone_shapes().items()
+        name: _Repeated(np.broadcast_to(noise[: shape[-1]] * np.float32(shape[-1] ** -0.5), shape))
+        for name, shape in shapes.items()
     }
     return Checkpoint(Path("random"), config, tensors, {}, TokenizerSource("bytes", None, None))
-
-
-class _Ones(ArrayMatrix):
-    """The weight of a norm."""
-
-    nbytes = 0

@@ -12,18 +12,6 @@ from stem_edge.formats import EngineName
 from stem_edge.measuring.sampler import Sampler
 from stem_edge.measuring.workers import Answer
 
-COUNTED = (
-    "bytes_read",
-    "stall_seconds",
-    "hits",
-    "misses",
-    "host_hits",
-    "host_misses",
-    "uploaded_rows",
-    "uploaded_bytes",
-)
-RATES = ("prefill", "decode", "median_step")  # of Figures.rounds
-
 
 @dataclass(frozen=True)
 class PhasePeak:
@@ -61,18 +49,21 @@ class Round:
     decode: Answer
 
     def of_prompt(self) -> dict[str, float]:
-        """What was counted, a token of the prompt."""
+        """Growth of the counters for a token of the prompt."""
         return _grown(self.before, self.prefill.counters, self.prompt_tokens)
 
     def of_steps(self) -> dict[str, float]:
-        """What was counted, a decode step."""
+        """Growth of the counters for a decode step."""
         return _grown(self.prefill.counters, self.decode.counters, len(self.decode.steps))
 
     def rates(self) -> dict[str, float]:
-        """Tokens a second: RATES."""
+        """Tokens a second."""
         steps = self.decode.steps
-        speeds = (self.prompt_tokens / self.prefill.seconds, len(steps) / sum(steps))
-        return dict(zip(RATES, (*speeds, 1 / median(steps)), strict=True))
+        return {
+            "prefill": self.prompt_tokens / self.prefill.seconds,
+            "decode": len(steps) / sum(steps),
+            "median_step": 1 / median(steps),
+        }
 
 
 @dataclass
@@ -112,7 +103,7 @@ class Ratio:
     """How many times as fast the bundle is, over the rounds."""
 
     against: str
-    rate: str  # of RATES
+    rate: str  # of Round.rates
     median: float
     least: float
     most: float
@@ -159,7 +150,7 @@ def figures_of(measured: Measured) -> Figures:
     """All figures of a subject."""
     steps = [counted for each in measured.rounds if (counted := each.of_steps())]
     speeds = [each.rates() for each in measured.rounds]
-    rounds = {rate: [speed[rate] for speed in speeds] for rate in RATES}
+    rounds = {rate: [speed[rate] for speed in speeds] for rate in speeds[0]}
     slots = measured.rounds[-1].decode.counters.get("slots")
     return Figures(
         prefill_tokens_per_second=median(rounds["prefill"]),
@@ -184,9 +175,8 @@ def ratios(subjects: dict[str, Figures]) -> list[Ratio]:
     (_, bundle), *others = subjects.items()
     found = []
     for name, other in others:
-        for rate in RATES:
-            pairs = zip(bundle.rounds[rate], other.rounds[rate], strict=True)
-            values = [mine / its for mine, its in pairs]
+        for rate, mine in bundle.rounds.items():
+            values = [ours / its for ours, its in zip(mine, other.rounds[rate], strict=True)]
             found.append(Ratio(name, rate, median(values), min(values), max(values)))
     return found
 
@@ -230,7 +220,7 @@ def _on_device(measured: Measured, steps: list[dict[str, float]]) -> OnDevice | 
 
 
 def _grown(before: dict[str, float], after: dict[str, float], tokens: int) -> dict[str, float]:
-    return {n: (after[n] - before.get(n, 0)) / tokens for n in COUNTED if n in after}
+    return {name: (count - before.get(name, 0)) / tokens for name, count in after.items()}
 
 
 def _hit_rate(counters: list[dict[str, float]], hit: str, missed: str) -> float | None:

@@ -6,18 +6,18 @@ memory, and the mapped weights that every token reads. What is left beside both 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import TOKEN_COUNTS, TOKENIZER, Bundle, open_bundle
-from stem_edge.config import ModelConfig
+from stem_edge.bundle import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import Footprint, footprint_of
-from stem_edge.formats import BackboneFormat, EngineName, GgufFormat
-from stem_edge.measuring.candidates import of_bundle, of_checkpoint
-from stem_edge.measuring.devices import find_device
+from stem_edge.formats import BackboneFormat, GgufFormat
+from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.hit_rates import (
     from_counts,
     record_ids,
@@ -25,85 +25,74 @@ from stem_edge.measuring.hit_rates import (
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.models import is_bundle
-from stem_edge.measuring.predict import GENERATING_NBYTES, Prediction, predict
+from stem_edge.measuring.models import is_bundle, of_checkpoint
+from stem_edge.measuring.predict import (
+    OBSERVED,
+    NeedsAt,
+    Prediction,
+    Usage,
+    predict,
+    read_in_place,
+    tokenizer_nbytes,
+)
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
-from stem_edge.measuring.usage import Usage
 from stem_edge.measuring.workload import read_ids
+from stem_edge.runtime.engines import choose_backbone
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.needs_ggml import ggml_needs
 from stem_edge.runtime.needs_ort import cpu_needs
 from stem_edge.runtime.options import DEFAULT_CONTEXT, EngineChoice
 from stem_edge.runtime.plan import MemoryPlan, Needs, Planner
-from stem_edge.token_counts import Counts, count_tokens, counts_of_records, read_counts
+from stem_edge.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
 # Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
 WANTED_SLOTS = 1024
 LEAST_BANDWIDTH = 10**8  # less is a slip of the keyboard
-# A tokenizer in memory over its tokenizer.json, of vocabularies from 2,000 to 128,000 tokens.
-MEMORY_OVER_TOKENIZER = 12
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a bundle is planned for. Sizes in bytes."""
-
-    memory: int  # for anonymous memory and the weights that every token reads
-    flash: FlashName | None  # None: records come out of the page cache
-    context_length: int | None
-    rates: Rates
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a bundle is loaded, as far as its memory depends on that."""
-
-    prepared: bool = False  # of onnxruntime
-    repack: bool = False  # of ggml
-
-    def mapped_nbytes(self, footprint: Footprint) -> int:
-        """Weights that every token reads, in place in mapped files."""
-        if footprint.engine == "ggml":
-            return footprint.step_nbytes - (footprint.repacked_nbytes if self.repack else 0)
-        return footprint.step_nbytes if self.prepared else 0
-
-    def needs(self, footprint: Footprint, context: int) -> Needs:
-        """What the engine needs then, with all processors of this machine."""
-        if footprint.engine == "ggml":
-            return ggml_needs(footprint, context, usable_cpus(), repack=self.repack)
-        prefill = footprint.prefill_nbytes > 0
-        return cpu_needs(footprint, context, usable_cpus(), prepared=self.prepared, prefill=prefill)
 
 
 @dataclass(frozen=True)
 class Fit:
     """One way to run a model on a device."""
 
-    types: BackboneFormat | GgufFormat
-    tables: str  # type of the rows; empty for a dense model
-    footprint: Footprint
+    needs: Needs  # of the context that was chosen
     plan: MemoryPlan
-    way: Way
-    mapped: int  # weights that every token reads in place in mapped files
-    load_memory: int  # what to give to stem_edge.load(memory=) or --memory
-    memory: int  # expected: anonymous and mapped weights
     hit_source: str  # where the hit rate comes from, in words
     rates_source: str  # where the speed of memory comes from, in words
     flash: FlashName | None
     prediction: Prediction
 
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes of the bundle, part by part."""
+        return self.needs.footprint
 
-@dataclass(frozen=True)
-class Tokens:
-    """What is known of the text that the model will see, in numbers of records."""
+    @property
+    def types(self) -> BackboneFormat | GgufFormat:
+        """How the weights are stored."""
+        return self.footprint.backbone
 
-    ids: np.ndarray | None
-    counts: Counts
-    source: str
-    warm: Counts | None = None  # what load fills the row cache with
+    @property
+    def tables(self) -> str:
+        """Type of the rows; empty for a dense model."""
+        return self.footprint.tables.row_type if self.footprint.tables else ""
+
+    @property
+    def load_memory(self) -> int:
+        """What to give to stem_edge.load(memory=) or --memory."""
+        return self.plan.total
+
+    @property
+    def mapped(self) -> int:
+        """Weights that every token reads in place in mapped files."""
+        return read_in_place(self.needs)
+
+    @property
+    def memory(self) -> int:
+        """Expected anonymous memory, and those weights."""
+        return self.prediction.anonymous + self.mapped
 
 
 def fit(
@@ -134,70 +123,94 @@ def fit(
     """
     root = Path(path)
     bundle = open_bundle(root) if is_bundle(root) else None
-    models = of_checkpoint(root, engine) if bundle is None else [of_bundle(bundle, engine)]
-    if repack and models[0].engine != "ggml":
-        raise InputError("repack belongs to ggml, and this is planned for onnxruntime")
-    target = _target(
-        memory, flash, context_length, device, bandwidth, models[0], threads, repack=repack
-    )
-    tokens = _tokens(root, models[0].model, text)
-    tokenizer = tokenizer_nbytes(root)
-    found = [
-        _fit(model, target, tokens, tokenizer, Way(will_be_prepared(model, bundle, None), repack))
-        for model in models
-    ]
-    fits = [one for one in found if isinstance(one, Fit)]
+    if bundle is None:
+        footprints = of_checkpoint(root, engine)
+    else:
+        footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
+    _check(footprints[0], flash, context_length, threads, repack=repack)
+    known = None if device is None else find_device(device)
+    if memory is not None:
+        allowed = parse_size(memory)
+    else:
+        allowed = known.memory if known is not None else available_memory()
+    rates = _rates(footprints[0], known, bandwidth, threads or usable_cpus(), repack=repack)
+    hits, source = _hits(bundle, footprints[0], text)
+    tokenizer, flash = tokenizer_nbytes(root), flash or (known.flash if known else None)
+    most = footprints[0].model.max_context
+    contexts = sorted({min(context_length or one, most) for one in CONTEXTS}, reverse=True)
+    fits, refused = list[Fit](), list[MemoryPlanError]()
+    for footprint in footprints:
+        prepared = _will_be_prepared(footprint, bundle)
+        needs_at = partial(_needs, footprint, prepared=prepared, repack=repack)
+        try:
+            plan = _plan(root, needs_at, allowed, contexts, tokenizer)
+        except MemoryPlanError as error:
+            refused.append(error)
+            continue
+        usage = _usage(plan, hits)
+        expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
+        needs = needs_at(plan.context_length)
+        fits.append(Fit(needs, plan, source, rates.source, flash, expected))
     if not fits:
-        least = min(one for one in found if isinstance(one, int))
-        raise MemoryPlanError(
-            f"{root}: {format_size(target.memory)} of memory are too little: with a context of "
-            f"{context_length or CONTEXTS[-1]} tokens, at least {format_size(least)} must stay in "
-            "memory, the weights that every token reads included; allow more, shorten the context, "
-            "or export with fewer bits"
-        )
+        raise refused[-1]  # which takes the least
     return fits
 
 
-def _target(
-    memory: int | str | None,
+def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
+    """What to give to load as `memory` on a device that has so much for one program, in bytes.
+
+    Raises MemoryPlanError as fit does.
+    """
+    tokenizer = tokenizer_nbytes(bundle.path)
+    words = "for one program", "take a larger device"
+    return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
+
+
+def _check(
+    footprint: Footprint,
     flash: FlashName | None,
     context_length: int | None,
-    device: str | None,
-    bandwidth: int | str | None,
-    footprint: Footprint,
     threads: int | None,
     *,
     repack: bool,
-) -> Target:
-    known = find_device(device) if device is not None else None
+) -> None:
+    """Judge what was given. Raises InputError."""
+    most = footprint.model.max_context
     if threads is not None and threads < 1:
         raise InputError(f"threads is {threads}; expected at least 1")
     if flash is not None and flash not in PROFILES:
         raise InputError(f"flash is {flash!r}; expected one of {', '.join(PROFILES)}")
-    most = footprint.model.max_context
     if context_length is not None and not 1 <= context_length <= most:
         raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
-    if bandwidth is not None and parse_size(bandwidth) < LEAST_BANDWIDTH:
-        raise InputError(f"bandwidth is {bandwidth} bytes a second; write for example 17GB")
+    if repack and footprint.engine != "ggml":
+        raise InputError("repack belongs to ggml, and this is planned for onnxruntime")
+
+
+def _rates(
+    footprint: Footprint,
+    device: Device | None,
+    bandwidth: int | str | None,
+    threads: int,
+    *,
+    repack: bool,
+) -> Rates:
+    """Derive rates from a bandwidth that is given or stated, else measure them."""
     if bandwidth is not None:
-        rates = derived_rates(parse_size(bandwidth), "as given")
-    elif known is not None:
-        rates = derived_rates(known.bandwidth, f"stated for {known.name}")
-    else:
-        rates = measure_rates(footprint, threads or usable_cpus(), repack=repack)
-    here = known.memory if known is not None else available_memory()
-    return Target(
-        parse_size(memory) if memory is not None else here,
-        flash or (known.flash if known else None),
-        context_length,
-        rates,
-    )
+        if parse_size(bandwidth) < LEAST_BANDWIDTH:
+            raise InputError(f"bandwidth is {bandwidth} bytes a second; write for example 17GB")
+        return derived_rates(parse_size(bandwidth), "as given")
+    if device is not None:
+        return derived_rates(device.bandwidth, f"stated for {device.name}")
+    return measure_rates(footprint, threads, repack=repack)
 
 
-def _tokens(root: Path, config: ModelConfig, text: str | Path | None) -> Tokens:
-    """The best that is known: a text, the counts in a bundle, else an assumption."""
-    bundle = open_bundle(root) if is_bundle(root) else None
-    warm = None
+def _hits(
+    bundle: Bundle | None, footprint: Footprint, text: str | Path | None
+) -> tuple[Callable[[int], float], str]:
+    """Slots -> hit rate by the best that is known of the text to come; where it comes from."""
+    config, warm = footprint.model, None
+    if footprint.tables is None:
+        return lambda slots: 1.0, "a dense model reads no rows"
     if bundle is not None and TOKEN_COUNTS in bundle.manifest.files:
         counted = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
         if counted is not None:
@@ -206,116 +219,65 @@ def _tokens(root: Path, config: ModelConfig, text: str | Path | None) -> Tokens:
         if bundle is None:
             raise InputError("a text needs a bundle's tokenizer; export the checkpoint first")
         ids = record_ids(bundle, np.asarray(read_ids(Path(text), bundle), np.int64))
-        counts = count_tokens(ids, config.records)
-        return Tokens(ids, counts, f"the row cache simulated on {text}", warm)
+        return (
+            lambda slots: simulate(ids, config.records, slots, warm)[0],
+            f"the row cache simulated on {text}",
+        )
     if warm is not None:
-        return Tokens(None, warm, "the bundle's token counts")
-    return Tokens(None, zipf_counts(config.records), "assumed: token frequencies by Zipf's law")
+        return partial(from_counts, warm), "the bundle's token counts"
+    zipf = zipf_counts(config.records)
+    return partial(from_counts, zipf), "assumed: token frequencies by Zipf's law"
 
 
-def tokenizer_nbytes(root: Path) -> int:
-    """What a bundle's tokenizer will take in memory; of a checkpoint nobody knows."""
-    if not is_bundle(root):
-        return 0
-    return int(MEMORY_OVER_TOKENIZER * (root / TOKENIZER).stat().st_size)
-
-
-def will_be_prepared(
-    footprint: Footprint, bundle: Bundle | None, cache_dir: str | Path | None
-) -> bool:
+def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     """Whether load will find or make a prepared backbone, which onnxruntime alone has."""
     if footprint.engine != "onnxruntime":
         return False
-    from stem_edge.runtime.prepared import LEAST_NBYTES, find
+    from stem_edge.runtime.prepared import LEAST_NBYTES, is_worth_it
 
-    large = footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
-    return large or (bundle is not None and find(bundle, cache_dir) is not None)
+    if bundle is not None:
+        return is_worth_it(bundle, None)
+    return footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
 
 
-def _fit(
-    footprint: Footprint, target: Target, tokens: Tokens, tokenizer: int, way: Way
-) -> Fit | int:
-    """The plan for one footprint, or the least memory that it needs."""
-    contexts = [target.context_length] if target.context_length else _contexts(footprint)
-    mapped, least = way.mapped_nbytes(footprint), 0
-    process = GENERATING_NBYTES[footprint.engine] + tokenizer
+def _needs(footprint: Footprint, context: int, *, prepared: bool, repack: bool) -> Needs:
+    """What the engine needs, with all processors of this machine."""
+    if footprint.engine == "ggml":
+        return ggml_needs(footprint, context, usable_cpus(), repack=repack)
+    prefill = footprint.prefill_nbytes > 0
+    return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
+
+
+def _plan(
+    path: Path,
+    needs_at: NeedsAt,
+    memory: int,
+    contexts: Sequence[int],
+    tokenizer: int,
+    whose: str = "of memory",
+    advice: str = "allow more",
+) -> MemoryPlan:
+    """The plan with the longest of the contexts that leaves room for rows. Raises MemoryPlanError."""
     for context in contexts:
-        planner = Planner(way.needs(footprint, context), process)
-        anonymous = target.memory - mapped
+        needs = needs_at(context)
+        planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer)
+        anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
-        least = smallest.total + mapped
         if smallest.total <= anonymous:
             plan = planner.filled(smallest, anonymous)
-            enough = plan.slots >= min(WANTED_SLOTS, footprint.model.records)
-            if footprint.tables is None or enough or context == contexts[-1]:
-                return _described(footprint, plan, target, tokens, way, tokenizer)
-    return least
+            if plan.slots >= min(WANTED_SLOTS, planner.records) or context == contexts[-1]:
+                return plan
+    least = format_size(smallest.total + memory - anonymous)
+    raise MemoryPlanError(
+        f"{path}: {format_size(memory)} {whose} are too little: with a context of {context} tokens, "
+        f"at least {least} must stay in memory, the weights that every token reads included; "
+        f"{advice}, shorten the context, or export with fewer bits"
+    )
 
 
-def _contexts(footprint: Footprint) -> list[int]:
-    return sorted({min(one, footprint.model.max_context) for one in CONTEXTS}, reverse=True)
-
-
-def _described(
-    footprint: Footprint,
-    plan: MemoryPlan,
-    target: Target,
-    tokens: Tokens,
-    way: Way,
-    tokenizer: int,
-) -> Fit:
-    config, tables = footprint.model, footprint.tables
-    plan_slots = min(plan.slots, config.records)
-    hits = 1.0
-    if tables is not None and tokens.ids is not None:
-        hits, _ = simulate(tokens.ids, config.records, plan_slots, tokens.warm)
-    elif tables is not None:
-        hits = from_counts(tokens.counts, plan_slots)
+def _usage(plan: MemoryPlan, hits: Callable[[int], float]) -> Usage:
+    """A full context, half of it prompt."""
     context = plan.context_length
-    usage = Usage(context // 2, context - context // 2, min(context, 500), plan_slots, hits)
-    prediction = predict(
-        footprint,
-        plan,
-        usage,
-        target.rates,
-        PROFILES[target.flash] if target.flash else None,
-        prepared=way.prepared,
-        prefill=True,
-        repack=way.repack,
-        tokenizer_nbytes=tokenizer,
+    return Usage(
+        context // 2, context - context // 2, min(context, 500), plan.slots, hits(plan.slots)
     )
-    mapped = way.mapped_nbytes(footprint)
-    return Fit(
-        types=footprint.backbone,
-        tables=tables.row_type if tables else "",
-        footprint=footprint,
-        plan=plan,
-        way=way,
-        mapped=mapped,
-        load_memory=plan.total,
-        memory=prediction.anonymous + mapped,
-        hit_source=tokens.source if tables else "a dense model reads no rows",
-        rates_source=target.rates.source,
-        flash=target.flash,
-        prediction=prediction,
-    )
-
-
-def fit_on_device(
-    bundle: Bundle, engine: EngineName, memory: int, context_length: int, way: Way
-) -> int:
-    """What to give to load as `memory` on a device that has so much for one program, in bytes.
-
-    Raises MemoryPlanError as fit does.
-    """
-    footprint = footprint_of(bundle.manifest, engine)
-    target = Target(memory, None, context_length, Rates(1.0, 1.0, 1.0, 0.0, ""))
-    tokens = Tokens(None, zipf_counts(footprint.model.records), "")
-    found = _fit(footprint, target, tokens, tokenizer_nbytes(bundle.path), way)
-    if isinstance(found, int):
-        raise MemoryPlanError(
-            f"{bundle.path}: {format_size(memory)} for one program are too little: at least "
-            f"{format_size(found)} must stay in memory, the weights that every token reads "
-            "included; take a larger device, shorten the context, or export with fewer bits"
-        )
-    return found.load_memory

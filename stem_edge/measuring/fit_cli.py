@@ -36,7 +36,7 @@ devices, what one program can have of each (round numbers, for planning):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """Declare the options."""
     devices = [
         (
             *(f"  {device.name}", format_size(device.memory), f"{device.cpus} cores"),
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """Print the plans."""
     fits = fit(
         args.path,
         args.memory,
@@ -168,7 +168,7 @@ def _flash(one: Fit) -> str:
 
 def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
-    limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.way.repack
+    limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
     if bundle:
         return ["run it so:", f"  stem-edge generate {path} {limit}"]
     types = f"--backbone {one.types.weights}"

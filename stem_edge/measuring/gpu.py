@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from stem_edge.runtime.options import LoadKeywords, Providers
+from stem_edge.runtime.machine import ask_nvidia
+from stem_edge.runtime.options import Providers
 
 NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 MEMORY_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
-SECONDS = 10.0
 # Names of Vulkan in software, and what onnxruntime lists where there is nothing but the CPU.
 SOFTWARE = re.compile(r"llvmpipe|lavapipe|lvp|swiftshader|\bcpu\b", re.IGNORECASE)
 # The display adapter of SwiftShader, and the stand-in of tools/software_gpu.py.
 SOFTWARE_IDS = (0x1AE0, 0xC0DE)
-# Of what onnxruntime tells of a device, the first that is there: its own word, and OpenVINO's.
-NAMES = ("Description", "FULL_DEVICE_NAME")
 NVIDIA = ("cuda", "tensorrt")
 VULKAN_DRIVER = "VK_DRIVER_FILES"  # that the Vulkan loader was told to take
 
@@ -32,28 +27,31 @@ def about_accelerator(
 
     Raises what resolving providers raises.
     """
-    from stem_edge.runtime.providers import resolve
+    from stem_edge.runtime.providers import describe, resolve
 
     first = resolve(providers, libraries)[0]
     found = {"provider": first.name}
     if first.on_cpu:
         return found | {"device": "cpu", "software": "yes"}
-    device = first.devices[0] if first.devices else None
-    if device is not None:
-        found |= _listed(device)
+    ids = None
+    if first.devices:
+        device, hardware = first.devices[0], first.devices[0].device
+        ids, listed = (hardware.vendor_id, hardware.device_id), describe(device)
+        vendor = "" if listed.vendor in listed.name else listed.vendor
+        found["device"] = " ".join(word for word in (listed.kind, vendor, listed.name) if word)
+        if version := {**device.ep_metadata, **hardware.metadata}.get("version"):
+            found["plug-in"] = str(version)
     elif first.name in NVIDIA:
         found |= about_nvidia(first.options.get("device_id", "0"))
-    ids = None if device is None else (device.device.vendor_id, device.device.device_id)
     driver = os.environ.get(VULKAN_DRIVER, "") if first.name == "webgpu" else ""
     software = ids == SOFTWARE_IDS or SOFTWARE.search(f"{found.get('device', '')} {driver}")
-    return (
-        found | ({"driver": driver} if driver else {}) | {"software": "yes" if software else "no"}
-    )
+    found |= {"driver": driver} if driver else {}
+    return found | {"software": "yes" if software else "no"}
 
 
 def about_nvidia(device_id: str) -> dict[str, str]:
     """Name and driver of an NVIDIA GPU; nothing where its driver does not tell."""
-    name, _, driver = "".join(_ask_nvidia(*NAME_QUERY, f"--id={device_id}")[:1]).rpartition(",")
+    name, _, driver = "".join(ask_nvidia(*NAME_QUERY, f"--id={device_id}")[:1]).rpartition(",")
     return {"device": name.strip(), "driver": driver.strip()} if name else {}
 
 
@@ -64,47 +62,6 @@ def device_nbytes(pid: int, providers: Providers) -> int | None:
     """
     if providers is None:
         return 0
-    pairs = [line.partition(", ")[::2] for line in _ask_nvidia(*MEMORY_QUERY)]
+    pairs = [line.partition(", ")[::2] for line in ask_nvidia(*MEMORY_QUERY)]
     held = [int(used) << 20 for owner, used in pairs if owner == str(pid) and used.isdigit()]
     return sum(held) if held else None
-
-
-def on_cpu(options: LoadKeywords) -> bool:
-    """Whether onnxruntime runs the backbone on the CPU as usual, for which it can be prepared.
-
-    Raises InputError, BackendError for providers that cannot be used.
-    """
-    wanted = options.get("providers")
-    if options.get("device_memory") is not None:
-        return False  # a part of its memory plays the device
-    if wanted is None:
-        return True
-    from stem_edge.runtime.providers import resolve
-
-    return resolve(wanted, options.get("provider_libraries"))[0].on_cpu
-
-
-def _ask_nvidia(*query: str) -> list[str]:
-    """Lines of the driver's answer; none where there is no driver, or it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        done = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.splitlines()
-
-
-def _listed(device: Any) -> dict[str, str]:
-    """Kind, vendor, name or numbers of an OrtEpDevice, as onnxruntime lists them."""
-    hardware = device.device
-    told = {**device.ep_metadata, **hardware.metadata}
-    ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"
-    name = next((str(told[key]) for key in NAMES if told.get(key)), ids)
-    vendor = str(hardware.vendor)
-    said = (str(hardware.type.name), "" if vendor in name else vendor, name)
-    words = {"device": " ".join(word for word in said if word)}
-    return words | ({"plug-in": str(told["version"])} if told.get("version") else {})

@@ -27,9 +27,9 @@ def simulate(
 ) -> tuple[float, int]:
     """Hit rate of the ids after the first `prompt` ones, and the slots that are filled in the end.
 
-    Ids are numbers of records below `records`: see record_ids. The prompt is taken `chunk` ids at a time, as an engine cuts it, the others one by one. `counts`
-    fill the cache first, as a warm start does. Rows are of the smallest size there is: only which
-    are kept matters.
+    Ids are numbers of records below `records`: see record_ids. The prompt is taken `chunk` ids at a
+    time, as an engine cuts it, the others one by one. `counts` fill the cache first, as a warm start
+    does. Rows are of the smallest size there is: only which are kept matters.
     """
     layout = make_layout(records, (0,), ((16,),), "int8", 16)
     slots = min(slots, records)

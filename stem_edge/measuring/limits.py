@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 from stem_edge.measuring.devices import Device
 from stem_edge.runtime.machine import memory_cgroup, usable_cpus
@@ -20,6 +20,11 @@ from stem_edge.units import format_size
 
 How = Literal["real", "emulated", "not applied"]
 PREFIX = "stem-edge-"
+# Version of cgroups -> limits of memory; of memory and swap together, or of swap.
+LIMIT_FILES = {
+    1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    2: ("memory.max", "memory.swap.max"),
+}
 REMOVE_TRIES = 50  # a cgroup is busy for a moment after its last process has ended
 
 
@@ -32,14 +37,14 @@ class Limit:
     words: str
 
 
-class Limits:
+class Limits(contextlib.ExitStack):
     """A context manager around a process that `confine` is called with, before it works."""
 
     def __init__(self, device: Device | None, flash: str | None = None) -> None:
         """`flash`: what reads are delayed as; None: nothing is read, or not delayed."""
+        super().__init__()
         self.device, self.flash = device, flash
         self.limits: list[Limit] = []
-        self._made: list[Path] = []
 
     @property
     def cpus(self) -> int | None:
@@ -48,13 +53,17 @@ class Limits:
 
     def confine(self, pid: int) -> None:
         """Apply what can be applied to a process that has not begun to work."""
-        if self.device is not None:
-            self.limits = [
-                self._limit_memory(pid, self.device),
-                self._limit_cpus(pid, self.device),
-                self._limit_flash(),
-                Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
-            ]
+        if self.device is None:
+            return
+        flash = Limit("flash", "not applied", "this run reads no rows from flash")
+        if self.flash is not None:
+            flash = Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
+        self.limits = [
+            self._limit_memory(pid, self.device),
+            self._limit_cpus(pid, self.device),
+            flash,
+            Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
+        ]
 
     def _limit_memory(self, pid: int, device: Device) -> Limit:
         size = format_size(device.memory)
@@ -64,17 +73,13 @@ class Limits:
             return Limit("memory", "emulated", f"{size}, but no cgroup enforces it here")
         folder, version = parent / f"{PREFIX}{os.getpid()}-{pid}", found[1]
         _sweep(parent)
-        self._made.append(folder)  # first, so that an interrupt leaves nothing behind
+        self.callback(_remove, folder)  # first, so that an interrupt leaves nothing behind
         try:
             folder.mkdir(exist_ok=True)  # one of a process that was killed and had the same number
-            if version == 1:
-                _write(folder / "memory.limit_in_bytes", device.memory)
-                with contextlib.suppress(OSError):  # only where swap is accounted
-                    _write(folder / "memory.memsw.limit_in_bytes", device.memory)
-            else:
-                _write(folder / "memory.max", device.memory)
-                with contextlib.suppress(OSError):
-                    _write(folder / "memory.swap.max", 0)
+            limit, with_swap = LIMIT_FILES[version]
+            _write(folder / limit, device.memory)
+            with contextlib.suppress(OSError):  # only where swap is accounted
+                _write(folder / with_swap, device.memory if version == 1 else 0)
             _write(folder / "cgroup.procs", pid)
         except OSError as error:
             _remove(folder)
@@ -82,11 +87,6 @@ class Limits:
             return Limit("memory", "emulated", why)
         words = f"{size} for the process and the files it reads, by a cgroup of version {version}"
         return Limit("memory", "real", words)
-
-    def _limit_flash(self) -> Limit:
-        if self.flash is None:
-            return Limit("flash", "not applied", "this run reads no rows from flash")
-        return Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
 
     def _limit_cpus(self, pid: int, device: Device) -> Limit:
         count, wanted = self.cpus or 1, device.cpus
@@ -98,13 +98,6 @@ class Limits:
             return Limit("cpus", "emulated", f"{count} threads, not bound ({error.strerror})")
         words = f"{count} by affinity" if count == wanted else f"{count}, this machine has no more"
         return Limit("cpus", "real", f"{words}; the device has {wanted}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._made:
-            _remove(self._made.pop())
 
 
 def _sweep(parent: Path) -> None:

@@ -37,7 +37,7 @@ devices: """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """Declare the options."""
     parser.epilog = EPILOG + ", ".join(DEVICES)
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     work = parser.add_argument_group("the run")
@@ -89,7 +89,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """Measure, and print what was asked for."""
     if args.plot is not None:  # before minutes are spent on measuring
         check_plot(args.plot)
     found = measure(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
 from statistics import quantiles
 
 from stem_edge.measuring.measurement import Measurement, Phase
-from stem_edge.text_table import seconds, table
+from stem_edge.text_table import seconds, table, wrapped
 from stem_edge.units import format_rate, format_size
 
 LEAST_STEPS = 10  # to speak of one in ten
@@ -58,28 +57,18 @@ EXPLAINED = {
 
 def to_dict(found: Measurement) -> dict[str, object]:
     """All figures, for JSON. Sizes in bytes, times in seconds."""
-    plain = {
-        name: getattr(found, name)
-        for name in ("bundle", "engine", "system", "threads", "context_length", "interval", "steps")
+    plain, work = asdict(found), found.workload
+    del plain["round"]
+    workload = {
+        "source": work.source,
+        "prompt_tokens": len(work.prompt),
+        "new_tokens": len(work.following),
     }
     return plain | {
-        "options": dict(found.options),
-        "runs_on": found.runs_on,
-        "workload": {
-            "source": found.workload.source,
-            "prompt_tokens": len(found.workload.prompt),
-            "new_tokens": len(found.workload.following),
-        },
-        "device": asdict(found.device) if found.device else None,
-        "limits": [asdict(limit) for limit in found.limits],
-        "prepared_seconds": found.prepared_seconds,
-        "phases": [asdict(phase) for phase in found.phases],
-        "samples": [asdict(sample) for sample in found.samples],
-        "definitions": dict(found.definitions),
+        "workload": workload,
+        "steps": found.steps,
         "counters": found.counters,
-        "hit_curve": {str(slots): rate for slots, rate in found.hit_curve.items()},
         "figures": figures(found),
-        "prediction": found.prediction.to_dict(),
     }
 
 
@@ -117,22 +106,11 @@ def to_csv(found: Measurement) -> str:
 
 
 def _csv_row(phase: Phase) -> dict[str, object]:
-    memory = phase.memory
-    return {
-        "phase": phase.name,
-        "seconds": phase.seconds,
-        "tokens": phase.tokens,
-        **{name: getattr(memory.at_end, name) for name in LABELS},
-        "resident": memory.at_end.resident,
-        "peak_unevictable": memory.peak_unevictable,
-        "peak_resident": memory.peak_resident,
-        "kernel_peak_resident": memory.kernel_peak_resident,
-        "kv_cache": phase.kv_cache,
-        "row_cache": phase.row_cache,
-        "device": phase.device,
-        "cached_backbone": phase.cached_backbone,
-        "cached_tables": phase.cached_tables,
-    }
+    row = asdict(phase)
+    memory = row.pop("memory")
+    kinds = memory.pop("at_end") | {"resident": phase.memory.at_end.resident}
+    del memory["resident_at_end"]
+    return {"phase": row.pop("name"), **kinds, **memory, **row}
 
 
 def report_table(found: Measurement) -> str:
@@ -145,7 +123,7 @@ def explanation(found: Measurement) -> str:
     """What every word of the table means on this system."""
     kinds = {LABELS[name]: text for name, text in found.definitions.items()}
     lines = [f"{name}: {text}." for name, text in (kinds | EXPLAINED).items()]
-    return "\n".join(textwrap.fill(line, 80, subsequent_indent="  ") for line in lines)
+    return "\n".join(part for line in lines for part in wrapped(line, "  "))
 
 
 def _head(found: Measurement) -> list[str]:
@@ -158,7 +136,7 @@ def _head(found: Measurement) -> list[str]:
     if found.runs_on:
         lines.append(", ".join(f"{key} {value}" for key, value in found.runs_on.items()))
     if found.prepared_seconds > 1:
-        lines.append(f"the backbone was prepared first, which took {found.prepared_seconds:.0f} s")
+        lines.append(f"preparing what a first load prepares took {found.prepared_seconds:.0f} s")
     if found.device is not None:
         lines.append(f"on {found.device.name} ({found.device.what}):")
         lines += [f"  {limit.what + ':':<8}{limit.how}; {limit.words}" for limit in found.limits]
@@ -192,6 +170,7 @@ def _phases(found: Measurement) -> list[str]:
 
 def _speed(found: Measurement) -> list[str]:
     speed, slots = found.speed, int(found.counters["slots"])
+    filled = int(found.round.before["filled_slots"])
     to_first = found.phase("load").seconds + found.phase("prefill").seconds
     by_step = format_rate(speed.median_step_tokens_per_second)
     rows = [
@@ -205,7 +184,7 @@ def _speed(found: Measurement) -> list[str]:
         stall = (speed.stall_seconds_per_token or 0) * 1e3
         rows += [
             ("row cache", f"hit rate {speed.hit_rate:.1%} while decoding"),
-            ("  filled at load", f"{found.warm_slots:,} of {slots:,} slots"),
+            ("  filled at load", f"{filled:,} of {slots:,} slots"),
             ("from flash", f"{flash} a decoded token, stall {stall:.2g} ms"),
         ]
     return table(rows, "l")
@@ -239,7 +218,7 @@ def _predicted(found: Measurement) -> list[str]:
 
 
 def _checks(found: Measurement) -> list[str]:
-    lines = [f"A device needs {format_size(found.peak)} for this that it cannot take back."]
+    lines = [f"Needs {format_size(found.peak)} of RAM that cannot be reclaimed."]
     if found.mapped:
         lines += [
             f"Beside it, {format_size(found.mapped)} of weights are mapped: fast while they stay in",

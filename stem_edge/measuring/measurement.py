@@ -6,28 +6,27 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from stem_edge.bundle import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
 from stem_edge.formats import EngineName
 from stem_edge.measuring.devices import Device, find_device
-from stem_edge.measuring.expected_run import expect_run, hit_curve
 from stem_edge.measuring.figures import Figures, Measured, Round, figures_of
-from stem_edge.measuring.fit import Way, fit_on_device, will_be_prepared
-from stem_edge.measuring.gpu import device_nbytes, on_cpu
+from stem_edge.measuring.fit import fit_on_device
+from stem_edge.measuring.gpu import device_nbytes
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.page_cache import cached_nbytes, drop_pages
-from stem_edge.measuring.predict import Prediction
+from stem_edge.measuring.predict import Prediction, expect_run
 from stem_edge.measuring.rates import Rates, between, measure_rates
 from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.subjects import bundle_subject, load_options
-from stem_edge.measuring.workers import Answer, Subject, WorkerProcess
+from stem_edge.measuring.workers import Answer, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.engines import choose_backbone
+from stem_edge.runtime.engines import EngineLoader, choose_backbone, loaders
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.options import LoadKeywords, LoadOptions
 
@@ -59,7 +58,7 @@ class Measurement:
     system: str
     threads: int
     context_length: int
-    options: LoadKeywords
+    options: dict[str, Any]  # others of stem_edge.load, where they are not its defaults
     workload: Workload
     device: Device | None
     limits: list[Limit]
@@ -67,10 +66,8 @@ class Measurement:
     samples: list[Sample]  # memory by kind over time
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
-    prepared_seconds: float  # spent before on preparing the backbone; 0 if that was done already
-    round: Round  # what the worker said of prompt and decoding
-    speed: Figures  # of this round
-    warm_slots: int  # of the row cache, filled while loading
+    prepared_seconds: float  # spent before on what only a first load does
+    round: Round  # what the worker said of loading, prompt and decoding
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
     runs_on: dict[str, str]  # provider, device, driver; empty where no provider was asked for
@@ -78,6 +75,11 @@ class Measurement:
     def phase(self, name: str) -> Phase:
         """A phase by its name: start, import, load, prefill, decode."""
         return next(one for one in self.phases if one.name == name)
+
+    @property
+    def speed(self) -> Figures:
+        """Speed, flash and hit rate."""
+        return figures_of(Measured([self.round]))
 
     @property
     def steps(self) -> list[float]:
@@ -91,7 +93,7 @@ class Measurement:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """By the median step, which leaves out what else the machine did."""
+        """Speed by the median step, which leaves out what else the machine did."""
         return self.speed.median_step_tokens_per_second
 
     @property
@@ -144,138 +146,121 @@ def measure(
 
     Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
     """
-    opened = open_bundle(bundle)
+    opened, given = open_bundle(bundle), LoadOptions(**options)
     if not 0 < interval <= LONGEST_INTERVAL:
         raise InputError(f"interval is {interval}; expected up to {LONGEST_INTERVAL:g} seconds")
-    threads = options.get("threads")
-    if threads is not None and threads < 1:
-        raise InputError(f"threads is {threads}; expected at least 1")
     known = None if device is None else find_device(device)
-    workload = make_workload(opened, text, prompt_tokens, new_tokens, options.get("context_length"))
-    context = options.get("context_length") or workload.tokens
-    engine = choose_backbone(opened, options.get("engine", "auto"))
-    chosen = _on_device(opened, engine, options, known, context)
-    kept = load_options(chosen, "engine", "threads", "context_length")
-    subject = bundle_subject("bundle", opened, engine, kept)
+    workload = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
+    engine = choose_backbone(opened, given.engine)
+    flash = given.emulate_flash or (known.flash if known else None)
+    reads = opened.manifest.tables is not None and not given.resident
     try:
-        reads = opened.manifest.tables is not None and not options.get("resident")
-        with Limits(known, chosen.get("emulate_flash") if reads else None) as limits:
-            threads = threads or limits.cpus or usable_cpus()
-            run = _Run(opened, subject, engine, workload, chosen, context, threads, limits, notify)
+        with Limits(known, flash if reads else None) as limits:
+            chosen = replace(
+                given,
+                engine=engine,
+                emulate_flash=flash,
+                context_length=given.context_length or workload.tokens,
+                threads=given.threads or limits.cpus or usable_cpus(),
+            )
+            loader = loaders(opened, engine, chosen)[0]
+            if known is not None and given.memory is None and given.slots is None:
+                fitting = fit_on_device(opened, loader.needs, known.memory, chosen.context(opened))
+                chosen = replace(chosen, memory=fitting)
+            run = _Run(opened, engine, workload, chosen, loader, limits, notify)
             return run.measure(interval, cold=cold or known is not None)
     finally:
         notify("")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
     """A run of one worker through all phases."""
 
     bundle: Bundle
-    subject: Subject
     engine: EngineName
     workload: Workload
-    options: LoadKeywords
-    context: int
-    threads: int
+    options: LoadOptions
+    loader: EngineLoader
     limits: Limits
     notify: Callable[[str], None]
-    phases: list[Phase] = field(default_factory=list)
-    backbone: list[Path] = field(default_factory=list)  # files that are mapped
-    tables: list[Path] = field(default_factory=list)
 
     def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put everything together."""
-        prepared = self._prepare()
-        files, own = self.subject.files(), BACKBONE_FILES[self.engine]
-        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF  # of prepared graphs, too
-        self.backbone = [path for path in files if path.name in own or suffix in path.name]
-        self.tables = [path for path in files if TABLES in path.parts]
-        device = self.limits.device
+        self.notify("preparing")
+        started = time.perf_counter()
+        self.loader.prepare(None)
+        prepared = time.perf_counter() - started
+        device, options = self.limits.device, self.options
         room = None if device is None else device.memory
-        loaded_with = LoadOptions(
-            **self.options | {"context_length": self.context, "threads": self.threads}
-        )
-        expected = expect_run(self.bundle, self.engine, self.workload, loaded_with, room)
-        before = self._rates()
+        expected = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
+        before, phases = self._rates(), list[Phase]()
+        kept = load_options(options)
+        subject = bundle_subject("bundle", self.bundle, self.engine, kept)
         if cold:
-            _drop_pages(files)
-        with WorkerProcess(self.subject, interval, self.limits.confine) as worker:
-            done, loaded = self._phases(worker)
-        rates = between(before, self._rates())
-        chunk = int(done.decode.counters["chunk_tokens"])
+            _drop_pages(subject.files())
+        with WorkerProcess(subject, interval, self.limits.confine) as worker:
+            done = self._phases(worker, phases)
         return Measurement(
             bundle=str(self.bundle.path),
             engine=self.engine,
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-            threads=self.threads,
-            context_length=self.context,
-            options=self.options,
+            threads=options.cpus,
+            context_length=options.context(self.bundle),
+            options=kept,
             workload=self.workload,
             device=device,
             limits=self.limits.limits,
-            phases=self.phases,
+            phases=phases,
             samples=worker.sampler.samples,
             definitions=worker.sampler.reader.definitions,
             interval=interval,
             prepared_seconds=prepared,
             round=done,
-            speed=figures_of(Measured([done])),
-            warm_slots=int(loaded.counters.get("filled_slots", 0)),
-            hit_curve=hit_curve(self.bundle, self.workload, loaded_with, chunk),
-            prediction=expected.at(rates),
+            hit_curve=expected.hit_curve,
+            prediction=expected.at(between(before, self._rates())),
             runs_on=worker.about,
         )
-
-    def _prepare(self) -> float:
-        """Prepare the backbone if load would; seconds that took."""
-        if self.engine != "onnxruntime":
-            return 0.0
-        if not self.options.get("prepare", True) or not on_cpu(self.options):
-            return 0.0
-        from stem_edge.runtime.prepared import find_or_make
-
-        self.notify("preparing")
-        started = time.perf_counter()
-        find_or_make(self.bundle, self.options.get("cache_dir"), usable_cpus(), progress=None)
-        return time.perf_counter() - started
 
     def _rates(self) -> Rates:
         self.notify("timing this machine's kernels")
         footprint = footprint_of(self.bundle.manifest, self.engine)
-        repack = self.options.get("repack", False)
-        return measure_rates(footprint, self.threads, repack=repack)
+        return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
 
-    def _phases(self, worker: WorkerProcess) -> tuple[Round, Answer]:
-        """All phases in order; what the worker says of prompt and decoding, and of loading."""
+    def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
+        """Run all phases in order."""
+        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF  # of prepared graphs, too
+        files, own = worker.subject.files(), BACKBONE_FILES[self.engine]
+        backbone = [path for path in files if path.name in own or suffix in path.name]
+        tables = [path for path in files if TABLES in path.parts]
+
+        def add(name: str, answer: Answer, tokens: int = 0) -> Answer:
+            phases.append(
+                Phase(
+                    name,
+                    answer.seconds,
+                    tokens,
+                    worker.sampler.phases[name],
+                    cached_nbytes(backbone),
+                    cached_nbytes(tables),
+                    int(answer.counters.get("kv_nbytes", 0)),
+                    int(answer.counters.get("row_cache_nbytes", 0)),
+                    device_nbytes(worker.pid, self.options.providers),
+                )
+            )
+            return answer
+
         prompt, following = self.workload.prompt, self.workload.following
         self.notify("loading")
-        self._add("start", worker, worker.start(), 0)
-        imported, loaded = worker.load(self.context, self.threads)
-        self._add("import", worker, imported, 0)
-        self._add("load", worker, loaded, 0)
+        add("start", worker.start())
+        imported, loaded = worker.load(self.options.context(self.bundle), self.options.cpus)
+        add("import", imported)
+        add("load", loaded)
         self.notify(f"prefill of {len(prompt)} tokens")
-        prefill = worker.prefill(prompt)
-        self._add("prefill", worker, prefill, len(prompt))
+        prefill = add("prefill", worker.prefill(prompt), len(prompt))
         self.notify(f"decoding {len(following)} tokens")
-        decode = worker.decode(following)
-        self._add("decode", worker, decode, len(following))
-        return Round(len(prompt), loaded.counters, prefill, decode), loaded
-
-    def _add(self, name: str, worker: WorkerProcess, answer: Answer, tokens: int) -> None:
-        self.phases.append(
-            Phase(
-                name,
-                answer.seconds,
-                tokens,
-                worker.sampler.phases[name],
-                cached_nbytes(self.backbone),
-                cached_nbytes(self.tables),
-                int(answer.counters.get("kv_nbytes", 0)),
-                int(answer.counters.get("row_cache_nbytes", 0)),
-                device_nbytes(worker.pid, self.options.get("providers")),
-            )
-        )
+        decode = add("decode", worker.decode(following), len(following))
+        return Round(len(prompt), loaded.counters, prefill, decode)
 
 
 def _drop_pages(files: list[Path]) -> None:
@@ -289,26 +274,3 @@ def _drop_pages(files: list[Path]) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _on_device(
-    bundle: Bundle,
-    engine: EngineName,
-    options: LoadKeywords,
-    device: Device | None,
-    context: int,
-) -> LoadKeywords:
-    """Options with what follows from the device: memory and flash."""
-    if device is None:
-        return options
-    chosen = LoadKeywords(**options)
-    if chosen.get("memory") is None and chosen.get("slots") is None:
-        footprint, cache_dir = footprint_of(bundle.manifest, engine), options.get("cache_dir")
-        way = Way(
-            options.get("prepare", True) and will_be_prepared(footprint, bundle, cache_dir),
-            options.get("repack", False),
-        )
-        chosen["memory"] = fit_on_device(bundle, engine, device.memory, context, way)
-    if chosen.get("emulate_flash") is None:
-        chosen["emulate_flash"] = device.flash
-    return chosen

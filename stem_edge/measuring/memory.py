@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
+
+import psutil
 
 PROC = Path("/proc")
 ENDED = "the process has ended"
+STATUS = ("VmRSS", "VmHWM", "VmSwap", "RssAnon")  # read in /proc/PID/status
 LIBRARY = re.compile(r"\.so(\.[\w.]+)?$")
 DELETED = " (deleted)"  # what Linux appends to the name of a file that is gone
 SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
@@ -78,24 +81,6 @@ class Totals:
     resident: int
 
 
-class MemoryReader(Protocol):
-    """Reads the memory of one process. Methods raise OSError when it has ended."""
-
-    definitions: Mapping[str, str]
-
-    def memory(self) -> Memory:
-        """By kind; takes milliseconds."""
-
-    def totals(self) -> Totals:
-        """In sum; takes microseconds on Linux."""
-
-    def begin_peak(self) -> None:
-        """Let the system's own high-water mark begin anew; else it stays that of the whole life."""
-
-    def peak_resident(self) -> int | None:
-        """The system's high-water mark of resident bytes; None where there is none."""
-
-
 class FileKinds:
     """Which kind a mapped file is, by its place."""
 
@@ -113,10 +98,47 @@ class FileKinds:
         return "libraries" if in_bin or LIBRARY.search(name) else "other_files"
 
 
-class LinuxReader:
+class MemoryReader:
+    """Reads the memory of one process: what psutil tells on macOS, Windows and elsewhere.
+
+    Methods raise OSError when it has ended.
+    """
+
+    definitions: Mapping[str, str] = PORTABLE_DEFINITIONS
+
+    def __init__(self, pid: int) -> None:
+        with _psutil_errors():
+            self._process = psutil.Process(pid)
+
+    def memory(self) -> Memory:
+        """Ask for memory by kind: resident, and what no other process uses. Takes milliseconds."""
+        with _psutil_errors():
+            resident = alone = self._process.memory_info().rss
+            with suppress(psutil.AccessDenied):
+                alone = getattr(self._process.memory_full_info(), "uss", resident)
+        if not resident:  # not waited for yet
+            raise ProcessLookupError(ENDED)
+        return Memory(alone, other_files=max(0, resident - alone))
+
+    def totals(self) -> Totals:
+        """Ask for sums, which takes microseconds on Linux."""
+        memory = self.memory()
+        return Totals(memory.unevictable, memory.resident)
+
+    def begin_peak(self) -> None:
+        """Let the system's own high-water mark begin anew; else it stays that of the whole life."""
+
+    def peak_resident(self) -> int | None:
+        """The system's high-water mark of resident bytes, which Windows has; None without one."""
+        with _psutil_errors():
+            peak = getattr(self._process.memory_info(), "peak_wset", None)
+        return None if peak is None else int(peak)
+
+
+class LinuxReader(MemoryReader):
     """Reads /proc/PID: smaps, where each mapping names its file, and status."""
 
-    definitions: Mapping[str, str] = DEFINITIONS
+    definitions = DEFINITIONS
 
     def __init__(self, pid: int, files: FileKinds, proc: Path = PROC) -> None:
         self._folder, self._files = proc / str(pid), files
@@ -171,67 +193,27 @@ class LinuxReader:
     def _status(self) -> dict[str, int]:
         # A program may call itself anything.
         lines = (self._folder / "status").read_text("ascii", "replace").splitlines()
-        pairs = [
-            line.split(":", 1)
-            for line in lines
-            if line.startswith(("VmRSS", "VmHWM", "VmSwap", "RssAnon"))
-        ]
-        found = {name: _kilobytes(rest) for name, rest in pairs}
+        pairs = (line.partition(":")[::2] for line in lines)
+        found = {name: _kilobytes(rest) for name, rest in pairs if name in STATUS}
         if "VmRSS" not in found:
             raise ProcessLookupError(ENDED)
         return found
-
-
-class PortableReader:
-    """What psutil tells on macOS, Windows and elsewhere."""
-
-    definitions: Mapping[str, str] = PORTABLE_DEFINITIONS
-
-    def __init__(self, pid: int) -> None:
-        import psutil
-
-        self._psutil = psutil
-        try:
-            self._process = psutil.Process(pid)
-        except psutil.Error as error:
-            raise ProcessLookupError(str(error)) from error
-
-    def memory(self) -> Memory:
-        """Ask psutil for what is resident, and what of that no other process uses."""
-        try:
-            resident = self._process.memory_info().rss
-            try:
-                alone = getattr(self._process.memory_full_info(), "uss", resident)
-            except self._psutil.AccessDenied:
-                alone = resident
-        except self._psutil.Error as error:
-            raise ProcessLookupError(str(error)) from error
-        if not resident:  # not waited for yet
-            raise ProcessLookupError(ENDED)
-        return Memory(alone, other_files=max(0, resident - alone))
-
-    def totals(self) -> Totals:
-        """Ask for all of it: psutil has nothing quicker."""
-        memory = self.memory()
-        return Totals(memory.unevictable, memory.resident)
-
-    def begin_peak(self) -> None:
-        """Nothing can be reset."""
-
-    def peak_resident(self) -> int | None:
-        """Windows keeps one."""
-        try:
-            peak = getattr(self._process.memory_info(), "peak_wset", None)
-        except self._psutil.Error as error:
-            raise ProcessLookupError(str(error)) from error
-        return None if peak is None else int(peak)
 
 
 def open_reader(pid: int, files: FileKinds) -> MemoryReader:
     """The reader that tells most on this system."""
     if sys.platform == "linux" and (PROC / "self" / "smaps").exists():  # small kernels have none
         return LinuxReader(pid, files)
-    return PortableReader(pid)
+    return MemoryReader(pid)
+
+
+@contextmanager
+def _psutil_errors() -> Iterator[None]:
+    """Errors of psutil as those of the system."""
+    try:
+        yield
+    except psutil.Error as error:
+        raise ProcessLookupError(str(error)) from error
 
 
 def _as_shown(path: Path) -> str:

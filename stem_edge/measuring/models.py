@@ -1,4 +1,4 @@
-"""A path that a user gave: a bundle, or a checkpoint to make one of."""
+"""A path that a user gave: a bundle, or a checkpoint, and the bundles that could be made of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle import MANIFEST
+from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.footprint import Footprint, expected_footprint, gguf_footprint
+from stem_edge.formats import BackboneFormat, GgufFormat, GgufType, WeightType
+from stem_edge.rows import RowType, make_layout
+from stem_edge.runtime.engines import engine_names
+from stem_edge.runtime.options import EngineChoice
+from stem_edge.table_store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoint import Checkpoint
+
+# What may be written from a checkpoint, most exact first.
+CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
+    ("int8", "int8", 128),
+    ("int4", "int8", 32),
+    ("int4", "int8", 128),
+    ("int4", "int4", 128),
+)
+GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
+    ("q8_0", "int8"),
+    ("q5_k_m", "int8"),
+    ("q4_k_m", "int8"),
+    ("q4_k_m", "int4"),
+)
 
 
 def is_bundle(path: Path) -> bool:
@@ -31,3 +52,37 @@ def open_checkpoint(path: Path) -> Checkpoint:
             "install it with: pip install 'stem-edge[export]'"
         ) from error
     return read_checkpoint(path)
+
+
+def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
+    """Sizes of the bundles that an export could make for an engine, most exact first.
+
+    Raises InputError, CheckpointError.
+    """
+    if engine not in engine_names():
+        raise InputError(f"engine is {engine!r}; expected one of {', '.join(engine_names())}")
+    config = open_checkpoint(path).config
+    if engine == "ggml":
+        found = [
+            gguf_footprint(config, GgufFormat(weights=weights), _tables(config, rows))
+            for weights, rows in GGUF_CHOICES
+        ]
+    else:
+        found = [
+            expected_footprint(
+                config,
+                BackboneFormat(weights=weights, head=weights, block_size=block, prefill=True),
+                _tables(config, rows),
+            )
+            for weights, rows, block in CHOICES
+        ]
+    return found if config.stem_layers else found[:-1]  # the last differs in its tables
+
+
+def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
+    if not config.stem_layers:
+        return None
+    group = 32 if rows == "int4" else 128
+    layout = make_layout(config.records, config.stem_layers, config.row_parts(), rows, group)
+    indexed = config.stem_ffn == "hash-moe"
+    return TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)

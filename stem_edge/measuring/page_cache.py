@@ -20,14 +20,11 @@ def cached_nbytes(paths: Iterable[Path]) -> int | None:
     By mincore(2), which says of a file that this user may not write to that all of it is.
     """
     mincore = getattr(ctypes.CDLL(None), "mincore", None) if os.name == "posix" else None
-    if mincore is None:
-        return None
     total = 0
     for path in paths:
-        nbytes = _cached(path, mincore) if _may_ask(path) else None
-        if nbytes is None:
+        if mincore is None or not _may_ask(path) or (cached := _cached(path, mincore)) is None:
             return None
-        total += nbytes
+        total += cached
     return total
 
 

@@ -42,7 +42,7 @@ class Rates:
 
 
 def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -> Rates:
-    """Of this machine and the footprint's engine, which must be installed.
+    """Time the kernels of the footprint's engine, which must be installed, on this machine.
 
     Takes a second or two, and 200 MB for that time. Raises BackendError.
     """
@@ -72,7 +72,7 @@ def _mean_rate(one: float, other: float) -> float:
 
 
 def derived_rates(bandwidth: float, whose: str) -> Rates:
-    """Of a device of so many bytes a second of memory bandwidth."""
+    """Derive those of a device from its memory bandwidth, in bytes a second."""
     weights = WEIGHTS_SHARE * bandwidth
     source = f"from {bandwidth / 1e9:g} GB/s of memory bandwidth, {whose}"
     return Rates(weights, weights, KV_SHARE * bandwidth, SLOW_LAYER_SECONDS, source)

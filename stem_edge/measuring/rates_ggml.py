@@ -54,7 +54,7 @@ Kind = tuple[TensorType, bool]  # of matrices, and whether they are rearranged
 
 
 def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: bool) -> Rates:
-    """See measure_rates; `repack`: with the matrices rearranged that load would rearrange."""
+    """Time matrices, attention, and what else a layer does; `repack` as load would."""
     ggml = checked_ggml()
     processor = Processor(ggml, threads)
     layers, head = _nbytes(config, gguf, repack=repack)
@@ -99,12 +99,10 @@ def _product_rate(processor: Processor, kind: TensorType, repacked: bool) -> flo
     matrices = []
     for _ in range(pairs):
         matrices += [arena.tensor(kind, inner, outer), arena.tensor(kind, outer, inner)]
-    place = _place_repacked if repacked else _place
-    memory: object = place(processor.ggml, matrices)
+    memory = (_place_repacked if repacked else _place)(processor.ggml, matrices)
     for there, back in zip(matrices[0::2], matrices[1::2], strict=True):
         graph.emit(graph.op("mul_mat", back, graph.op("mul_mat", there, x)))
-    seconds = _graph_seconds(graph, {x: np.ones(inner, np.float32)})
-    del memory
+    seconds = _graph_seconds(graph, {x: np.ones(inner, np.float32)}, memory)
     return 2 * pairs * nbytes / seconds
 
 
@@ -129,12 +127,14 @@ def _attention_rate(processor: Processor, config: ModelConfig, kind: TensorType)
         mask: np.zeros(ATTENTION_TOKENS, np.float16),
         query: np.ones(width * heads, np.float32),
     }
-    seconds = _graph_seconds(graph, inputs)
-    del memory
+    seconds = _graph_seconds(graph, inputs, memory)
     return 2 * layers * cell * ATTENTION_TOKENS / seconds
 
 
-def _graph_seconds(graph: Graph, inputs: Mapping[Tensor, npt.NDArray[Any]]) -> float:
+def _graph_seconds(
+    graph: Graph, inputs: Mapping[Tensor, npt.NDArray[Any]], memory: object
+) -> float:
+    """Time a graph over memory, which has to live so long."""
     scratch = Scratch(graph.ggml)
     scratch.place(graph)
 
@@ -158,7 +158,7 @@ def _place(ggml: Ggml, tensors: list[Tensor]) -> Memory:
 
 
 def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
-    """The same, rearranged. Raises BackendError if this build cannot."""
+    """Memory for tensors, filled and rearranged. Raises BackendError if this build cannot."""
     memory = RepackedMemory(ggml, tensors)
     values = np.full(max(ggml.nbytes(tensor) for tensor in tensors), FILL, np.uint8)
     for tensor in tensors:
@@ -167,7 +167,7 @@ def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
 
 
 def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
-    """Of a model of the shape of the one inside this package, whose layers hardly compute anything.
+    """Time a model shaped as the one inside this package, whose layers hardly compute anything.
 
     Its weights are zeros, its rows are read.
     """
@@ -176,7 +176,11 @@ def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
     if tables is None:
         raise BackendError(f"{DEMO} has no tables; install stem-edge again")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        file = _zeros(Path(folder) / "zeros", config, gguf)
+        path, planned = Path(folder) / "zeros", planned_tensors(config, gguf.weights)
+        with path.open("wb") as zeros:
+            zeros.truncate(planned[-1].end)
+        tensors = dict(zip(config.backbone_shapes(), planned, strict=True))
+        file = GgufWeights(path, planned[-1].end, tensors)
         slots = BlockSlots(tables.tables, SLOTS)
         rows = Prefetcher(open_store(bundle.file(TABLES), tables, "pread"), RowCache(slots))
         model = GgmlModel(ggml, config, file, slots, threads, kv_type(gguf.weights), repack=False)
@@ -185,13 +189,3 @@ def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
             return steps_seconds(engine) / config.n_layers
         finally:
             engine.close()
-
-
-def _zeros(path: Path, config: ModelConfig, gguf: GgufFormat) -> GgufWeights:
-    """A file of zeros, described as a backbone."""
-    planned = planned_tensors(config, gguf.weights)
-    with path.open("wb") as file:
-        file.truncate(planned[-1].end)
-    return GgufWeights(
-        path, planned[-1].end, dict(zip(config.backbone_shapes(), planned, strict=True))
-    )

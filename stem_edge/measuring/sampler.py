@@ -48,48 +48,41 @@ class Sampler:
         self.reader, self.interval, self.kinds_interval = reader, interval, kinds_interval
         self.samples: list[Sample] = []
         self.phases: dict[str, PhaseMemory] = {}
+        self._seen: dict[str, list[Totals]] = {}  # by phase
+        self._marks: dict[str, list[int]] = {}  # of the kernel
         self._started = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Sample while the body runs. A phase of the same name again keeps the higher peaks."""
-        done, seen = threading.Event(), [self.reader.totals()]
+        done = threading.Event()
+        self._seen.setdefault(name, []).append(self.reader.totals())
         self.reader.begin_peak()
-        thread = threading.Thread(
-            target=self._watch, args=(name, done, seen), name="stem-edge-sampler"
-        )
+        thread = threading.Thread(target=self._watch, args=(name, done), name="stem-edge-sampler")
         thread.start()
         try:
             yield
         finally:
             done.set()
             thread.join()
-        seen.append(self.reader.totals())
-        self._keep(name, seen)
-
-    def _keep(self, name: str, seen: list[Totals]) -> None:
-        kernel = self.reader.peak_resident()
-        memory = self._sample(name)
-        unevictable = max([memory.unevictable, *(one.unevictable for one in seen)])
-        resident = max([memory.resident, *(one.resident for one in seen)])
-        before = self.phases.get(name)
-        if before is not None:
-            unevictable = max(unevictable, before.peak_unevictable)
-            resident = max(resident, before.peak_resident)
-            if kernel is not None and before.kernel_peak_resident is not None:
-                kernel = max(kernel, before.kernel_peak_resident)
+        memory, totals, seen = self._sample(name), self.reader.totals(), self._seen[name]
+        mark, marks = self.reader.peak_resident(), self._marks.setdefault(name, [])
+        marks += [] if mark is None else [mark]
         self.phases[name] = PhaseMemory(
-            memory, self.reader.totals().resident, unevictable, resident, kernel
+            memory,
+            totals.resident,
+            max(one.unevictable for one in (*seen, totals)),
+            max(one.resident for one in (*seen, totals)),
+            max(marks, default=None),
         )
 
-    def _watch(self, name: str, done: threading.Event, seen: list[Totals]) -> None:
+    def _watch(self, name: str, done: threading.Event) -> None:
         next_kinds = time.perf_counter()
         try:
             while not done.wait(self.interval):
-                seen.append(self.reader.totals())
+                self._seen[name].append(self.reader.totals())
                 if (now := time.perf_counter()) >= next_kinds:
-                    memory = self._sample(name)
-                    seen.append(Totals(memory.unevictable, memory.resident))
+                    self._sample(name)
                     took = time.perf_counter() - now
                     next_kinds = now + max(self.kinds_interval, took / MOST_OF_TIME)
         except OSError:  # it has ended; whoever waits for its answer says so
@@ -98,4 +91,5 @@ class Sampler:
     def _sample(self, name: str) -> Memory:
         memory = self.reader.memory()
         self.samples.append(Sample(time.perf_counter() - self._started, name, memory))
+        self._seen[name].append(Totals(memory.unevictable, memory.resident))
         return memory

@@ -5,50 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.measuring.workers import Subject
-from stem_edge.runtime import load
 from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash
-from stem_edge.runtime.options import EngineChoice, LoadKeywords
+from stem_edge.runtime.options import EngineChoice, LoadOptions
+
+# Options of load that are for accelerators, and that a dense model has no use for.
+DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
+OF_ROWS = ("memory", "slots", "host_slots", "resident", "emulate_flash")
+APART = ("engine", "threads", "context_length")
+UNLIMITED = 1 << 62
+
+
+class Way(NamedTuple):
+    """Another way to run the same bundle."""
+
+    what: str
+    options: Mapping[str, object] = {}  # more of them
+    without: tuple[str, ...] = ()
+    engine: EngineName | None = None
+
 
 # What may follow --against, and what it means.
-AGAINST = {
-    "resident": "the same bundle with all tables in memory, of the device if it runs on one",
+WAYS = {
+    "resident": Way(
+        "the same bundle with all tables in memory, of the device if it runs on one",
+        {"resident": True},
+        without=("slots",),
+    ),
+    "unprepared": Way("the same bundle without a prepared backbone", {"prepare": False}),
+    "mmap": Way("the same bundle, records read through a mapping", {"reads": "mmap"}),
+    "plain": Way("the same bundle, no rows read ahead", {"overlap": False}),
+    "cpu": Way("the same bundle on the CPU, where it runs on another provider", without=DEVICE),
+    "onnxruntime": Way("the same bundle on onnxruntime", without=("repack",), engine="onnxruntime"),
+    "ggml": Way("the same bundle on ggml", without=("repack", *DEVICE), engine="ggml"),
+    "repacked": Way(
+        "the same bundle on ggml, matrices rearranged in memory", {"repack": True}, DEVICE, "ggml"
+    ),
+}
+AGAINST = {name: way.what for name, way in WAYS.items()} | {
     "flash=NAME": "the same bundle on emulated flash",
     "dense=BUNDLE": "another bundle in the same engine",
     "block=BUNDLE": "the same, where only the block size differs",
     "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
     "Q5_K_M, Q6_K, ...",
     "torch": "the public trainer's way of computing, in bfloat16",
-    "unprepared": "the same bundle without a prepared backbone",
-    "mmap": "the same bundle, records read through a mapping",
-    "plain": "the same bundle, no rows read ahead",
-    "cpu": "the same bundle on the CPU, where it runs on another provider",
-    "onnxruntime": "the same bundle on onnxruntime",
-    "ggml": "the same bundle on ggml",
-    "repacked": "the same bundle on ggml, matrices rearranged in memory",
 }
-WAYS: dict[str, dict[str, Any]] = {
-    "resident": {"resident": True},
-    "unprepared": {"prepare": False},
-    "mmap": {"reads": "mmap"},
-    "plain": {"overlap": False},
-    "cpu": {},
-    "onnxruntime": {},
-    "ggml": {},
-    "repacked": {"repack": True},
-}
-# Options of load that are for accelerators, and that a dense model has no use for.
-DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
-OF_ROWS = ("memory", "slots", "host_slots", "resident", "emulate_flash")
-UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -62,20 +70,18 @@ class Common:
     work: Path  # GGUF files are made there
 
 
-def load_options(options: LoadKeywords, *left_out: str) -> dict[str, Any]:
+def load_options(options: LoadOptions) -> dict[str, Any]:
     """Options of load that differ from what it does anyway, as JSON can hold them.
 
-    Raises TypeError, as load does, for one that it does not have.
+    Without engine, threads and context, which a subject has apart.
     """
-    defaults = signature(load).parameters
-    if unknown := options.keys() - defaults.keys():
-        raise TypeError(f"unexpected options of load: {', '.join(sorted(unknown))}")
-    found: dict[str, Any] = {
+    defaults = LoadOptions()
+    found = {
         name: value
-        for name, value in options.items()
-        if name not in left_out and value != defaults[name].default
+        for name, value in vars(options).items()
+        if name not in APART and value != getattr(defaults, name)
     }
-    if libraries := found.get("provider_libraries"):
+    if libraries := options.provider_libraries:
         found["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
     return found
 
@@ -132,32 +138,26 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
 def _way(
     name: str, engine: EngineName, options: dict[str, Any]
 ) -> tuple[EngineName, dict[str, Any]]:
-    """Engine and options of another way to run the same bundle."""
-    device = on_device(options)
-    if name == "resident":
-        options = _without(options, "slots")
-        # What the host tier would be asked for is in the slots; a limit is for them.
-        options |= {"host_slots": 0} if device else {}
-        options |= {"device_memory": UNLIMITED} if "device_memory" in options else {}
-    elif name == "cpu":
-        if not device:
-            raise InputError(
-                "--against cpu: the bundle runs on the CPU itself; leave it out, or name another "
-                "provider with --providers"
-            )
-        options = _without(options, *DEVICE)
-    elif name == "onnxruntime":
-        engine, options = "onnxruntime", _without(options, "repack")
-    elif name in ("ggml", "repacked"):
-        engine, options = "ggml", _without(options, "repack", *DEVICE)
-    elif name == "unprepared" and (engine != "onnxruntime" or device):
+    """Engine and options of another way to run the same bundle. Raises InputError if it is none."""
+    way, device = WAYS[name], on_device(options)
+    if name == "cpu" and not device:
+        raise InputError(
+            "--against cpu: the bundle runs on the CPU itself; leave it out, or name another "
+            "provider with --providers"
+        )
+    if name == "unprepared" and (engine != "onnxruntime" or device):
         accelerated = engine == "onnxruntime"
         raise InputError(
             "--against unprepared: nothing is prepared on "
             f"{'accelerators' if accelerated else engine}; leave it out, or "
             f"{'run it on the CPU' if accelerated else 'add --engine onnxruntime'}"
         )
-    return engine, options | WAYS[name]
+    options = _without(options, *way.without) | dict(way.options)
+    if name == "resident" and device:
+        # What the host tier would be asked for is in the slots; a limit is for them.
+        limit = {"device_memory": UNLIMITED} if "device_memory" in options else {}
+        options |= {"host_slots": 0, **limit}
+    return way.engine or engine, options
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
-# Kind of subject -> module and class of its engine. The module is imported first, so that imports
-# and loading are measured apart; with stem-edge also what it would import while loading.
+# Kind of subject -> module and class of its engine. What loading would import is imported before, so
+# that both are measured apart: of stem-edge, that is a module for each of its engines.
 ENGINES = {
-    "stem-edge": ("stem_edge.runtime", ""),
+    "stem-edge": ("stem_edge.measuring.worker", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.engine_llama", "LlamaModel"),
     "torch": ("stem_edge.measuring.engine_torch", "TorchModel"),
 }
@@ -47,7 +47,7 @@ class MeasuredEngine(Protocol):
 class StemEdge(MeasuredEngine):
     """stem-edge itself. Tokens are those of a real text, not its own: their rows are what counts."""
 
-    def __init__(self, bundle: str, context: int, threads: int, options: dict[str, Any]) -> None:
+    def __init__(self, bundle: str, context: int, threads: int, **options: Any) -> None:
         import numpy as np
 
         import stem_edge
@@ -122,36 +122,28 @@ class Worker:
         started = time.perf_counter()
         steps = self._do(request)
         seconds = time.perf_counter() - started
-        counters = self._engine.counters() if self._engine is not None else {}
-        answer = {"seconds": seconds, "steps": steps, "counters": counters}
-        if request["do"] == "load" and self._engine is not None:
-            answer["about"] = self._engine.about()
+        engine, answer = self._engine, {"seconds": seconds, "steps": steps, "counters": {}}
+        if engine is not None:
+            answer["counters"] = engine.counters()
+            answer["about"] = engine.about() if request["do"] == "load" else {}
         return answer
 
     def _do(self, request: dict[str, Any]) -> list[float]:
+        """Seconds of each decode step."""
         match request["do"], self._engine:
             case "import", _:
-                import_module(ENGINES[request["kind"]][0])
-                if loader := LOADERS.get(request["engine"]):
-                    import_module(loader)
+                import_module(LOADERS.get(request["engine"], ENGINES[request["kind"]][0]))
             case "load", _:
-                self._engine = _load(**{k: v for k, v in request.items() if k != "do"})
+                module, name = ENGINES[request["kind"]]
+                load, options = getattr(import_module(module), name), request["options"]
+                path, context, threads = (request[key] for key in ("path", "context", "threads"))
+                self._engine = load(path, context, threads, **options)
             case "prefill", engine if engine is not None:
                 engine.clear()
                 engine.choose(request["ids"])
             case "decode", engine if engine is not None:
                 return [_timed(engine, token) for token in request["ids"]]
         return []
-
-
-def _load(
-    kind: str, path: str, context: int, threads: int, options: dict[str, Any]
-) -> MeasuredEngine:
-    module, name = ENGINES[kind]
-    if not name:
-        return StemEdge(path, context, threads, options)
-    engine: MeasuredEngine = getattr(import_module(module), name)(path, context, threads)
-    return engine
 
 
 def _timed(engine: MeasuredEngine, token: int) -> float:

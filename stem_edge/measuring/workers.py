@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -153,11 +154,8 @@ class WorkerProcess:
 
     def _died(self, phase: str) -> str:
         begin = f"{self.subject.name} ended while it was measured, in phase {phase}: "
-        try:
-            status = self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        status = self._status()
+        if status is None:
             return f"{begin}its memory cannot be read, or it stopped answering; see what it printed"
         if status == -KILLED:
             return (
@@ -171,15 +169,18 @@ class WorkerProcess:
         """End it: it stops when nobody asks any more."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    continue
+        self._status()
+
+    def _status(self) -> int | None:
+        """Exit status; None if it would not end and had to be killed."""
         try:
-            self._process.wait(END_SECONDS)
+            return self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            return None
 
     def __enter__(self) -> Self:
         return self

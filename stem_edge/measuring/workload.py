@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """All of them: the context that the run needs."""
+        """Tokens of both together: the context that the run needs."""
         return len(self.prompt) + len(self.following)
 
 
