@@ -13,10 +13,9 @@ from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.measuring.workers import Subject
-from stem_edge.runtime import load
 from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash
-from stem_edge.runtime.options import EngineChoice, LoadKeywords
+from stem_edge.runtime.options import EngineChoice, LoadKeywords, LoadOptions
 
 # What may follow --against, and what it means.
 AGAINST = {
@@ -67,7 +66,7 @@ def load_options(options: LoadKeywords, *left_out: str) -> dict[str, Any]:
 
     Raises TypeError, as load does, for one that it does not have.
     """
-    defaults = signature(load).parameters
+    defaults = signature(LoadOptions).parameters
     if unknown := options.keys() - defaults.keys():
         raise TypeError(f"unexpected options of load: {', '.join(sorted(unknown))}")
     found: dict[str, Any] = {
