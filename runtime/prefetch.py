@@ -129,7 +129,7 @@ class Prefetcher:
         return RowCounters(
             hits=cache.hits,
             misses=cache.misses,
-            bytes_read=self.store.bytes_read,
+            bytes_read=self.store.base.bytes_read,
             stall_seconds=self.stall_seconds,
             host_hits=host.hits if host else 0,
             host_misses=host.misses if host else 0,
@@ -164,8 +164,7 @@ class Prefetcher:
         made = self.store.make(recipes)
         try:
             self.cache.make_room(self.store.numbers)
-            if self.store.has_released:
-                self._forget_unused()
+            self._forget_unused()
         except BaseException:
             self.store.release(made.tolist())
             raise
@@ -219,6 +218,8 @@ class Prefetcher:
     def _forget_unused(self) -> None:
         """Give numbers of made records free, in an order that an interrupt may end anywhere."""
         gone = self.store.unused()
+        if not len(gone):
+            return
         if self._background and self._pending and np.isin(self._pending[0], gone).any():
             self._background.result(self._pending[1])  # it looks up what these numbers are made of
             self._pending = None
@@ -237,4 +238,4 @@ class Prefetcher:
         if self._background is not None:
             self._background.close()
         self._pending = None
-        self.store.close()
+        self.store.base.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,7 +37,6 @@ from stem_edge.quantize import (
 )
 
 RowType = Literal["fp32", "fp16", "int8", "int4"]
-ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
 ROW_BITS: dict[RowType, int] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}
 ScaleType = Literal["fp32", "fp16"]
 Parts: TypeAlias = tuple[tuple[int, ...], ...]

@@ -37,7 +37,8 @@ class FakeStore(MemoryStore):
 
     def __init__(self, index: I32 | None = None) -> None:
         super().__init__(LAYOUT, numbered)
-        self._memory_index = index
+        if index is not None:
+            self.index, self.tokens = index, len(index)
         self.failures = 0
         self.gate = threading.Event()
         self.gate.set()

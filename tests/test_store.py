@@ -18,8 +18,8 @@ from stem_edge import disk, plain_files, shards
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.store import ReadMode, RowStore, open_store
-from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.runtime.store import ReadMode, open_store
+from stem_edge.table_store import TableFormat
 
 V = 11
 LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8", group_size=16)
@@ -279,11 +279,6 @@ def test_store_of_another_layout_is_refused(
 def test_store_without_the_index_that_the_manifest_has(written: U8, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="the manifest says"):
         open_store(tmp_path, TableFormat(tokens=V, tables=LAYOUT, indexed=True))
-
-
-def test_unknown_way_to_read_is_refused(written: U8, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="reads is 'direct'; expected one of pread, mmap"):
-        RowStore(open_table_store(tmp_path), "direct")  # type: ignore[arg-type]
 
 
 # Records 0 to 4 as int8, 5 to 10 as int4; 14 tokens.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from contract import refused
 from faulty_disk import Failing, watch
-from stores import write_store
+from stores import check_shard, write_store
 from test_limits_disk import open_files
 from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, root, shard
 
@@ -26,7 +26,7 @@ from stem_edge.runtime.flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.store import open_store
 from stem_edge.shards import open_grid
 from stem_edge.table_check import check_tables
-from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.table_store import TableFormat
 
 __all__ = ["root"]  # the fixture
 FLOATS = RecordLayout(records=3, layers=(2, 5), parts=((4,),), row_type="fp32")
@@ -78,10 +78,10 @@ def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int,
         watch(patch, ["pread"], Failing(at, number, for_ever=True))
         closed = Closes(patch)
         refused(
-            lambda: grid.check_shard(1), BundleError, shard(root, 1), os.strerror(number), "device"
+            lambda: check_shard(grid, 1), BundleError, shard(root, 1), os.strerror(number), "device"
         )
     assert closed.count == 1
-    grid.check_shard(1)
+    check_shard(grid, 1)
 
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 7, 8])
@@ -304,4 +304,3 @@ def test_one_read_needs_no_threads(root: Path, monkeypatch: pytest.MonkeyPatch) 
         refused(lambda: store.read(np.array([1, 9])), InputError, "record 9")
     with open_store(root, FORMAT) as store:
         assert (store.layout, store.tokens, store.index) == (LAYOUT, 5, None)
-    assert open_table_store(root).grid_of(4) == (0, 4)
