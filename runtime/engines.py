@@ -65,25 +65,17 @@ class Engine(NamedTuple):
     install: str  # how to get it
 
 
-def _has_onnxruntime() -> bool:
-    return find_spec("onnxruntime") is not None
-
-
-def _has_ggml() -> bool:
-    return library_path() is not None
-
-
 ENGINES: dict[str, Engine] = {
     "onnxruntime": Engine(
         "onnxruntime",
         "stem_edge.runtime.loading_ort",
-        _has_onnxruntime,
+        lambda: find_spec("onnxruntime") is not None,
         "pip install onnxruntime",
     ),
     "ggml": Engine(
         "ggml",
         "stem_edge.runtime.loading_ggml",
-        _has_ggml,
+        lambda: library_path() is not None,
         f"{INSTALL} (it compiles for some minutes, see README)",
     ),
 }

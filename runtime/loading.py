@@ -24,15 +24,11 @@ from stem_edge.runtime.engines import (
 )
 from stem_edge.runtime.flash import open_flash
 from stem_edge.runtime.host_tier import HostTier
-from stem_edge.runtime.machine import (
-    available_memory,
-    own_memory,
-    raise_out_of_memory,
-)
+from stem_edge.runtime.machine import available_memory, own_memory, raise_out_of_memory
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.options import LoadOptions, MoreKeywords, Providers
 from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
-from stem_edge.runtime.prefetch import NoRows, Prefetcher
+from stem_edge.runtime.prefetch import Prefetcher, Rows
 from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
@@ -116,15 +112,16 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-        plan = _plan(bundle, loader.needs(context), options)
-        return _assemble(bundle, loader, dataclasses.replace(plan, engine=chosen), text, options)
+        plan = _plan(bundle, chosen, loader.needs(context), options)
+        return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, ways, assemble)
 
 
-def _plan(bundle: Bundle, needs: Needs, options: LoadOptions) -> MemoryPlan:
+def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
-    return plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    plan = plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    return dataclasses.replace(plan, engine=engine)
 
 
 def _assemble(
@@ -132,11 +129,13 @@ def _assemble(
 ) -> Model:
     """Open what the plan counts."""
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
+
+    def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
+        chunk = min(plan.chunk_tokens, loader.step_tokens)  # known once the backbone is open
+        return Model(bundle, Engine(backend, rows, chunk, overlap=overlap), plan, text, on_close)
+
     if format is None:
-        backend = loader.open(None)
-        chunk = min(plan.chunk_tokens, loader.step_tokens)
-        made = Engine(backend, NoRows(), chunk, overlap=overlap)
-        return Model(bundle, made, plan, text)
+        return model(loader.open(None), Rows())
     with ExitStack() as opened:
         flash = open_flash(options.emulate_flash)
         tables = open_store(bundle.file(TABLES), format, options.reads, flash)
@@ -156,12 +155,10 @@ def _assemble(
             fill(rows, wanted, plan.chunk_tokens)
 
         backend = _open_and_fill(loader, storage, fill_slots)
-        chunk = min(plan.chunk_tokens, loader.step_tokens)
-        made = Engine(backend, rows, chunk, overlap=overlap)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
-        model = Model(bundle, made, plan, text, keep)
+        loaded = model(backend, rows, keep)
         opened.pop_all()
-    return model
+    return loaded
 
 
 def memory_plan(
@@ -191,7 +188,7 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
-    return dataclasses.replace(_plan(bundle, needs, options), engine=chosen)
+    return _plan(bundle, chosen, needs, options)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

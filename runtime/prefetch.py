@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,62 +52,39 @@ class RowCounters:
     uploaded_bytes: int = 0
 
 
-class Rows(Protocol):
-    """Where an engine gets slots from."""
+class Rows:
+    """Where an engine gets slots from; as it stands here, for a dense model, which has no rows."""
 
     @property
     def step_tokens(self) -> int:
         """Tokens that one step may have, whichever they are."""
+        return ANY_NUMBER
 
     def submit(self, stem_ids: I64) -> None:
         """Start reading the records of these ids that are in no slot."""
 
     def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of the ids [T], all resident until the next call."""
+        return np.zeros(len(stem_ids), np.int32)
 
     def make(self, recipes: Sequence[Recipe]) -> I64:
-        """Stem ids int64 [n] of recipes [n], good until they are released."""
+        """Stem ids int64 [n] of recipes [n], good until they are released. Raises InputError."""
+        if recipes:
+            raise InputError("this model is dense: it has no rows that could be edited")
+        return np.zeros(0, np.int64)
 
     def release(self, stem_ids: Sequence[int]) -> None:
         """Say that ids that `make` gave are not needed any more; safe in any thread."""
 
     def counters(self) -> RowCounters:
         """What was counted so far."""
+        return RowCounters()
 
     def close(self) -> None:
         """Release threads and files."""
 
 
-class NoRows:
-    """Rows of a dense model: there are none."""
-
-    step_tokens = ANY_NUMBER
-
-    def submit(self, stem_ids: I64) -> None:
-        """Nothing to read."""
-
-    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
-        """Slots that no graph looks at."""
-        return np.zeros(len(stem_ids), np.int32)
-
-    def make(self, recipes: Sequence[Recipe]) -> I64:
-        """There is nothing to make one of. Raises InputError."""
-        if recipes:
-            raise InputError("this model is dense: it has no rows that could be edited")
-        return np.zeros(0, np.int64)
-
-    def release(self, stem_ids: Sequence[int]) -> None:
-        """Nothing was made."""
-
-    def counters(self) -> RowCounters:
-        """Zeros."""
-        return RowCounters()
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class Prefetcher:
+class Prefetcher(Rows):
     """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
 
     def __init__(self, store: Records, cache: RowCache, *, overlap: bool = True) -> None:

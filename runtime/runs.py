@@ -96,7 +96,7 @@ def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
 def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
     """Whether there are matrices that this build of ggml rearranges."""
     from stem_edge.ggml_check import checked_ggml
-    from stem_edge.runtime.ggml_repack import can_repack
+    from stem_edge.runtime.ggml_weights import can_repack
 
     ggml = checked_ggml(cache_dir)
     return can_repack(ggml) and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0

@@ -11,7 +11,7 @@ from stem_edge.footprint import FLOAT, Footprint
 from stem_edge.formats import GgufFormat
 from stem_edge.gguf_schema import repacked_nbytes
 from stem_edge.measuring.usage import Held, Usage
-from stem_edge.runtime.ggml_kv import CELLS
+from stem_edge.runtime.ggml_graph import CELLS
 from stem_edge.runtime.ggml_weights import repacked_for_prompts
 from stem_edge.runtime.plan import MemoryPlan
 
