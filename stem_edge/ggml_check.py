@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import platform
 import signal
 from collections.abc import Sequence
@@ -53,26 +52,26 @@ USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
 ARM = "GGML_CPU_ARM_ARCH"
 
 WINDOWS_ILLEGAL = 0xC000001D  # exit status: an illegal instruction
-FORMAT = 1
+FORMAT = 2
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
 TRIAL = "stem_edge.runtime.ggml_trial"
-DIFFERS, REFUSED = (
-    10,
-    11,
-)  # its exit status: a wrong result, a library that Ggml refuses (3: aborted)
+# Its exit status: a wrong result, a library that Ggml refuses. (3 is an abort on Windows.)
+DIFFERS, REFUSED = 10, 11
 TRIAL_SECONDS = 60.0  # it takes one or two where nothing else runs
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a good trial found, as it is kept."""
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The last line of a trial that ended well."""
+
+    repack: bool  # whether products of rearranged matrices were right, too
+
+
+class Verdict(Told, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The same as it is kept."""
 
     format: int
     library: str
-    version: str
-    repack: bool  # whether products of rearranged matrices were right, too
-    amx: bool  # whether this build has kernels for AMX, which are not used
-    seconds: float
 
 
 def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
@@ -150,18 +149,12 @@ def _try(path: Path, command: Sequence[str], seconds: float) -> Verdict:
         )
     if ended.status:
         raise BackendError(_failure(path, ended.status, ended))
-    return _verdict(path, ended.stdout)
-
-
-def _verdict(path: Path, stdout: bytes) -> Verdict:
-    """From the child's last line. Raises BackendError."""
+    said = last_line(ended.stdout)
     try:
-        told = json.loads(last_line(stdout))
-        if told.pop("ok") is True:
-            return msgspec.convert(told | {"format": FORMAT, "library": str(path)}, Verdict)
-    except (ValueError, LookupError, AttributeError, TypeError):
-        pass
-    raise BackendError(f"{path}: the test of ggml ended with {last_line(stdout)!r}; {AGAIN}")
+        told = msgspec.json.decode(said, type=Told)
+    except ValueError:  # msgspec's are
+        raise BackendError(f"{path}: the test of ggml ended with {said!r}; {AGAIN}") from None
+    return Verdict(format=FORMAT, library=str(path), repack=told.repack)
 
 
 def _failure(path: Path, status: int, ended: Ended) -> str:

@@ -16,7 +16,7 @@ from test_ggml_library import compiled, needs_compiler, needs_library, version_s
 
 from stem_edge import ggml_check
 from stem_edge.errors import BackendError
-from stem_edge.ggml import KNOWN_VERSIONS, REINSTALL, installed_library
+from stem_edge.ggml import REINSTALL, installed_library
 from stem_edge.ggml_check import (
     check_library,
     checked_ggml,
@@ -29,7 +29,7 @@ from stem_edge.gguf_schema import repacks, tensor_types
 from stem_edge.rows import ROW_BITS
 from stem_edge.runtime.ggml_trial import LOST, WrongResultError, cases, compare
 
-GOOD = {"ok": True, "version": "0.25.3", "repack": True, "amx": False, "seconds": 0.1}
+GOOD = {"repack": True}
 # Lets the real trial see a wrong number in what `place` returns wherever the condition says so.
 SPOILED = """
 import sys
@@ -92,7 +92,6 @@ def test_a_good_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert checked_ggml(tmp_path).repack == first.repack
     verdict = read_verdict(verdict_file(tmp_path, installed_library()))
     assert verdict is not None
-    assert verdict.version in KNOWN_VERSIONS
     assert verdict.repack == first.repack <= (first.extra_buffer_type("CPU_REPACK") is not None)
     with pytest.raises(TypeError):
         checked_ggml(tmp_path / "another folder")
@@ -136,7 +135,9 @@ def test_the_same_library_in_another_folder(trials: Trials, tmp_path: Path) -> N
     assert trials.count() == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 0}', bytes(1 << 17)])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b'{"format": 0, "library": "", "repack": true}', bytes(1 << 17)]
+)
 def test_a_damaged_verdict_does_not_count(damage: bytes, trials: Trials) -> None:
     trials.count()
     (kept,) = trials.folder.rglob("*.json")
@@ -156,9 +157,7 @@ def test_a_bad_verdict_is_not_kept(trials: Trials) -> None:
     assert trials.count() == 1
 
 
-@pytest.mark.parametrize(
-    "told", [{}, [], "text", GOOD | {"ok": False}, GOOD | {"x": 1}, GOOD | {"repack": 1}]
-)
+@pytest.mark.parametrize("told", [{}, [], "text", GOOD | {"x": 1}, {"repack": 1}])
 def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
     with pytest.raises(BackendError, match="the test of ggml ended with"):
         trials.count(told)

@@ -290,24 +290,6 @@ def test_a_shorter_context_needs_less() -> None:
     assert needs == sorted(set(needs))
 
 
-@pytest.mark.parametrize("size", ["60MB", "40 mb", "40000k", "0.04G", "40000000B", 40_000_000])
-def test_sizes_as_text(size: int | str) -> None:
-    assert plan_memory(BUNDLE, CONTEXT, size) == plan_memory(BUNDLE, CONTEXT, 40 * 10**6)
-
-
-def test_binary_sizes_as_text() -> None:
-    assert plan_memory(BUNDLE, CONTEXT, "40MiB") == plan_memory(BUNDLE, CONTEXT, 40 << 20)
-
-
-@pytest.mark.parametrize(
-    "size",
-    ["", "MB", "-40MB", "0", 0, -1, "40 MB extra", "1e9", "nan", "1,5GB", "9" * 400, 4e7, "600"],
-)
-def test_sizes_that_are_none(size: Any) -> None:
-    with pytest.raises(InputError, match="write for example 600MB"):
-        plan_memory(BUNDLE, CONTEXT, size)
-
-
 @pytest.mark.parametrize("block_size", [0, -32, 8])
 def test_manifest_with_an_impossible_block_size_is_refused(block_size: int) -> None:
     """In the manifest or in the plan, but not by a division by zero."""

@@ -261,13 +261,6 @@ def test_z17_ids_of_numpys_types(tiny_bundle: Path, kind: type[np.integer[Any]])
                 refused(partial(tables.__getitem__, (outside, 1)), InputError, "0..299")
 
 
-def test_z17_records_that_are_not_there(root: Path) -> None:
-    with open_store(root, FORMAT) as store:
-        for number in (-1, 5, 2**31, 2**62):
-            with pytest.raises(InputError, match=r"not in 0\.\.4"):
-                store.read(np.array([number]))
-
-
 @pytest.mark.parametrize("tables", EXPORT_TABLES)
 def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: ExportTables) -> None:
     """Whatever the options. A backbone is one file: one above 4 GiB needs another file system."""
