@@ -50,7 +50,6 @@ SAMPLING = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("text", metavar="PROMPT", nargs="?", help="text to continue")
@@ -108,7 +107,6 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
     as_json = args.json or args.json_lines
     if args.logprobs is not None and not as_json:
         raise InputError("--logprobs shows in JSON only; add --json or --json-lines")

@@ -220,7 +220,6 @@ def compare(what: str, found: F32, expected: F32, tolerance: float, order: float
 
 
 def main() -> int:
-    """See above."""
     limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
     try:
         print(msgspec.json.encode(run(Path(sys.argv[1]))).decode(), flush=True)

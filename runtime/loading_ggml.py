@@ -37,8 +37,6 @@ def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
 
 
 class GgmlLoader:
-    """See stem_edge.runtime.engines.EngineLoader."""
-
     name = "ggml"
     fills_while_opening = True
     step_tokens = ANY_NUMBER
@@ -51,7 +49,6 @@ class GgmlLoader:
         self._ggml = checked_ggml(self._options.cache_dir)
 
     def needs(self, context: int) -> Needs:
-        """See EngineLoader.needs."""
         footprint, options = footprint_of(self._bundle.manifest, "ggml"), self._options
         return ggml_needs(footprint, context, options.cpus, repack=options.repack)
 
@@ -60,7 +57,6 @@ class GgmlLoader:
         return BlockSlots(layout, count)
 
     def open(self, slots: Slots | None) -> GgmlBackend:
-        """See EngineLoader.open."""
         if slots is not None and not isinstance(slots, BlockSlots):
             raise BackendError("ggml reads its own kind of slots; make them with make_slots")
         manifest, options = self._bundle.manifest, self._options

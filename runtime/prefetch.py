@@ -148,11 +148,9 @@ class Prefetcher(Rows):
         return made
 
     def release(self, stem_ids: Sequence[int]) -> None:
-        """See Rows.release."""
         self.store.release(stem_ids)
 
     def submit(self, stem_ids: I64) -> None:
-        """See Rows.submit."""
         if self._background is None or self._pending is not None:
             return
         wanted = self.cache.missing(self.store.records_of(stem_ids))
