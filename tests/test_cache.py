@@ -261,3 +261,7 @@ def test_expected_counts_weigh_as_much_as_is_said(weight: float) -> None:
     assert best.tolist() == list(range(V - 1, V - 9, -1))
     uses = weight * AGEING_USES_PER_SLOT * 8
     assert uses - V < cache.counts.sum() <= uses
+    few = np.zeros(V, np.uint32)
+    assert cache.expect_counts(few).tolist() == []
+    few[[7, 3]] = 10, 30
+    assert cache.expect_counts(few).tolist() == [3, 7]

@@ -12,33 +12,11 @@ from conftest import DEMO
 
 import stem_edge
 from stem_edge.bundle import open_bundle
-from stem_edge.rows import make_layout
-from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.token_counts import encode_counts, read_counts, write_counts
 
 PROMPT = "The capital of France is Paris. The capital of Peru is"
-
-
-def new_cache(slots: int) -> RowCache:
-    return RowCache(ArraySlots(make_layout(50, (0,), ((16,),), "int8", 16), slots))
-
-
-def test_the_best_tokens_come_first_and_no_more_than_fit() -> None:
-    counts = np.zeros(50, np.uint32)
-    counts[[7, 3, 40, 9]] = [10, 30, 20, 1]
-    assert new_cache(3).expect_counts(counts).tolist() == [3, 40, 7]
-    assert new_cache(20).expect_counts(counts).tolist() == [3, 40, 7, 9]
-    assert new_cache(20).expect_counts(np.zeros(50, np.uint32)).tolist() == []
-
-
-def test_counts_of_any_size_weigh_as_much_as_all_uses_between_two_halvings() -> None:
-    for factor in (1, 1000, 80_000_000):
-        cache = new_cache(10)
-        cache.expect_counts(np.full(50, factor, np.uint32))
-        assert cache.counts.sum() == pytest.approx(AGEING_USES_PER_SLOT * 10, abs=50)
 
 
 @pytest.fixture

@@ -183,6 +183,12 @@ INNER = "codecs 0 configuration"
     [
         *[("shape", [2**62, 20]), ("shape", [5, 2**40]), ("shape", [0, 20]), ("shape", [])],
         *[("shape", [5]), ("shape", [-5, 20]), ("shape", [5, 20, 1]), ("shape", [2**63, 2**63])],
+        *[("shape", [6, 20]), ("shape", [5, 24]), ("shape", "5"), ("shape 0", 3.5)],
+        *[(f"{GRID} 0", 6), (f"{GRID} 0", 2.0), (f"{GRID} 0", True), (GRID, [2]), (GRID, [2, 10])],
+        *[("chunk_grid name", "rectilinear"), ("chunk_grid", []), ("node_type", "group")],
+        *[("chunk_key_encoding configuration separator", "."), ("chunk_key_encoding name", "v2")],
+        *[(field, ...) for field in ("zarr_format", "node_type", "shape", "data_type", "codecs")],
+        *[(field, ...) for field in ("chunk_grid", "chunk_key_encoding", "fill_value")],
         *[(GRID, [2**40, 20]), (GRID, [0, 20]), (GRID, [-2, 20]), (GRID, []), (GRID, [2, 2**62])],
         *[(f"{INNER} chunk_shape", [0, 20]), (f"{INNER} chunk_shape", [2**40, 20])],
         *[("data_type", "uint16"), ("data_type", "int8"), ("data_type", "float64")],
@@ -218,7 +224,13 @@ def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], Non
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O")],
+        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O"), ("unknown", 1)],
+        *[
+            ("codecs", []),
+            ("codecs", [{"name": "bytes"}]),
+            (f"{INNER} codecs", [{"name": "bytes"}]),
+        ],
+        *[(f"{INNER} index_codecs", []), (f"{INNER} codecs 1 name", "gzip")],
         ("codecs", [{"name": "numcodecs.pickle"}]),
         ("codecs", [{"name": "pickle", "configuration": {"protocol": 5}}]),
         (f"{INNER} codecs", [{"name": "bytes"}, {"name": "numcodecs.zlib"}]),
