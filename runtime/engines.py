@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol, TypeVar
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle import BACKBONE_FILES, Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.ggml import INSTALL, library_path
@@ -25,7 +25,6 @@ from stem_edge.verdicts import Verdict
 
 AUTO = "auto"
 T = TypeVar("T")
-BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.onnx.data", "ggml": "backbone.gguf"}
 EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
 
 
@@ -100,7 +99,7 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
     if wanted not in fitting:
         backbone = ENGINES[wanted].backbone
         raise BackendError(
-            f"{bundle.path}: no backbone for {wanted} ({BACKBONES[backbone]}), only for "
+            f"{bundle.path}: no backbone for {wanted} ({BACKBONE_FILES[backbone][0]}), only for "
             f"{' and '.join(present)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
             f"{EXPORTED_BY[backbone]} --add"
         )

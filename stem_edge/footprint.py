@@ -136,9 +136,9 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:
-    """One slot as arrays of codes and scales, with the zero points that dequantizing needs."""
+    """One slot as arrays of codes and float32 scales, with the zero points that dequantizing needs."""
     zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
-    return layout.slot_nbytes + zero_points
+    return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
 
 
 def kinds_of(model: ModelConfig) -> set[MatrixKind]:

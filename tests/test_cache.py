@@ -2,7 +2,7 @@
 
 from collections import Counter
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,12 @@ def check_contents(cache: RowCache, records: U8) -> None:
     slots = cache.slots_of(tokens)
     assert len(set(slots.tolist())) == len(tokens)
     layout = cache.layout
-    for index, part in product(range(len(layout.layers)), range(len(layout.parts))):
-        codes = layout.codes(records, index, part)
-        assert np.array_equal(arrays_of(cache).codes[index][part][slots], codes[tokens])
+    for index in range(len(layout.layers)):
+        codes = np.hstack([part[slots] for part in arrays_of(cache).codes[index]])
+        assert np.array_equal(codes, layout.row_codes(records, index)[tokens])
         if layout.quantized:
-            scales = layout.scales(records, index, part)
-            assert np.array_equal(arrays_of(cache).scales[index][part][slots], scales[tokens])
+            scales = np.hstack([part[slots] for part in arrays_of(cache).scales[index]])
+            assert np.array_equal(scales, layout.row_scales(records, index)[tokens])
 
 
 def inputs_of(cache: RowCache) -> list[npt.NDArray[Any]]:
@@ -213,7 +213,8 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     more = np.concatenate([records, records[:2]])
     fetch(cache, more, ids(V, 3, V + 1))
     check = arrays_of(cache).codes[0][0]
-    assert np.array_equal(check[cache.slots_of(ids(V, V + 1))], layout.codes(records, 0)[:2])
+    codes = layout.row_codes(records, 0)[:2, : layout.codes_width()]
+    assert np.array_equal(check[cache.slots_of(ids(V, V + 1))], codes)
     cache.forget(ids(V, 3))
     assert cache.missing(ids(V, V + 1, 3)).tolist() == [3, V]
     assert len(cache.counts) == V and cache.counts[3] == 0

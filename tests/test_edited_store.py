@@ -172,7 +172,7 @@ def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: Edite
             for slot, recipe in zip(rows.fetch(made), recipes, strict=True):
                 record = np.frombuffer(expected(recipe), np.uint8)[None]
                 for layer, parts in enumerate(slots.codes):
-                    assert np.array_equal(parts[0][slot], LAYOUT.codes(record, layer)[0])
+                    assert np.array_equal(parts[0][slot], LAYOUT.row_codes(record, layer)[0])
             rows.release(made.tolist())
         if not ended:
             assert at > 20

@@ -204,7 +204,7 @@ def check_slots(rows: Prefetcher, numbers: I64) -> None:
     slots, storage = rows.fetch(numbers), rows.cache.storage
     assert isinstance(storage, ArraySlots)
     for layer, (codes,) in enumerate(storage.codes):
-        assert np.array_equal(codes[slots], LAYOUT.codes(RECORDS, layer)[numbers])
+        assert np.array_equal(codes[slots], LAYOUT.row_codes(RECORDS, layer)[numbers])
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -235,7 +235,7 @@ def test_made_records_are_composed_of_what_the_host_has() -> None:
     assert store.reads == [[1, 2], [3, 4]]
     assert isinstance(rows.cache.storage, ArraySlots)
     (codes,) = rows.cache.storage.codes[1]
-    assert np.array_equal(codes[slots][0], LAYOUT.codes(RECORDS, 1)[3])
+    assert np.array_equal(codes[slots][0], LAYOUT.row_codes(RECORDS, 1)[3])
 
 
 @pytest.mark.slow

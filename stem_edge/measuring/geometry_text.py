@@ -244,9 +244,9 @@ def _row_feeds(token_ids: I64, tables: Tables) -> Feeds:
     layout, records = tables.layout, tables.records(token_ids)
     feeds: Feeds = {}
     for index, layer in enumerate(layout.layers):
-        feeds[io.row_codes(layer)] = np.ascontiguousarray(layout.codes(records, index))
+        feeds[io.row_codes(layer)] = np.ascontiguousarray(layout.row_codes(records, index))
         if layout.quantized:
-            scales = layout.scales(records, index)
+            scales = layout.row_scales(records, index)
             feeds[io.row_scales(layer)] = np.ascontiguousarray(scales, np.float32)
     if layout.quantized:
         feeds[io.ROW_ZERO_POINTS] = layout.zero_points(len(records))
