@@ -51,7 +51,6 @@ X86 = {
 USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
 ARM = "GGML_CPU_ARM_ARCH"
 
-WINDOWS_ILLEGAL = 0xC000001D  # exit status: an illegal instruction
 FORMAT = 2
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
@@ -170,15 +169,10 @@ def _failure(path: Path, status: int, ended: Ended) -> str:
         return f"ggml in {path} could not be tested, exit status {status}: {said}; {AGAIN}"
     if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
-    if status in (-signal.SIGILL, WINDOWS_ILLEGAL):
-        return (
-            f"ggml in {path} was compiled for instructions that this processor does not have, or "
-            f"announces without granting them ({signal_name(status)} at {step}); {rebuild()}"
-        )
     return (
-        f"ggml in {path} crashed ({signal_name(status)}) in a test of its kernels ({step}): this "
-        "build uses instructions that this processor announces but does not grant, AMX for "
-        f"example; {rebuild()}"
+        f"ggml in {path} crashed ({signal_name(status)} at {step}): it was compiled for instructions "
+        "that this processor does not have, or announces without granting them, as AMX in many "
+        f"virtual machines; {rebuild()}"
     )
 
 

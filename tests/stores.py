@@ -11,6 +11,8 @@ from stem_edge import disk
 from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import RowStore
 from stem_edge.shards import ShardGrid, array_metadata
@@ -40,6 +42,30 @@ class MemoryStore(RowStore):
 
     def close(self) -> None:
         self.closed = True
+
+
+def ids(*numbers: int) -> I64:
+    """Of tokens or records."""
+    return np.array(numbers, np.int64)
+
+
+def resident(cache: RowCache) -> set[int]:
+    """Numbers of the records that are in a slot."""
+    every = np.arange(cache.layout.records)
+    return set(every.tolist()) - set(cache.missing(every).tolist())
+
+
+def rows_of(model: Model) -> Prefetcher:
+    """The prefetcher of a model with tables."""
+    assert isinstance(model.engine.rows, Prefetcher)
+    return model.engine.rows
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    """Damage a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
 
 
 def check_shard(grid: ShardGrid, shard: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from interrupts import interrupted
-from stores import arrays_of
+from stores import arrays_of, ids, resident
 
 from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout, RowType, make_layout
@@ -34,20 +34,11 @@ INT4 = LAYOUTS["int4"]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def ids(*tokens: int) -> I64:
-    return np.array(tokens, np.int64)
-
-
 def make_records(layout: RecordLayout) -> U8:
     """A record for each token."""
     rng = np.random.default_rng(5)
     shape = (layout.records, layout.row_width)
     return layout.pack([rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
-
-
-def resident(cache: RowCache) -> set[int]:
-    every = np.arange(cache.layout.records)
-    return set(every.tolist()) - set(cache.missing(every).tolist())
 
 
 def fetch(cache: RowCache, records: U8, tokens: I64) -> None:

@@ -14,7 +14,7 @@ from types import CodeType
 import numpy as np
 import pytest
 from interrupts import interrupted
-from stores import write_store
+from stores import flip_bit, write_store
 
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import I64, U8
@@ -258,9 +258,7 @@ def test_a_damaged_record_is_reported_by_all_that_need_it(
 ) -> None:
     shard = sorted((tmp_path / "tables.zarr").glob("records/c/**/*"))
     path = next(path for path in shard if path.is_file())
-    data = bytearray(path.read_bytes())
-    data[2 * (LAYOUT.record_nbytes + 4) + 5] ^= 1  # of record 2
-    path.write_bytes(data)
+    flip_bit(path, 2 * (LAYOUT.record_nbytes + 4) + 5)  # of record 2
     bad, good = make(store, mean_of(2, 3), mixed(1, 3))
     for ids in ([bad], [good, bad], [2]):
         with pytest.raises(RowReadError, match="record 2"):

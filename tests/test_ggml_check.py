@@ -167,11 +167,8 @@ def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (signal.SIGSEGV, r"crashed \(SIGSEGV\) in a test .* \(products of X\): .* CMAKE_ARGS="),
-        (
-            signal.SIGILL,
-            r"was compiled for .* does not have, .* \(SIGILL at products of X\); .*--no-c",
-        ),
+        (signal.SIGSEGV, r"crashed \(SIGSEGV at products of X\): it was compiled .* CMAKE_ARGS="),
+        (signal.SIGILL, r"crashed \(SIGILL at .* that this processor does not have, .*--no-c"),
         (
             signal.SIGABRT,
             r"gave up in .* \(products of X\): GGML_ASSERT\(false\); install it again",
@@ -192,7 +189,7 @@ def test_a_library_that_crashes(number: int, expected: str, library: Path, tmp_p
 @needs_compiler
 def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
     source = "__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }"
-    with pytest.raises(BackendError, match=r"crashed \(SIG\w+\) .* \(loading it\)"):
+    with pytest.raises(BackendError, match=r"crashed \(SIG\w+ at loading it\)"):
         check_library(compiled(tmp_path, source), tmp_path)
 
 
@@ -202,7 +199,7 @@ def test_a_library_for_another_processor(tmp_path: Path) -> None:
     """By an instruction that no processor has."""
     instruction = "udf #0" if platform.machine() == "aarch64" else "ud2"
     source = f'__attribute__((constructor)) void f(void) {{ __asm__("{instruction}"); }}'
-    with pytest.raises(BackendError, match=r"does not have, .* \(SIGILL at loading it\); build it"):
+    with pytest.raises(BackendError, match=r"\(SIGILL at loading it\): .* build it"):
         check_library(compiled(tmp_path, source), tmp_path)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from conftest import DEMO
 from interrupts import interrupted
-from stores import MemoryStore
+from stores import MemoryStore, ids
 
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import RowReadError
@@ -32,10 +32,6 @@ V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
 VALUES = np.random.default_rng(3).normal(size=(2, V, 32)).astype(np.float32)
 RECORDS: U8 = LAYOUT.pack([VALUES[0], VALUES[1]])
-
-
-def ids(*numbers: int) -> I64:
-    return np.array(numbers, np.int64)
 
 
 class FakeStore(MemoryStore):

@@ -191,11 +191,6 @@ def test_a_temperature_next_to_zero_is_greedy(options: dict[str, Any]) -> None:
         assert sample(logits, params, 5) == [1] * 5
 
 
-def test_impossible_tokens_are_never_sampled() -> None:
-    logits = np.array([-INF, 1, -INF, 1], np.float32)
-    assert set(sample(logits, SamplingParams(temperature=100.0, seed=1), 200)) == {1, 3}
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.9}]
 )

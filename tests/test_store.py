@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stores import write_store
+from stores import flip_bit, ids, write_store
 
 from stem_edge import disk, plain_files, shards
 from stem_edge.errors import BundleError, InputError, RowReadError
@@ -61,16 +61,6 @@ def shard_of(root: Path, token: int) -> tuple[Path, int]:
     """Shard file and byte offset of a token's record, from the format's description."""
     shard, place = divmod(token, PER_SHARD)
     return root / "records" / "c" / str(shard) / "0", place * (LAYOUT.record_nbytes + 4)
-
-
-def ids(*tokens: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.array(tokens, np.int64)
-
-
-def flip_bit(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
 
 
 @every_way

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import DEMO
+from stores import resident, rows_of
 
 import stem_edge
 from stem_edge.bundle import open_bundle
-from stem_edge.runtime.model import Model
 from stem_edge.runtime.user_cache import cache_folder, counts_file
 from stem_edge.token_counts import encode_counts, read_counts, write_counts
 
@@ -27,26 +27,21 @@ def bundle(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def resident(model: Model) -> set[int]:
-    every, cache = np.arange(model.config.vocab_size), model.engine.rows.cache  # type: ignore[attr-defined]
-    return set(every.tolist()) - set(cache.missing(every).tolist())
-
-
 def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
     with stem_edge.load(bundle, slots=4) as model:
-        assert resident(model) == set(b"ab ")
+        assert resident(rows_of(model).cache) == set(b"ab ")
         model.logits(list(b"ab"))
         assert (model.stats.row_hits, model.stats.row_misses) == (2, 0)
     with stem_edge.load(bundle, slots=4, warm_start=False) as model:
-        assert resident(model) == set()
+        assert resident(rows_of(model).cache) == set()
 
 
 def test_counts_of_earlier_runs_come_before_the_exporters(bundle: Path) -> None:
     with stem_edge.load(bundle) as model:
         for _ in range(1000):  # two halvings
-            model.engine.rows.cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))  # type: ignore[attr-defined]
+            rows_of(model).cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))
     with stem_edge.load(bundle, slots=4) as model:
-        assert set(b"xyz") < resident(model)
+        assert set(b"xyz") < resident(rows_of(model).cache)
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 1000, encode_counts(np.ones(7, np.uint32))])
@@ -55,12 +50,12 @@ def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> 
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
     with stem_edge.load(bundle, slots=4) as model:
-        assert resident(model) == set(b"ab ")
+        assert resident(rows_of(model).cache) == set(b"ab ")
 
 
 def test_without_counts_the_cache_starts_empty(tiny_bundle: Path) -> None:
     with stem_edge.load(tiny_bundle) as model:
-        assert resident(model) == set()
+        assert resident(rows_of(model).cache) == set()
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(

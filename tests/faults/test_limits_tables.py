@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from contract import refused
 from faulty_disk import Failing, watch
-from stores import check_shard, write_store
+from stores import check_shard, flip_bit, write_store
 from test_limits_disk import open_files
 from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, root, shard
 
@@ -182,9 +182,7 @@ def test_a_damaged_record_in_any_piece(
 ) -> None:
     bundle, stride = stored(tmp_path, FLOATS, good_records(FLOATS)), FLOATS.record_nbytes + 4
     path, at = tmp_path / TABLES / "records" / "c" / str(record // 2) / "0", record % 2 * stride
-    data = bytearray(path.read_bytes())
-    data[at + stride - 5] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, at + stride - 5)
     monkeypatch.setattr(table_check, "PIECE_NBYTES", piece)
     said = [f"record {record} (token {record}) at byte {at}: its crc32c is"]
     refused(lambda: check_tables(bundle), BundleError, path, *said)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import refused
-from threads import rows_of, tokens
+from stores import ids, resident, rows_of
+from threads import tokens
 
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
@@ -23,10 +24,6 @@ V = 1000
 LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
 
 
-def ids(*numbers: int) -> I64:
-    return np.array(numbers, np.int64)
-
-
 def fetch(cache: RowCache, wanted: I64) -> None:
     """What a step does; record r is full of r."""
     cache.use(wanted)
@@ -37,10 +34,6 @@ def fetch(cache: RowCache, wanted: I64) -> None:
         cache.install(missing, records, wanted)
     assert isinstance(cache.storage, ArraySlots)
     assert (cache.storage.codes[0][0][cache.slots_of(wanted), 0] == wanted).all()
-
-
-def resident(cache: RowCache) -> set[int]:
-    return set(np.flatnonzero(cache._slot_of >= 0).tolist())
 
 
 @pytest.mark.parametrize("slots", [-1, 0, 1, 3, 301, 1 << 40])

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import checked_message, fingerprint, refused
-from threads import rows_of, run_script, tokens, watchdog  # noqa: F401
+from stores import rows_of
+from threads import run_script, tokens, watchdog  # noqa: F401
 
 import stem_edge
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
