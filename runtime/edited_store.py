@@ -9,48 +9,25 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.quantize import I32, I64, U8
+from stem_edge.quantize import I64, U8
 from stem_edge.recipes import Recipe, compose, token_of, tokens_of
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.machine import own_pages
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.host_tier import HostTier
+    from stem_edge.runtime.store import RowStore
+
 READ_AT_ONCE = 32  # records of the table store, beside made ones: enough to keep flash busy
-
-
-class Records(Protocol):
-    """Where records of the table store come from: RowStore, or memory in front of one."""
-
-    @property
-    def layout(self) -> RecordLayout:
-        """See RowStore.layout."""
-
-    @property
-    def tokens(self) -> int:
-        """See RowStore.tokens."""
-
-    @property
-    def index(self) -> I32 | None:
-        """See RowStore.index."""
-
-    @property
-    def bytes_read(self) -> int:
-        """From flash, since opening."""
-
-    def read(self, numbers: I64) -> U8:
-        """See RowStore.read."""
-
-    def close(self) -> None:
-        """Release files."""
 
 
 class EditedStore:
     """What the prefetcher reads. Stem ids are token ids, and from `tokens` on made records'."""
 
-    def __init__(self, store: Records) -> None:
+    def __init__(self, store: RowStore | HostTier) -> None:
         self.base, self.tokens, self.index = store, store.tokens, store.index
         self.layout = store.layout  # its `records` are those of the table store
         self.numbers = store.layout.records  # one more than the greatest number ever given

@@ -30,9 +30,10 @@ from stem_edge.quantize import I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.background import Background
 from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.edited_store import EditedStore, Records
+from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.slots import Staged
+from stem_edge.runtime.store import RowStore
 
 T = TypeVar("T")
 ANY_NUMBER = 1 << 30
@@ -87,7 +88,9 @@ class Rows:
 class Prefetcher(Rows):
     """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
 
-    def __init__(self, store: Records, cache: RowCache, *, overlap: bool = True) -> None:
+    def __init__(
+        self, store: RowStore | HostTier, cache: RowCache, *, overlap: bool = True
+    ) -> None:
         self.store, self.cache = EditedStore(store), cache
         self.host = store if isinstance(store, HostTier) else None
         self.stall_seconds = 0.0

@@ -63,6 +63,7 @@ def run(
 VARIANTS: list[dict[str, Any]] = [
     {"overlap": False},
     {"slots": 1},
+    {"slots": 299},
     {"slots": 2},
     {"slots": 7, "overlap": False},
     {"slots": 33},

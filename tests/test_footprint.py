@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import TABLES, Manifest, open_bundle
+from stem_edge.bundle import Manifest, open_bundle
 from stem_edge.footprint import expected_footprint, footprint_of, matrix_nbytes
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.shapes import backbone_shapes
@@ -24,12 +24,6 @@ def test_what_an_export_will_take_is_known_before(manifest: Manifest) -> None:
     assert manifest.backbone is not None
     expected = expected_footprint(manifest.model, manifest.backbone, manifest.table_format)
     assert expected == found
-
-
-def test_the_table_store_is_records_checksums_and_an_index(manifest: Manifest) -> None:
-    files = manifest.files.items()
-    nbytes = sum(e.nbytes for name, e in files if name.startswith(TABLES))
-    assert abs(footprint_of(manifest).tables_nbytes - nbytes) < 4096
 
 
 def test_a_step_reads_all_weights_but_the_embedding(manifest: Manifest) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import refused
-from stores import ids, resident, rows_of
-from threads import tokens
+from stores import ids, resident
 
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
@@ -58,15 +57,6 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
         *("too small", "row cache of"),
         kept=[tiny_bundle],
     )
-
-
-@pytest.mark.parametrize("slots", [4, 5, 299, 300])
-def test_r8_the_smallest_and_the_largest_give_the_same(slots: int, tiny_bundle: Path) -> None:
-    with stem_edge.load(tiny_bundle, resident=True, threads=1) as model:
-        expected = [tokens(model, [5, 6, start]) for start in range(0, 300, 50)]
-    with stem_edge.load(tiny_bundle, slots=slots, threads=1, warm_start=False) as model:
-        assert rows_of(model).cache.slots == slots
-        assert [tokens(model, [5, 6, start]) for start in range(0, 300, 50)] == expected
 
 
 @pytest.mark.parametrize("count", [MOST_USES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
