@@ -7,9 +7,8 @@ scratch memory. A step fills inputs, runs, and copies logits.
 
 | file | has |
 |---|---|
-| ggml_graph.py | arenas, graphs, memory: what of ggml is called, in types of ours |
-| ggml_weights.py, ggml_slots.py, ggml_kv.py | the memory that tensors point into |
-| ggml_model.py | what contexts share |
+| ggml_graph.py | arenas, graphs, memory, the KV cache: what of ggml is called, in types of ours |
+| ggml_weights.py, ggml_slots.py | the memory that tensors of weights and rows point into |
 | ggml_layers.py | a layer as operators |
 """
 
@@ -21,18 +20,70 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import ggml_types
+from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
+from stem_edge.ggml import Ggml
+from stem_edge.ggml_types import TensorType
+from stem_edge.gguf_tensors import GgufWeights
 from stem_edge.graph.names import EARLY, layer_graphs
-from stem_edge.quantize import F32
+from stem_edge.quantize import F32, U8
 from stem_edge.rope import frequency_factors
 from stem_edge.runtime.backend import check_logits
-from stem_edge.runtime.ggml_graph import Graph, Scratch, Tensor
-from stem_edge.runtime.ggml_kv import Columns, KvCache, rounded
+from stem_edge.runtime.ggml_graph import (
+    Arena,
+    Columns,
+    Graph,
+    KvCache,
+    Memory,
+    Processor,
+    Scratch,
+    Tensor,
+    rounded,
+)
 from stem_edge.runtime.ggml_layers import Layer, LayerInputs, emit_head
-from stem_edge.runtime.ggml_model import GgmlModel
+from stem_edge.runtime.ggml_slots import BlockSlots
+from stem_edge.runtime.ggml_weights import Weights
 from stem_edge.runtime.machine import return_freed_memory
 
 OPERATORS_PER_LAYER, OPERATORS_AROUND = 64, 64
+
+
+class GgmlModel:
+    """A backbone.gguf, and rows to read.
+
+    kv_type: F16 or F32, of keys and values. Raises BackendError.
+    """
+
+    def __init__(
+        self,
+        ggml: Ggml,
+        config: ModelConfig,
+        file: GgufWeights,
+        slots: BlockSlots | None,
+        threads: int,
+        kv_type: TensorType,
+        *,
+        repack: bool = False,
+    ) -> None:
+        self.ggml, self.config, self.kv_type = ggml, config, kv_type
+        self.processor = Processor(ggml, threads)
+        self.weights = Weights(ggml, config, file, repack=repack)
+        # STEM layer -> slots of each part of its rows
+        self.slots: dict[int, list[Tensor]] = {}
+        if slots is not None:
+            count = len(slots.layout.layers) * len(slots.layout.parts)
+            self._arena, self._memory = Arena(ggml, count), list[Memory]()
+            for layer, parts in zip(slots.layout.layers, slots.rows, strict=True):
+                shapes = zip(slots.layout.parts, parts, strict=True)
+                self.slots[layer] = [self._placed(slots, *one) for one in shapes]
+
+    def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
+        """The slots of one part of a layer's rows, [..., count]."""
+        memory = Memory(self.ggml, rows.reshape(-1))
+        tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
+        memory.place(tensor)
+        self._memory.append(memory)
+        return tensor
 
 
 class GgmlBackend:
@@ -68,7 +119,7 @@ class GgmlContext:
 
     def __init__(self, model: GgmlModel, length: int) -> None:
         self.length, self._model, self._config = length, model, model.config
-        self._kv = KvCache(model, length)
+        self._kv = KvCache(model.ggml, self._config, model.kv_type, length)
         self._scratch = Scratch(model.ggml)
         self._hidden = Columns(model.ggml, self._config.dim, 0)
         # Before rows are needed or after, for a prompt or not -> the last shape and its graph.
@@ -151,7 +202,7 @@ class GgmlContext:
             if inputs is not None:
                 slots = model.slots.get(number, [])
                 layer = Layer(graph, config, model.weights, number, slots, count)
-                x = layer.emit(x, inputs, self._kv.tensors)
+                x = layer.emit(x, inputs, self._kv)
         if early:
             graph.emit(graph.op("cpy", x, hidden))
             return _Step(graph, token_ids, inputs, None)

@@ -38,7 +38,7 @@ class RowCache:
         self._count = np.zeros(layout.records, np.uint32)  # uses, halved now and then
         self._last_use = np.zeros(slots, np.int64)  # slot -> clock: breaks ties between counts
         self._clock = 0
-        self._filled = 0  # slots that were ever used; they are taken in order
+        self.filled = 0  # slots that were ever used; they are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * slots
         self.hits = 0  # uses of records that were in a slot when a step asked for them
         self.misses = 0
@@ -47,11 +47,6 @@ class RowCache:
     def slot_nbytes(self) -> int:
         """Bytes of one slot: its rows and its bookkeeping."""
         return self.storage.slot_nbytes + SLOT_BOOKKEEPING_NBYTES
-
-    @property
-    def filled(self) -> int:
-        """Slots that were ever used."""
-        return self._filled
 
     @property
     def counts(self) -> Counts:
@@ -128,10 +123,10 @@ class RowCache:
 
     def _victims(self, count: int, keep: I64) -> npt.NDArray[np.intp]:
         """`count` slots: empty ones first, then the least and longest ago used."""
-        if self._filled + count <= self.slots:
-            self._filled += count
-            return np.arange(self._filled - count, self._filled, dtype=np.intp)
-        self._filled = self.slots
+        if self.filled + count <= self.slots:
+            self.filled += count
+            return np.arange(self.filled - count, self.filled, dtype=np.intp)
+        self.filled = self.slots
         held = self._record_of
         order = np.minimum(self._count[held], MOST_USES).astype(np.int64) << 32
         order += self._last_use

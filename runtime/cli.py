@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from stem_edge.bundle import open_bundle
@@ -32,9 +32,24 @@ examples:
   stem-edge generate model --edit spain.edit "The capital of Spain is"
   stem-edge generate model --memory 600MB -f prompt.txt"""
 
+# Number of SamplingParams -> its short option, and what stands in help.
+SAMPLING = {
+    "max_new_tokens": ("-n", "N", f"stop after N tokens ({SamplingParams.max_new_tokens})"),
+    "temperature": (
+        "-t",
+        "T",
+        "0: the most probable token, 1: as trained (0, or 1 with --top-k, --top-p or --min-p)",
+    ),
+    "top_k": ("", "K", "keep the K best (0: all)"),
+    "top_p": ("", "P", "keep the best that reach probability P together (1: all)"),
+    "min_p": ("", "P", "keep those at least P times as probable as the best (0: all)"),
+    "repetition_penalty": ("", "R", "above 1 makes tokens seen before less probable (1)"),
+    "seed": ("", "S", "the same seed gives the same text"),
+    "logprobs": ("", "N", "with --json or --json-lines: log probabilities of the N best"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("text", metavar="PROMPT", nargs="?", help="text to continue")
@@ -72,51 +87,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
-    default = SamplingParams()
-    group.add_argument(
-        "-n",
-        "--max-new-tokens",
-        type=whole_number,
-        metavar="N",
-        default=default.max_new_tokens,
-        help=f"stop after N tokens ({default.max_new_tokens})",
-    )
-    group.add_argument(
-        "-t",
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="0 always takes the most probable token, 1 samples as trained (0, or 1 with --top-k, "
-        "--top-p or --min-p)",
-    )
-    group.add_argument(
-        "--top-k",
-        type=whole_number,
-        metavar="K",
-        default=default.top_k,
-        help="keep the K best (0: all)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        default=default.top_p,
-        help="keep the best that reach probability P together (1: all)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        default=default.min_p,
-        help="keep those at least P times as probable as the best (0: all)",
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        metavar="R",
-        default=default.repetition_penalty,
-        help="above 1 makes tokens seen before less probable (1)",
-    )
+    defaults = {field.name: field.default for field in fields(SamplingParams)}
+    for name, (short, metavar, text) in SAMPLING.items():
+        group.add_argument(
+            *([short] if short else []),
+            f"--{name.replace('_', '-')}",
+            type=whole_number if isinstance(RANGES[name][1], int) else float,
+            metavar=metavar,
+            default=defaults[name],
+            help=text,
+        )
     group.add_argument(
         "--stop",
         action="append",
@@ -124,19 +104,9 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="end before this text (may be given several times)",
     )
-    group.add_argument(
-        "--seed", type=whole_number, metavar="S", help="the same seed gives the same text"
-    )
-    group.add_argument(
-        "--logprobs",
-        type=whole_number,
-        metavar="N",
-        help="with --json or --json-lines: log probabilities of the N best",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
     as_json = args.json or args.json_lines
     if args.logprobs is not None and not as_json:
         raise InputError("--logprobs shows in JSON only; add --json or --json-lines")

@@ -29,7 +29,6 @@ CONTEXT = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
     parser.add_argument("--slots", type=int, default=SLOTS, help=f"of the row cache ({SLOTS})")
 
 
@@ -39,7 +38,6 @@ def demo_bundle() -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
     with load(demo_bundle(), slots=args.slots, context_length=CONTEXT, warm_start=False) as model:
         shown = figures(model.bundle.manifest)
         tables = format_size(int(str(shown["flash_nbytes"])))

@@ -9,50 +9,27 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.quantize import I32, I64, U8
+from stem_edge.quantize import I64, U8
 from stem_edge.recipes import Recipe, compose, token_of, tokens_of
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.machine import own_pages
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.host_tier import HostTier
+    from stem_edge.runtime.store import RowStore
+
 READ_AT_ONCE = 32  # records of the table store, beside made ones: enough to keep flash busy
-
-
-class Records(Protocol):
-    """Where records of the table store come from: RowStore, or memory in front of one."""
-
-    @property
-    def layout(self) -> RecordLayout:
-        """See RowStore.layout."""
-
-    @property
-    def tokens(self) -> int:
-        """See RowStore.tokens."""
-
-    @property
-    def index(self) -> I32 | None:
-        """See RowStore.index."""
-
-    @property
-    def bytes_read(self) -> int:
-        """From flash, since opening."""
-
-    def read(self, numbers: I64) -> U8:
-        """See RowStore.read."""
-
-    def close(self) -> None:
-        """Release files."""
 
 
 class EditedStore:
     """What the prefetcher reads. Stem ids are token ids, and from `tokens` on made records'."""
 
-    def __init__(self, store: Records) -> None:
-        self.base = store
-        self.tokens = store.tokens
+    def __init__(self, store: RowStore | HostTier) -> None:
+        self.base, self.tokens, self.index = store, store.tokens, store.index
+        self.layout = store.layout  # its `records` are those of the table store
         self.numbers = store.layout.records  # one more than the greatest number ever given
         self._recipes: dict[int, Recipe] = {}  # number of a made record -> what it is made of
         self._numbers: dict[Recipe, int] = {}
@@ -62,29 +39,9 @@ class EditedStore:
         self._released: deque[int] = deque()
 
     @property
-    def layout(self) -> RecordLayout:
-        """Byte layout of the records that are read; `records` counts those of the table store."""
-        return self.base.layout
-
-    @property
-    def index(self) -> I32 | None:
-        """See RowStore.index."""
-        return self.base.index
-
-    @property
-    def bytes_read(self) -> int:
-        """From flash, since opening."""
-        return self.base.bytes_read
-
-    @property
     def made(self) -> int:
         """Made records that there are now."""
         return len(self._recipes)
-
-    @property
-    def has_released(self) -> bool:
-        """Whether anything was released since `unused` was called."""
-        return bool(self._released)
 
     def records_of(self, stem_ids: I64) -> I64:
         """Numbers of the records [T] that stem ids [T] stand for."""
@@ -131,7 +88,9 @@ class EditedStore:
         self._released.extend(one for one in stem_ids if one >= self.tokens)
 
     def unused(self) -> I64:
-        """Numbers that nobody needs any more; they stay until they are forgotten."""
+        """Numbers that nobody needs any more, if any was released; they stay until forgotten."""
+        if not self._released:
+            return np.empty(0, np.int64)
         while self._released:
             self._users[self._released.popleft() - self.tokens + self.layout.records] -= 1
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
@@ -166,7 +125,3 @@ class EditedStore:
         records = self.base.read(wanted) if tokens else np.empty((0, 0), np.uint8)
         of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
         return compose(self.layout, recipe, of_token)
-
-    def close(self) -> None:
-        """Close the files of the table store."""
-        self.base.close()

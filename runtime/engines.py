@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol, TypeVar
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle import BACKBONE_FILES, Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.formats import EngineName
 from stem_edge.ggml import INSTALL, library_path
@@ -25,7 +25,6 @@ from stem_edge.verdicts import Verdict
 
 AUTO = "auto"
 T = TypeVar("T")
-BACKBONES: dict[EngineName, str] = {"onnxruntime": "backbone.onnx.data", "ggml": "backbone.gguf"}
 EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
 
 
@@ -65,25 +64,17 @@ class Engine(NamedTuple):
     install: str  # how to get it
 
 
-def _has_onnxruntime() -> bool:
-    return find_spec("onnxruntime") is not None
-
-
-def _has_ggml() -> bool:
-    return library_path() is not None
-
-
 ENGINES: dict[str, Engine] = {
     "onnxruntime": Engine(
         "onnxruntime",
         "stem_edge.runtime.loading_ort",
-        _has_onnxruntime,
+        lambda: find_spec("onnxruntime") is not None,
         "pip install onnxruntime",
     ),
     "ggml": Engine(
         "ggml",
         "stem_edge.runtime.loading_ggml",
-        _has_ggml,
+        lambda: library_path() is not None,
         f"{INSTALL} (it compiles for some minutes, see README)",
     ),
 }
@@ -108,7 +99,7 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
     if wanted not in fitting:
         backbone = ENGINES[wanted].backbone
         raise BackendError(
-            f"{bundle.path}: no backbone for {wanted} ({BACKBONES[backbone]}), only for "
+            f"{bundle.path}: no backbone for {wanted} ({BACKBONE_FILES[backbone][0]}), only for "
             f"{' and '.join(present)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
             f"{EXPORTED_BY[backbone]} --add"
         )

@@ -1,4 +1,5 @@
-"""Graphs of ggml: an arena that describes tensors, a graph over it, memory for what it computes.
+"""Graphs of ggml: an arena that describes tensors, a graph over it, memory for what it reads and
+computes.
 
 All handles are freed when their owner is collected, in the order of their references: a context
 keeps the weights, so closing a model while one generates frees nothing that is still read.
@@ -13,14 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge import ggml_types
+from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.ggml import SUCCESS, Ggml, InitParams
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
+from stem_edge.quantize import F32
 from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY
+from stem_edge.runtime.machine import page_aligned
 
 Tensor = int  # an opaque pointer
 NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
+# A graph attends to a number of cells that is a multiple of this, those beyond its tokens masked: a
+# decoding graph serves so many steps.
+CELLS = 64
 
 
 def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
@@ -150,3 +158,54 @@ class Graph:
             raise OutOfMemoryError(f"ggml has no memory left for a graph; {LESS_MEMORY}")
         if status != SUCCESS:
             raise BackendError(f"ggml could not compute a graph (status {status}); {DAMAGED}")
+
+
+class KvCache:
+    """Keys and values of all layers; pages of memory come as cells are written."""
+
+    def __init__(self, ggml: Ggml, config: ModelConfig, kind: TensorType, length: int) -> None:
+        self.cells, width = rounded(length), config.n_kv_heads * config.head_dim
+        self._token_nbytes = 2 * config.n_layers * kind.row_nbytes(width)
+        size = self.cells * kind.row_nbytes(width)
+        self._memory = Memory(ggml, page_aligned((2 * config.n_layers * size,)))
+        self._arena, self._filled = Arena(ggml, 2 * config.n_layers), 0
+        made = []
+        for number in range(2 * config.n_layers):
+            made.append(self._arena.tensor(kind, width, self.cells))
+            self._memory.place(made[-1], number * size)
+        # Of each layer, [n_kv_heads * head_dim, cells].
+        self.type, self.keys, self.values = kind, made[0::2], made[1::2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cells that were written."""
+        return self._filled * self._token_nbytes
+
+    def fill(self, tokens: int) -> None:
+        """Take note of how many there are."""
+        self._filled = max(self._filled, tokens)
+
+
+class Columns:
+    """Vectors float32 [count, width] that outlive a run: hidden states between graphs, logits."""
+
+    def __init__(self, ggml: Ggml, width: int, count: int) -> None:
+        self.count, self._width = count, width
+        data = page_aligned((max(1, count) * width * ggml_types.F32.nbytes,))
+        self._memory = Memory(ggml, data)
+        self.values: F32 = data.view(np.float32).reshape(-1, width)[:count]
+
+    def tensor(self, graph: Graph, count: int) -> Tensor:
+        """The first `count` as a tensor of a graph, [width, count]."""
+        made = graph.arena.tensor(ggml_types.F32, self._width, count)
+        self._memory.place(made)
+        return made
+
+    def take(self, result: Tensor) -> None:
+        """Let the result of an operator be written here."""
+        self._memory.place(result)
+
+
+def rounded(tokens: int) -> int:
+    """Cells that a graph for so many tokens attends to."""
+    return -(-tokens // CELLS) * CELLS

@@ -13,17 +13,8 @@ from stem_edge.config import FFN_TERMS, ModelConfig
 from stem_edge.ggml import ROPE_HALVES, ROPE_PAIRS
 from stem_edge.ggml_types import TensorType
 from stem_edge.rope import rope_frequencies
-from stem_edge.runtime.ggml_graph import Graph, Tensor
+from stem_edge.runtime.ggml_graph import Graph, KvCache, Tensor
 from stem_edge.runtime.ggml_weights import Weights
-
-
-@dataclass(frozen=True)
-class KvTensors:
-    """Keys and values of each layer, [n_kv_heads * head_dim, cells], in one type."""
-
-    type: TensorType
-    keys: list[Tensor]
-    values: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Layer:
         self._weights, self._slots = weights, slots
         self._at = f"layers.{number}."
 
-    def emit(self, x: Tensor, inputs: LayerInputs, kv: KvTensors) -> Tensor:
+    def emit(self, x: Tensor, inputs: LayerInputs, kv: KvCache) -> Tensor:
         """x [dim, T] after this layer."""
         mixed = self._attention(self._norm("attention_norm", x), inputs, kv)
         x = self._graph.op("add", x, self._after("attention_post_norm", mixed))
@@ -67,7 +58,7 @@ class Layer:
             result = self._ffn(normed, inputs)
         return self._graph.op("add", x, self._after("ffn_post_norm", result))
 
-    def _attention(self, x: Tensor, inputs: LayerInputs, kv: KvTensors) -> Tensor:
+    def _attention(self, x: Tensor, inputs: LayerInputs, kv: KvCache) -> Tensor:
         graph, config = self._graph, self._config
         heads, width, count = config.n_heads, config.head_dim, self._count
         q = self._rotated("wq", "q_norm", x, heads, inputs)

@@ -34,11 +34,9 @@ class BlockSlots(Slots):
 
     @property
     def slot_nbytes(self) -> int:
-        """See Slots.slot_nbytes."""
         return gguf_schema.slot_nbytes(self.layout)
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
-        """See Slots.write."""
         rows = self._encoded(records)
         for layer, parts in enumerate(self.rows):
             for part, end in zip(parts, itertools.accumulate(self._sizes), strict=True):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import mmap
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from stem_edge import disk, ggml_types
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import repacks
 from stem_edge.gguf_tensors import GgufTensor, GgufWeights
 from stem_edge.quantize import U8
-from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor
-from stem_edge.runtime.ggml_repack import RepackedMemory
+from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor, freed_with
+from stem_edge.runtime.machine import advise_huge_pages
 
 MANY_TOKENS = 8
 X86 = ("x86_64", "amd64")
+REPACK = "CPU_REPACK"  # ggml's name of the memory in which it rearranges
 
 
 class Weights:
@@ -110,3 +111,53 @@ def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
             if stop > start:
                 mapping.madvise(mmap.MADV_WILLNEED, start, stop - start)
     return mapping
+
+
+def can_repack(ggml: Ggml) -> bool:
+    """Whether this build has such kernels, and they computed the right products when tried."""
+    return ggml.repack and ggml.extra_buffer_type(REPACK) is not None
+
+
+class RepackedMemory:
+    """Places for some matrices. Raises BackendError."""
+
+    def __init__(self, ggml: Ggml, tensors: Sequence[Tensor]) -> None:
+        refusal = f"{ggml.path}: this build of ggml does not rearrange weights; leave repack out"
+        kind = ggml.extra_buffer_type(REPACK) if can_repack(ggml) else None
+        if kind is None:
+            raise BackendError(refusal)
+        self._ggml, step = ggml, int(ggml.backend_buft_get_alignment(kind))
+        sizes = [_up(ggml.backend_buft_get_alloc_size(kind, tensor), step) for tensor in tensors]
+        total = sum(sizes) + step
+        buffer = ggml.backend_buft_alloc_buffer(kind, total)
+        if not buffer:
+            raise OutOfMemoryError(
+                f"ggml cannot take {total:,} bytes for rearranged weights; leave repack out"
+            )
+        freed_with(self, ggml.backend_buffer_free, buffer)
+        base = ggml.backend_buffer_get_base(buffer)
+        # 7 % of a decode step at the 1B shape: pages of 4 KiB end what a processor reads ahead.
+        advise_huge_pages(base, total)
+        address = _up(base, step)
+        for tensor, size in zip(tensors, sizes, strict=True):
+            ggml.backend_tensor_alloc(buffer, tensor, address)
+            address += size
+            if not _multiplies(ggml, tensor):  # filling it would end the process
+                raise BackendError(refusal)
+
+    def fill(self, tensor: Tensor, address: int) -> None:
+        """Rearrange a matrix that lies at this address as a file has it."""
+        self._ggml.backend_tensor_set(tensor, address, 0, self._ggml.nbytes(tensor))
+
+
+def _multiplies(ggml: Ggml, matrix: Tensor) -> bool:
+    """Whether ggml has products for a matrix where it lies."""
+    arena = Arena(ggml, 2)
+    column = arena.tensor(ggml_types.F32, ggml.nelements(matrix) // ggml.nrows(matrix), 1)
+    product = ggml.mul_mat(arena.context, matrix, column)
+    device = ggml.backend_reg_dev_get(ggml.backend_cpu_reg(), 0)
+    return bool(ggml.backend_dev_supports_op(device, product))
+
+
+def _up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment

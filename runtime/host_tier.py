@@ -17,9 +17,10 @@ import numpy.typing as npt
 from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.edited_store import READ_AT_ONCE, Records
+from stem_edge.runtime.edited_store import READ_AT_ONCE
 from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.slots import Slots
+from stem_edge.runtime.store import RowStore
 from stem_edge.token_counts import Counts
 
 # Of counts from before, next to what is seen here. Misses are fewer than uses, and old counts would
@@ -57,7 +58,7 @@ class HostTier:
     Threads may read at once: they take turns, as one that reads alone is the rule.
     """
 
-    def __init__(self, store: Records, slots: int) -> None:
+    def __init__(self, store: RowStore, slots: int) -> None:
         self.flash, self._turn = store, threading.Lock()
         self._kept = RecordSlots(store.layout, min(slots, store.layout.records))
         self._cache = RowCache(self._kept)

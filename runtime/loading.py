@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -23,40 +22,20 @@ from stem_edge.runtime.engines import (
     first_that_runs,
     loaders,
 )
-from stem_edge.runtime.flash import FlashName, open_flash
+from stem_edge.runtime.flash import open_flash
 from stem_edge.runtime.host_tier import HostTier
-from stem_edge.runtime.machine import (
-    available_memory,
-    own_memory,
-    raise_out_of_memory,
-)
+from stem_edge.runtime.machine import available_memory, own_memory, raise_out_of_memory
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.options import EngineChoice, LoadOptions, MoreKeywords, Providers
+from stem_edge.runtime.options import LoadOptions, MoreKeywords, Providers
 from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
-from stem_edge.runtime.prefetch import NoRows, Prefetcher
+from stem_edge.runtime.prefetch import Prefetcher, Rows
 from stem_edge.runtime.slots import Slots
 from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
 from stem_edge.runtime.trial import try_first
 from stem_edge.runtime.warm import expected_records, fill, keep_counts
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def _reporting_memory(load: Callable[P, T]) -> Callable[P, T]:
-    @wraps(load)
-    def reporting(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return load(*args, **kwargs)
-        except MemoryError as error:
-            advice = "load with a lower memory or a smaller context_length, or free some"
-            raise_out_of_memory(error, "to load the model", advice)
-
-    return reporting
-
-
-@_reporting_memory
 def load(
     path: str | Path,
     memory: int | str | None = None,
@@ -64,22 +43,7 @@ def load(
     providers: Providers = None,
     context_length: int | None = None,
     reads: ReadMode = "pread",
-    *,
-    engine: EngineChoice = "auto",
-    device_memory: int | str | None = None,
-    provider_libraries: Mapping[str, str | Path] | None = None,
-    slots: int | None = None,
-    host_slots: int | None = None,
-    resident: bool = False,
-    overlap: bool = True,
-    prefill_graph: bool | None = None,
-    prepare: bool = True,
-    repack: bool = False,
-    warm_start: bool = True,
-    cache_dir: str | Path | None = None,
-    trial: bool = True,
-    emulate_flash: FlashName | None = None,
-    progress: bool | None = None,
+    **more: Unpack[MoreKeywords],
 ) -> Model:
     """Load a bundle.
 
@@ -128,23 +92,13 @@ def load(
         providers=providers,
         context_length=context_length,
         reads=reads,
-        engine=engine,
-        device_memory=device_memory,
-        provider_libraries=provider_libraries,
-        slots=slots,
-        host_slots=host_slots,
-        resident=resident,
-        overlap=overlap,
-        prefill_graph=prefill_graph,
-        prepare=prepare,
-        repack=repack,
-        warm_start=warm_start,
-        cache_dir=cache_dir,
-        trial=trial,
-        emulate_flash=emulate_flash,
-        progress=progress,
+        **more,
     )
-    return _load(open_bundle(path), options)
+    try:
+        return _load(open_bundle(path), options)
+    except MemoryError as error:
+        advice = "load with a lower memory or a smaller context_length, or free some"
+        raise_out_of_memory(error, "to load the model", advice)
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
@@ -158,15 +112,16 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-        plan = _plan(bundle, loader.needs(context), options)
-        return _assemble(bundle, loader, dataclasses.replace(plan, engine=chosen), text, options)
+        plan = _plan(bundle, chosen, loader.needs(context), options)
+        return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, ways, assemble)
 
 
-def _plan(bundle: Bundle, needs: Needs, options: LoadOptions) -> MemoryPlan:
+def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
-    return plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    plan = plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    return dataclasses.replace(plan, engine=engine)
 
 
 def _assemble(
@@ -174,11 +129,13 @@ def _assemble(
 ) -> Model:
     """Open what the plan counts."""
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
+
+    def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
+        chunk = min(plan.chunk_tokens, loader.step_tokens)  # known once the backbone is open
+        return Model(bundle, Engine(backend, rows, chunk, overlap=overlap), plan, text, on_close)
+
     if format is None:
-        backend = loader.open(None)
-        chunk = min(plan.chunk_tokens, loader.step_tokens)
-        made = Engine(backend, NoRows(), chunk, overlap=overlap)
-        return Model(bundle, made, plan, text)
+        return model(loader.open(None), Rows())
     with ExitStack() as opened:
         flash = open_flash(options.emulate_flash)
         tables = open_store(bundle.file(TABLES), format, options.reads, flash)
@@ -198,31 +155,40 @@ def _assemble(
             fill(rows, wanted, plan.chunk_tokens)
 
         backend = _open_and_fill(loader, storage, fill_slots)
-        chunk = min(plan.chunk_tokens, loader.step_tokens)
-        made = Engine(backend, rows, chunk, overlap=overlap)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
-        model = Model(bundle, made, plan, text, keep)
+        loaded = model(backend, rows, keep)
         opened.pop_all()
-    return model
+    return loaded
 
 
 def memory_plan(
     path: str | Path,
     memory: int | str | None = None,
     context_length: int | None = None,
-    **others: Unpack[MoreKeywords],
+    *,
+    threads: int | None = None,
+    providers: Providers = None,
+    reads: ReadMode = "pread",
+    **more: Unpack[MoreKeywords],
 ) -> MemoryPlan:
     """The memory plan that `load` would follow here and now with these keywords. Loads nothing.
 
     prepare: as if the backbone were prepared, which a first load does. On an accelerator, as if it
         ran the first variant of the graphs that is tried.
     """
-    options = LoadOptions(memory=memory, context_length=context_length, **others)
+    options = LoadOptions(
+        memory=memory,
+        threads=threads,
+        providers=providers,
+        context_length=context_length,
+        reads=reads,
+        **more,
+    )
     bundle = open_bundle(path)
     chosen = choose_engine(bundle, options.engine)
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
-    return dataclasses.replace(_plan(bundle, needs, options), engine=chosen)
+    return _plan(bundle, chosen, needs, options)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import cast
 
 from stem_edge.command_line import engine_name
 from stem_edge.providers_cli import add_library, parse_libraries, parse_providers
@@ -10,6 +11,8 @@ from stem_edge.runtime.engines import engine_names
 from stem_edge.runtime.flash import FLASH_NAMES
 from stem_edge.runtime.options import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.store import READ_MODES
+
+KEYWORDS = LoadKeywords.__annotations__.keys()
 
 
 def add_engine(group: argparse._ActionsContainer) -> None:
@@ -85,11 +88,15 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
         help="whether the int8 graph takes prompts (if it is as exact here as its bundle says, and not slower)",
     )
     group.add_argument(
-        "--no-prepare", action="store_true", help="do not keep a backbone for this processor"
+        "--no-prepare",
+        dest="prepare",
+        action="store_false",
+        help="do not keep a backbone for this processor",
     )
     group.add_argument(
         "--no-warm-start",
-        action="store_true",
+        dest="warm_start",
+        action="store_false",
         help="begin with an empty row cache, and keep no count of the tokens that are used",
     )
     group.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
@@ -99,30 +106,14 @@ def add_loading(group: argparse._ArgumentGroup) -> None:
         help="delay reads as such flash would (emulated, for comparing)",
     )
     group.add_argument(
-        "--no-overlap", action="store_true", help="do not read rows ahead; the text is the same"
+        "--no-overlap",
+        dest="overlap",
+        action="store_false",
+        help="do not read rows ahead; the text is the same",
     )
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
-    """What was said, as arguments of stem_edge.load."""
-    device = device_options(args)
-    return {
-        "memory": args.memory,
-        "threads": args.threads,
-        "engine": args.engine,
-        "providers": device["providers"],
-        "provider_libraries": device["provider_libraries"],
-        "device_memory": device["device_memory"],
-        "host_slots": device["host_slots"],
-        "context_length": args.context_length,
-        "reads": args.reads,
-        "slots": args.slots,
-        "resident": args.resident,
-        "overlap": not args.no_overlap,
-        "prefill_graph": args.prefill_graph,
-        "prepare": not args.no_prepare,
-        "repack": args.repack,
-        "warm_start": not args.no_warm_start,
-        "cache_dir": args.cache_dir,
-        "emulate_flash": args.emulate_flash,
-    }
+    """What was said, as arguments of stem_edge.load: options have the names of its keywords."""
+    said = {name: value for name, value in vars(args).items() if name in KEYWORDS}
+    return cast(LoadKeywords, said | device_options(args))

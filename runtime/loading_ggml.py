@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from stem_edge.bundle import GGUF, Bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.footprint import footprint_of
+from stem_edge.footprint import FLOAT, HALF, Footprint, footprint_of
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.gguf_schema import kv_type
 from stem_edge.gguf_tensors import locate
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.backend_ggml import GgmlBackend
+from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.engines import check_absent
-from stem_edge.runtime.ggml_model import GgmlModel
 from stem_edge.runtime.ggml_slots import BlockSlots
-from stem_edge.runtime.needs_ggml import ggml_needs
 from stem_edge.runtime.options import LoadOptions
-from stem_edge.runtime.plan import Needs
+from stem_edge.runtime.plan import Needs, Part
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.slots import Slots
 from stem_edge.verdicts import Verdict
 
+FIXED_NBYTES = 4 << 20  # of the library, descriptions of tensors and graphs
+TILE = 64  # tokens, and as many cells, that a thread attends to at once
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
@@ -37,8 +37,6 @@ def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
 
 
 class GgmlLoader:
-    """See stem_edge.runtime.engines.EngineLoader."""
-
     name = "ggml"
     fills_while_opening = True
     step_tokens = ANY_NUMBER
@@ -51,7 +49,6 @@ class GgmlLoader:
         self._ggml = checked_ggml(self._options.cache_dir)
 
     def needs(self, context: int) -> Needs:
-        """See EngineLoader.needs."""
         footprint, options = footprint_of(self._bundle.manifest, "ggml"), self._options
         return ggml_needs(footprint, context, options.cpus, repack=options.repack)
 
@@ -60,7 +57,6 @@ class GgmlLoader:
         return BlockSlots(layout, count)
 
     def open(self, slots: Slots | None) -> GgmlBackend:
-        """See EngineLoader.open."""
         if slots is not None and not isinstance(slots, BlockSlots):
             raise BackendError("ggml reads its own kind of slots; make them with make_slots")
         manifest, options = self._bundle.manifest, self._options
@@ -77,3 +73,26 @@ class GgmlLoader:
             repack=options.repack,
         )
         return GgmlBackend(model)
+
+
+def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool) -> Needs:
+    """Weights stay in their file, but for copies that are rearranged."""
+    config = footprint.model
+    heads = config.n_heads + 2 * config.n_kv_heads
+    # Gate, up and their product beside the hidden state, or q, k and v; then their 8-bit copies.
+    per_token = 3 * config.dim + heads * config.head_dim + 4 * config.d_ff
+    windows = len({config.window(layer) for layer in range(config.n_layers)})
+    masks = (windows + 1) * context * HALF  # one more while it is made
+    # Logits of one position, in ggml's memory and in ours, and what sampling makes of them.
+    logits = FLOAT * 3 * config.vocab_size
+    # A thread's tile: queries, keys, values, their sums; scores and masks.
+    tile = FLOAT * (4 * TILE * config.head_dim + 2 * TILE * TILE)
+    part = Part(
+        weights=FIXED_NBYTES + (footprint.repacked_nbytes if repack else 0),
+        kv_cache=footprint.kv_nbytes(context),
+        fixed=logits + threads * tile,
+        chunk_token=FLOAT * per_token + masks,
+        slot=footprint.slot_nbytes,
+    )
+    saving = ", or load without repack" if repack else ""
+    return Needs(footprint, context, part, repack=repack, saving=saving)

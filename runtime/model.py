@@ -245,38 +245,35 @@ class Model:
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
     ) -> Iterator[Chunk]:
         """What _tokens gives, as text; an allocation that fails ends it."""
-        try:
-            yield from self._chunks(prompt, params, lookups)
-        except MemoryError as error:
-            raise_out_of_memory(error, "to generate", LESS_MEMORY)
-
-    def _chunks(
-        self, prompt: list[int], params: SamplingParams, lookups: Lookups
-    ) -> Iterator[Chunk]:
-        """Sample, ask for the token's rows, hand out its text, compute the next logits."""
         stream = TokenStream(self._text, params.stop)
         sampled: list[int] = []  # tokens since the last chunk
         logprobs: list[TokenLogprobs] = []
-        for token, logprob, reason in self._tokens(prompt, params, lookups):
-            sampled.append(token)
-            if logprob is not None:
-                logprobs.append(logprob)
-            text = stream.push(token)
-            if stream.stopped:
-                reason = "stop"
-            elif reason:
-                text += stream.finish()
-            if text or reason:
-                given = logprobs if params.logprobs is not None else None
-                yield Chunk(text, sampled, given, reason)
-                sampled, logprobs = [], []
-            if reason:
-                return
+        try:
+            for token, logprob, reason in self._tokens(prompt, params, lookups):
+                sampled.append(token)
+                if logprob is not None:
+                    logprobs.append(logprob)
+                text = stream.push(token)
+                if stream.stopped:
+                    reason = "stop"
+                elif reason:
+                    text += stream.finish()
+                if text or reason:
+                    given = logprobs if params.logprobs is not None else None
+                    yield Chunk(text, sampled, given, reason)
+                    sampled, logprobs = [], []
+                if reason:
+                    return
+        except MemoryError as error:
+            raise_out_of_memory(error, "to generate", LESS_MEMORY)
 
     def _tokens(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
     ) -> Iterator[tuple[int, TokenLogprobs | None, FinishReason | None]]:
-        """Each new token id, its log probabilities if asked for, and why it is the last."""
+        """Sample, ask for the token's rows, hand it out, compute the next logits.
+
+        Yields each new token id, its log probabilities if asked for, and why it is the last.
+        """
         room = min(self.plan.context_length - len(prompt) + 1, params.max_new_tokens)
         context = self.engine.open_context(len(prompt) + room - 1)
         sampler, seen, top = make_sampler(params), list(prompt), needed_logits(params)

@@ -22,21 +22,22 @@ Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | 
 Folder: TypeAlias = str | Path | None
 
 
-class DeviceKeywords(TypedDict, total=False):
-    """Keywords of stem_edge.load that choose what the backbone runs on."""
-
-    providers: Providers
+class _DeviceLimits(TypedDict, total=False):
     provider_libraries: Mapping[str, str | Path] | None
     device_memory: int | str | None
     host_slots: int | None
 
 
-class MoreKeywords(DeviceKeywords, total=False):
-    """Keywords of stem_edge.load but for memory and context_length, for functions that pass them on."""
+class DeviceKeywords(_DeviceLimits, total=False):
+    """Keywords of stem_edge.load that choose what the backbone runs on."""
 
-    threads: int | None
+    providers: Providers
+
+
+class MoreKeywords(_DeviceLimits, total=False):
+    """Keywords of stem_edge.load that cannot be given by position."""
+
     engine: EngineChoice
-    reads: ReadMode
     slots: int | None
     resident: bool
     overlap: bool
@@ -51,10 +52,13 @@ class MoreKeywords(DeviceKeywords, total=False):
 
 
 class LoadKeywords(MoreKeywords, total=False):
-    """All of them."""
+    """All keywords of stem_edge.load, for functions that pass them on."""
 
     memory: int | str | None
+    threads: int | None
+    providers: Providers
     context_length: int | None
+    reads: ReadMode
 
 
 @dataclass(frozen=True, kw_only=True)

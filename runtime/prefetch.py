@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,10 @@ from stem_edge.quantize import I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.background import Background
 from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.edited_store import EditedStore, Records
+from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.slots import Staged
+from stem_edge.runtime.store import RowStore
 
 T = TypeVar("T")
 ANY_NUMBER = 1 << 30
@@ -52,65 +53,44 @@ class RowCounters:
     uploaded_bytes: int = 0
 
 
-class Rows(Protocol):
-    """Where an engine gets slots from."""
+class Rows:
+    """Where an engine gets slots from; as it stands here, for a dense model, which has no rows."""
 
     @property
     def step_tokens(self) -> int:
         """Tokens that one step may have, whichever they are."""
+        return ANY_NUMBER
 
     def submit(self, stem_ids: I64) -> None:
         """Start reading the records of these ids that are in no slot."""
 
     def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of the ids [T], all resident until the next call."""
+        return np.zeros(len(stem_ids), np.int32)
 
     def make(self, recipes: Sequence[Recipe]) -> I64:
-        """Stem ids int64 [n] of recipes [n], good until they are released."""
+        """Stem ids int64 [n] of recipes [n], good until they are released. Raises InputError."""
+        if recipes:
+            raise InputError("this model is dense: it has no rows that could be edited")
+        return np.zeros(0, np.int64)
 
     def release(self, stem_ids: Sequence[int]) -> None:
         """Say that ids that `make` gave are not needed any more; safe in any thread."""
 
     def counters(self) -> RowCounters:
         """What was counted so far."""
+        return RowCounters()
 
     def close(self) -> None:
         """Release threads and files."""
 
 
-class NoRows:
-    """Rows of a dense model: there are none."""
-
-    step_tokens = ANY_NUMBER
-
-    def submit(self, stem_ids: I64) -> None:
-        """Nothing to read."""
-
-    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
-        """Slots that no graph looks at."""
-        return np.zeros(len(stem_ids), np.int32)
-
-    def make(self, recipes: Sequence[Recipe]) -> I64:
-        """There is nothing to make one of. Raises InputError."""
-        if recipes:
-            raise InputError("this model is dense: it has no rows that could be edited")
-        return np.zeros(0, np.int64)
-
-    def release(self, stem_ids: Sequence[int]) -> None:
-        """Nothing was made."""
-
-    def counters(self) -> RowCounters:
-        """Zeros."""
-        return RowCounters()
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class Prefetcher:
+class Prefetcher(Rows):
     """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
 
-    def __init__(self, store: Records, cache: RowCache, *, overlap: bool = True) -> None:
+    def __init__(
+        self, store: RowStore | HostTier, cache: RowCache, *, overlap: bool = True
+    ) -> None:
         self.store, self.cache = EditedStore(store), cache
         self.host = store if isinstance(store, HostTier) else None
         self.stall_seconds = 0.0
@@ -129,7 +109,7 @@ class Prefetcher:
         return RowCounters(
             hits=cache.hits,
             misses=cache.misses,
-            bytes_read=self.store.bytes_read,
+            bytes_read=self.store.base.bytes_read,
             stall_seconds=self.stall_seconds,
             host_hits=host.hits if host else 0,
             host_misses=host.misses if host else 0,
@@ -164,19 +144,16 @@ class Prefetcher:
         made = self.store.make(recipes)
         try:
             self.cache.make_room(self.store.numbers)
-            if self.store.has_released:
-                self._forget_unused()
+            self._forget_unused()
         except BaseException:
             self.store.release(made.tolist())
             raise
         return made
 
     def release(self, stem_ids: Sequence[int]) -> None:
-        """See Rows.release."""
         self.store.release(stem_ids)
 
     def submit(self, stem_ids: I64) -> None:
-        """See Rows.submit."""
         if self._background is None or self._pending is not None:
             return
         wanted = self.cache.missing(self.store.records_of(stem_ids))
@@ -219,6 +196,8 @@ class Prefetcher:
     def _forget_unused(self) -> None:
         """Give numbers of made records free, in an order that an interrupt may end anywhere."""
         gone = self.store.unused()
+        if not len(gone):
+            return
         if self._background and self._pending and np.isin(self._pending[0], gone).any():
             self._background.result(self._pending[1])  # it looks up what these numbers are made of
             self._pending = None
@@ -237,4 +216,4 @@ class Prefetcher:
         if self._background is not None:
             self._background.close()
         self._pending = None
-        self.store.close()
+        self.store.base.close()

@@ -14,6 +14,7 @@ from stem_edge.runtime.engine import LEAST_CHUNK
 from stem_edge.runtime.engines import check_installed, is_installed
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.machine import available_memory
+from stem_edge.runtime.text import same_start
 
 PROMPT_TOKENS = 96
 # Of what the machine leaves, tables may take so much to be read whole for this.
@@ -96,7 +97,7 @@ def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
 def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
     """Whether there are matrices that this build of ggml rearranges."""
     from stem_edge.ggml_check import checked_ggml
-    from stem_edge.runtime.ggml_repack import can_repack
+    from stem_edge.runtime.ggml_weights import can_repack
 
     ggml = checked_ggml(cache_dir)
     return can_repack(ggml) and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0
@@ -154,6 +155,4 @@ def _run(
 def _compared(tokens: list[int], expected: list[int]) -> str:
     if tokens == expected:
         return "ok"
-    pairs = enumerate(zip(tokens, expected, strict=False))
-    at = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(expected)))
-    return f"other tokens from the {at + 1}. new one on"
+    return f"other tokens from the {same_start(tokens, expected) + 1}. new one on"

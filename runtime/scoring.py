@@ -24,6 +24,7 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.quantize import F32
 from stem_edge.runtime.engine import LEAST_CHUNK, Context, cut
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.text import same_start
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of a context and of its continuation
 # Logits of so many bytes at a time, beside what the memory plan counts: chunks get smaller where
@@ -105,7 +106,7 @@ class Scorer:
             first = len(inputs) - max(len(one.targets) for one in alike)
             first -= first % 2
             # What lies behind the position is dead, and overwritten: the KV cache needs no cleaning.
-            context.position = min(_common(held, padded) // 2 * 2, first) if self._reuse else 0
+            context.position = min(same_start(held, padded) // 2 * 2, first) if self._reuse else 0
             self.processed += len(padded) - context.position
             self.reused += context.position
             scores = _sum_up(self._logits(context, padded, first), len(inputs), alike)
@@ -125,12 +126,6 @@ class Scorer:
             wanted = min(len(chunk), max(0, end - first))
             logits = self._engine.step(context, chunk, wanted, following, prefill=True)
             yield from enumerate(logits, end - wanted)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids at the beginning are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _sum_up(logits: Iterator[tuple[int, F32]], length: int, alike: Sequence[_Asked]) -> list[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -78,11 +79,10 @@ class ArraySlots(Slots):
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
         """See Slots.write."""
-        for index, parts in enumerate(self.codes):
-            for part, codes in enumerate(parts):
-                codes[slots] = self.layout.codes(records, index, part)
-                if self.scales:
-                    self.scales[index][part][slots] = self.layout.scales(records, index, part)
+        for index, codes in enumerate(self.codes):
+            _put(codes, slots, self.layout.row_codes(records, index))
+            if self.scales:
+                _put(self.scales[index], slots, self.layout.row_scales(records, index))
 
 
 def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
@@ -98,3 +98,12 @@ def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
     rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
     slots.write(np.arange(count), layout.pack(rows))
     return np.arange(tokens, dtype=np.int32) % count
+
+
+def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
+    """Columns of rows [n, columns] into the slots [n] of one part after the other."""
+    start = 0
+    for part in parts:
+        stop = start + part.shape[1]
+        part[slots] = rows[:, start:stop]
+        start = stop

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.text import REPLACEMENT, TextCodec
+from stem_edge.runtime.text import REPLACEMENT, TextCodec, same_start
 
 # Tokens that are decoded together at most while their text ends with half a character, or with what
 # looks like it: mostly one character is cut into 4 tokens at most.
@@ -67,7 +67,7 @@ def _places_in(decoded: Sequence[str]) -> Iterator[tuple[int, int]]:
     text, first = decoded[-1], len(decoded[0])
     begin = last = first  # what is shown of the text, and the end of the last token's
     for piece in decoded[1:]:
-        shown = max(begin, _alike(piece, text))
+        shown = max(begin, same_start(piece, text))
         end = shown if text.startswith(piece) else min(shown + 1, len(text))
         # U+FFFD that stays is a character of the text, or bytes that are none: more of the same.
         more = first < last <= begin == shown and text[begin - 1] == REPLACEMENT
@@ -77,12 +77,6 @@ def _places_in(decoded: Sequence[str]) -> Iterator[tuple[int, int]]:
             start = begin
         yield start, max(last, end)
         begin, last = shown, max(last, end)
-
-
-def _alike(one: str, other: str) -> int:
-    """How many characters at the beginning are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def find_spans(

@@ -15,8 +15,8 @@ import contextlib
 import mmap
 import os
 import time
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -25,8 +25,7 @@ import numpy.typing as npt
 
 from stem_edge import disk
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.quantize import I32, U8
-from stem_edge.rows import RecordLayout
+from stem_edge.quantize import U8
 from stem_edge.runtime.flash import EmulatedFlash
 from stem_edge.runtime.machine import own_pages
 from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
@@ -38,14 +37,22 @@ READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 POOL_THREADS = 8
 
 
+class _Shard(NamedTuple):
+    """An open shard file."""
+
+    path: Path
+    array: int
+    stride: int  # bytes from one record to the next
+    file: int
+    mapped: mmap.mmap | None
+
+
 class _Place(NamedTuple):
     """Where a record and its checksum lie."""
 
     number: int
-    array: int
-    shard: int
+    shard: _Shard
     offset: int
-    nbytes: int
 
 
 class RowStore:
@@ -57,17 +64,21 @@ class RowStore:
     def __init__(
         self, tables: TableStore, reads: ReadMode = "pread", flash: EmulatedFlash | None = None
     ) -> None:
-        if reads not in READ_MODES:
-            raise InputError(f"reads is {reads!r}; expected one of {', '.join(READ_MODES)}")
-        self._tables, self._flash = tables, flash
-        self._files: list[list[int]] = [[] for _ in tables.grids]  # of each array
-        self._maps: list[list[mmap.mmap]] = [[] for _ in tables.grids]
-        self._pool: ThreadPoolExecutor | None = None
+        self._format, self._flash = tables.format, flash
+        self.layout = tables.format.tables  # of the records that are read
+        self.tokens = tables.format.tokens  # that have a record
+        self.index = tables.index  # record of each token; None: the one of its own number
         self.bytes_read = 0  # of records and their checksums, since opening
+        self._pool: ThreadPoolExecutor | None = None
+        # Every shard of every array, and the number of its first record: both in order.
+        self._shards, self._starts = list[_Shard](), list[int]()
         try:
+            first = 0
             for array, grid in enumerate(tables.grids):
                 for shard in range(grid.shards):
+                    self._starts.append(first)
                     self._open_shard(array, grid, shard, mapped=reads == "mmap")
+                    first += grid.shard_records(shard)
         except BaseException:
             self.close()
             raise
@@ -75,33 +86,20 @@ class RowStore:
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
 
     def _open_shard(self, array: int, grid: ShardGrid, shard: int, *, mapped: bool) -> None:
-        descriptor = grid.open_shard(shard)
-        self._files[array].append(descriptor)
+        path, descriptor = grid.shard_path(shard), grid.open_shard(shard)
+        opened = _Shard(path, array, grid.stride, descriptor, None)
+        self._shards.append(opened)
         if not mapped:
             return
         try:
-            self._maps[array].append(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise BundleError(
-                f"{grid.shard_path(shard)}: cannot map this shard into memory "
+                f"{path}: cannot map this shard into memory "
                 f'({error.strerror or error}); load with reads="pread", which maps nothing, or '
                 "raise the limit of memory (ulimit -v)"
             ) from error
-
-    @property
-    def layout(self) -> RecordLayout:
-        """Byte layout of the records that are read."""
-        return self._tables.format.tables
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that have a record."""
-        return self._tables.format.tokens
-
-    @property
-    def index(self) -> I32 | None:
-        """Record of each token; None: the one of its own number."""
-        return self._tables.index
+        self._shards[-1] = opened._replace(mapped=mapping)
 
     def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers of the records [T] that hold the rows of tokens [T]."""
@@ -112,10 +110,9 @@ class RowStore:
         if not hasattr(os, "posix_fadvise"):
             return
         for number in numbers.tolist():
-            at = self._place(number)
-            file = self._file(at)
+            shard, offset = self._place(number)[1:]
             with contextlib.suppress(OSError):  # a file system may not take advice
-                os.posix_fadvise(file, at.offset, at.nbytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(shard.file, offset, shard.stride, os.POSIX_FADV_WILLNEED)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> U8:
         """Records uint8 [n, record_nbytes] of these numbers [n]; ascending ones read fastest.
@@ -140,22 +137,24 @@ class RowStore:
     def _read_one(self, number: int, buffer: U8) -> int:
         """Fill the buffer with a record; returns the bytes read."""
         at = self._place(number)
-        if at.array == 0:
+        if at.shard.array == 0:
             self._read_sealed(at, buffer)
         else:
-            sealed = np.empty(at.nbytes, np.uint8)
+            sealed = np.empty(at.shard.stride, np.uint8)
             self._read_sealed(at, sealed)
-            self._tables.format.widen(sealed[None, :-CRC_NBYTES], buffer[None, :-CRC_NBYTES])
-        return at.nbytes
+            self._format.widen(sealed[None, :-CRC_NBYTES], buffer[None, :-CRC_NBYTES])
+        return at.shard.stride
 
     def _read_sealed(self, at: _Place, buffer: U8) -> None:
         """Fill the buffer. What fails once may be a bus that was disturbed: it is read once more."""
         if self._try_sealed(at, buffer) is None:
             return
-        self._forget_pages(at)
+        if hasattr(os, "posix_fadvise"):  # from the medium, and not the system's copy of the last
+            with contextlib.suppress(OSError):
+                shard = at.shard
+                os.posix_fadvise(shard.file, at.offset, shard.stride, os.POSIX_FADV_DONTNEED)
         if reason := self._try_sealed(at, buffer):
-            path = self._tables.grids[at.array].shard_path(at.shard)
-            raise RowReadError(f"{path}: record {at.number} at byte {at.offset}: {reason}")
+            raise RowReadError(f"{at.shard.path}: record {at.number} at byte {at.offset}: {reason}")
 
     def _try_sealed(self, at: _Place, buffer: U8) -> str | None:
         """Fill the buffer; returns why that failed, and what to do."""
@@ -174,46 +173,36 @@ class RowStore:
             "stem-edge verify, then copy or export the bundle again"
         )
 
-    def _forget_pages(self, at: _Place) -> None:
-        """Have the next read come from the medium, and not from the system's copy of the last."""
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._file(at), at.offset, at.nbytes, os.POSIX_FADV_DONTNEED)
-
     def _place(self, number: int) -> _Place:
+        """Raises InputError for a number that is none, ValueError once the store is closed."""
+        if not self._shards:
+            raise ValueError("the table store is closed")
         if not 0 <= number < self.layout.records:
             raise InputError(
                 f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
             )
-        array, row = self._tables.grid_of(number)
-        grid = self._tables.grids[array]
-        shard, place = divmod(row, grid.records_per_shard)
-        return _Place(number, array, shard, place * grid.stride, grid.stride)
+        which = bisect_right(self._starts, number) - 1
+        shard = self._shards[which]
+        return _Place(number, shard, (number - self._starts[which]) * shard.stride)
 
     def _fill(self, at: _Place, buffer: U8) -> int:
         """Read into the buffer; returns the bytes read, fewer only at the end of the file."""
-        if self._maps[at.array]:
+        if at.shard.mapped is not None:
             # bytes and not a view: a view that a traceback keeps alive would bar close().
-            piece = self._maps[at.array][at.shard][at.offset : at.offset + len(buffer)]
+            piece = at.shard.mapped[at.offset : at.offset + len(buffer)]
             buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
             return len(piece)
-        return disk.fill(self._file(at), buffer.data, at.offset)
-
-    def _file(self, at: _Place) -> int:
-        """Descriptor of a shard. Raises ValueError once the store is closed."""
-        if not (files := self._files[at.array]):
-            raise ValueError("the table store is closed")
-        return files[at.shard]
+        return disk.fill(at.shard.file, buffer.data, at.offset)
 
     def close(self) -> None:
         """Close all files; further reads fail."""
         if self._pool is not None:
             self._pool.shutdown()
-        for mapped in chain(*self._maps):
-            mapped.close()
-        for files in self._files:
-            while files:  # closing twice must not close what got this number since
-                disk.close(files.pop())
+        while self._shards:  # closing twice must not close what got this number since
+            shard = self._shards.pop()
+            if shard.mapped is not None:
+                shard.mapped.close()
+            disk.close(shard.file)
 
     def __enter__(self) -> Self:
         return self

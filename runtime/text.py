@@ -127,6 +127,12 @@ class TextCodec:
             raise BundleError(f"{error}: found in a trial; export the bundle again") from None
 
 
+def same_start(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many characters or ids at the beginning are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def shorten(context_length: int, max_context: int) -> str:
     """What to do about a prompt that is longer than the context."""
     if context_length == max_context:

@@ -16,8 +16,8 @@ from stem_edge.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.graph.names import head_width
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.names import head_width, kind_of
 from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat
@@ -78,19 +78,11 @@ def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footpr
 def expected_footprint(
     model: ModelConfig, backbone: BackboneFormat, tables: TableFormat | None
 ) -> Footprint:
-    """Of a bundle that an export with these types would write; its own alignment not counted."""
-    shapes = {n: s for n, s in _stored_shapes(model).items() if len(s) == 2}
-    layers = {name: shape for name, shape in shapes.items() if name.startswith("layers.")}
-    matrices = sum(_kind_nbytes(backbone, _kind(n), *shape) for n, shape in layers.items())
-    # A tied head is stored beside the embedding: it is read by products, not by rows.
-    for kind in VOCABULARY_KINDS:
-        matrices += _kind_nbytes(backbone, kind, model.vocab_size, model.dim)
-    norms = sum(FLOAT * s[0] for s in model.backbone_shapes().values() if len(s) == 1)
-    # Of prompts: one byte a weight, a scale for each output.
-    prefill = norms + sum(rows * (width + FLOAT) for rows, width in layers.values())
-    return _onnx_footprint(
-        model, backbone, tables, matrices + norms, prefill if backbone.prefill else 0
-    )
+    """Of a bundle that an export with these types would write. Raises GraphError."""
+    layout = tables.tables if tables else None
+    data = decoding(model, layout, backbone).plan.nbytes
+    prefill = prompts(model, layout, backbone).plan.nbytes if backbone.prefill else 0
+    return _onnx_footprint(model, backbone, tables, data, prefill)
 
 
 def _onnx_footprint(
@@ -143,36 +135,16 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:
-    """One slot as arrays of codes and scales, with the zero points that dequantizing needs."""
+    """One slot as arrays of codes and float32 scales, with the zero points that dequantizing needs."""
     zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
-    return layout.slot_nbytes + zero_points
-
-
-def _stored_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes with heads padded to a width that the attention operator takes."""
-    padded, width = head_width(model), model.head_dim
-    stored = {}
-    for name, shape in model.backbone_shapes().items():
-        part = name.rsplit(".", 1)[-1]
-        if part in ("wq", "wk", "wv"):
-            shape = (shape[0] // width * padded, shape[1])
-        elif part == "wo":
-            shape = (shape[0], shape[1] // width * padded)
-        stored[name] = shape
-    return stored
+    return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
 
 
 def kinds_of(model: ModelConfig) -> set[MatrixKind]:
     """Kinds of matrices that a model has."""
     shapes = model.backbone_shapes()
-    found = {_kind(name) for name, shape in shapes.items() if len(shape) == 2}
+    found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
     return found | set(VOCABULARY_KINDS)
-
-
-def _kind(name: str) -> MatrixKind:
-    part = name.rsplit(".", 1)[-1]
-    kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]
-    return kind
 
 
 def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: int) -> int:

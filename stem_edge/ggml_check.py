@@ -2,8 +2,8 @@
 
 llama-cpp-python compiles ggml on the user's machine, for instructions that the processor announces.
 Where the system does not grant one of them (AMX in many virtual machines), a product ends the
-process instead of raising an error; so the first use is that of a child process, which compares what
-ggml computes with numpy. A good verdict is kept in the user's cache folder and counts until the
+process instead of raising an error; so the first use is that of a child process, which runs small
+models on ggml and in numpy. A good verdict is kept in the user's cache folder and counts until the
 library, the processor, the system or stem-edge is another. A bad one is never kept: whoever installs
 the library again wants to know at once.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import platform
 import signal
 from collections.abc import Sequence
@@ -32,28 +31,46 @@ from stem_edge.child import (
 )
 from stem_edge.errors import BackendError
 from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
-from stem_edge.ggml_flags import cmake_flags
-from stem_edge.ggml_trial import DIFFERS, REFUSED
-from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
 from stem_edge.whole_file import write_whole
 
-WINDOWS_ILLEGAL = 0xC000001D  # exit status: an illegal instruction
-FORMAT = 1
+# Flag -> what Linux calls it. ggml's kernels for AMX are left out: they save nothing here.
+X86 = {
+    "GGML_AVX": "avx",
+    "GGML_AVX2": "avx2",
+    "GGML_FMA": "fma",
+    "GGML_F16C": "f16c",
+    "GGML_BMI2": "bmi2",
+    "GGML_AVX_VNNI": "avx_vnni",
+    "GGML_AVX512": "avx512vl",
+    "GGML_AVX512_VBMI": "avx512vbmi",
+    "GGML_AVX512_VNNI": "avx512_vnni",
+    "GGML_AVX512_BF16": "avx512_bf16",
+}
+# All that x86-64 of the last ten years has; where the system does not tell, it is assumed.
+USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
+ARM = "GGML_CPU_ARM_ARCH"
+
+FORMAT = 2
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
-TRIAL = "stem_edge.ggml_trial"
-TRIAL_SECONDS = 60.0  # it takes less than half a second where nothing else runs
+TRIAL = "stem_edge.runtime.ggml_trial"
+# Its exit status: a wrong result, a library that Ggml refuses. (3 is an abort on Windows.)
+DIFFERS, REFUSED = 10, 11
+TRIAL_SECONDS = 60.0  # it takes one or two where nothing else runs
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a good trial found, as it is kept."""
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The last line of a trial that ended well."""
+
+    repack: bool  # whether products of rearranged matrices were right, too
+
+
+class Verdict(Told, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The same as it is kept."""
 
     format: int
     library: str
-    version: str
-    repack: bool  # whether products of rearranged matrices were right, too
-    amx: bool  # whether this build has kernels for AMX, which are not used
-    seconds: float
 
 
 def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
@@ -131,18 +148,12 @@ def _try(path: Path, command: Sequence[str], seconds: float) -> Verdict:
         )
     if ended.status:
         raise BackendError(_failure(path, ended.status, ended))
-    return _verdict(path, ended.stdout)
-
-
-def _verdict(path: Path, stdout: bytes) -> Verdict:
-    """From the child's last line. Raises BackendError."""
+    said = last_line(ended.stdout)
     try:
-        told = json.loads(last_line(stdout))
-        if told.pop("ok") is True:
-            return msgspec.convert(told | {"format": FORMAT, "library": str(path)}, Verdict)
-    except (ValueError, LookupError, AttributeError, TypeError):
-        pass
-    raise BackendError(f"{path}: the test of ggml ended with {last_line(stdout)!r}; {AGAIN}")
+        told = msgspec.json.decode(said, type=Told)
+    except ValueError:  # msgspec's are
+        raise BackendError(f"{path}: the test of ggml ended with {said!r}; {AGAIN}") from None
+    return Verdict(format=FORMAT, library=str(path), repack=told.repack)
 
 
 def _failure(path: Path, status: int, ended: Ended) -> str:
@@ -158,16 +169,27 @@ def _failure(path: Path, status: int, ended: Ended) -> str:
         return f"ggml in {path} could not be tested, exit status {status}: {said}; {AGAIN}"
     if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
-    if status in (-signal.SIGILL, WINDOWS_ILLEGAL):
-        return (
-            f"ggml in {path} was compiled for instructions that this processor does not have, or "
-            f"announces without granting them ({signal_name(status)} at {step}); {rebuild()}"
-        )
     return (
-        f"ggml in {path} crashed ({signal_name(status)}) in a test of its kernels ({step}): this "
-        "build uses instructions that this processor announces but does not grant, AMX for "
-        f"example; {rebuild()}"
+        f"ggml in {path} crashed ({signal_name(status)} at {step}): it was compiled for instructions "
+        "that this processor does not have, or announces without granting them, as AMX in many "
+        f"virtual machines; {rebuild()}"
     )
+
+
+def cmake_flags() -> str:
+    """Flags for this processor, for CMAKE_ARGS: one for each group of instructions that it has.
+
+    Left to itself, ggml is compiled for all that the processor of that moment announces.
+    """
+    flags = ["-DGGML_NATIVE=OFF"]
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        dots = "+dotprod" * cpu_announces("asimddp") + "+i8mm" * cpu_announces("i8mm")
+        return " ".join([*flags, f"-D{ARM}=armv8.2-a{dots}"] if dots else flags)
+    told = cpu_announces("sse2")  # as every x86-64 does
+    for flag, word in X86.items():
+        there = cpu_announces(word) if told else word in USUAL
+        flags.append(f"-D{flag}={'ON' if there else 'OFF'}")
+    return " ".join(flags)
 
 
 def rebuild() -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,7 +37,6 @@ from stem_edge.quantize import (
 )
 
 RowType = Literal["fp32", "fp16", "int8", "int4"]
-ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
 ROW_BITS: dict[RowType, int] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}
 ScaleType = Literal["fp32", "fp16"]
 Parts: TypeAlias = tuple[tuple[int, ...], ...]
@@ -45,7 +44,6 @@ F16: TypeAlias = npt.NDArray[np.float16]
 Codes: TypeAlias = U8 | F16 | F32
 Scales: TypeAlias = F16 | F32
 
-SLOT_SCALE_NBYTES = 4  # whatever the records have, the graph takes float32 scales
 MAX_RECORD_NBYTES = 1 << 28
 MAX_PARTS, MAX_RANK = 2, 2  # an expert has two matrices
 FP16_MAX = float(np.finfo(np.float16).max)
@@ -137,19 +135,13 @@ class RecordLayout(
         return self.row_nbytes * len(self.layers)
 
     @cached_property
-    def slot_nbytes(self) -> int:
-        """Bytes of the same where scales are float32 whatever they are in the records."""
-        row = self.codes_nbytes + self.groups * SLOT_SCALE_NBYTES
-        return row * len(self.layers)
-
-    @cached_property
     def codes_dtype(self) -> np.dtype[np.generic]:
-        """dtype of `codes()`: uint8 for quantized rows, else the float type."""
+        """dtype of `row_codes()`: uint8 for quantized rows, else the float type."""
         return np.dtype({32: "<f4", 16: "<f2"}.get(self.bits, "u1"))
 
     @cached_property
     def scales_dtype(self) -> np.dtype[np.generic]:
-        """dtype of `scales()`."""
+        """dtype of `row_scales()`."""
         return np.dtype({"fp32": "<f4", "fp16": "<f2"}[self.scale_type])
 
     def codes_shape(self, part: int = 0) -> tuple[int, ...]:
@@ -163,34 +155,24 @@ class RecordLayout(
         return (*outer, width // self.group_size)
 
     def codes_width(self, part: int = 0) -> int:
-        """Columns of `codes()`."""
+        """Columns of `row_codes()` that are of a part."""
         return math.prod(self.codes_shape(part))
 
     def part_groups(self, part: int = 0) -> int:
-        """Columns of `scales()`: the scales of one row of a part."""
+        """Columns of `row_scales()` that are of a part."""
         return math.prod(self.scales_shape(part)) if self.quantized else 0
-
-    def codes(self, records: U8, index: int, part: int = 0) -> Codes:
-        """Codes [n, codes_width] of the `index`-th STEM layer: a view into records [n, nbytes]."""
-        start = sum(map(self.codes_width, range(part)))
-        return self.row_codes(records, index)[:, start : start + self.codes_width(part)]
-
-    def scales(self, records: U8, index: int, part: int = 0) -> Scales:
-        """Scales [n, part_groups] of the `index`-th STEM layer: a view into records [n, nbytes]."""
-        start = sum(map(self.part_groups, range(part)))
-        return self.row_scales(records, index)[:, start : start + self.part_groups(part)]
 
     def zero_points(self, rows: int) -> U8:
         """Zero points [rows, bytes] that dequantizing `rows` quantized rows of part 0 needs."""
         return zero_points(rows, self.part_groups(), self.bits)
 
     def row_codes(self, records: U8, index: int) -> Codes:
-        """Codes of all parts of the `index`-th STEM layer: a view into records [n, nbytes]."""
+        """Codes [n, columns] of the `index`-th STEM layer: a view into records [n, nbytes]."""
         start = index * self.row_nbytes
         return records[:, start : start + self.codes_nbytes].view(self.codes_dtype)
 
     def row_scales(self, records: U8, index: int) -> Scales:
-        """Scales [n, groups] of all parts of the `index`-th STEM layer: a view, too."""
+        """Scales [n, groups] of the `index`-th STEM layer: a view, too."""
         start = index * self.row_nbytes + self.codes_nbytes
         stop = (index + 1) * self.row_nbytes
         return records[:, start:stop].view(self.scales_dtype)

@@ -90,10 +90,6 @@ class ShardGrid(msgspec.Struct, frozen=True):
             yield piece
         yield crc.to_bytes(CRC_NBYTES, "little")
 
-    def check_shard(self, shard: int) -> None:
-        """Compare size and index of a shard file with what they must be; raises BundleError."""
-        disk.close(self.open_shard(shard))
-
     def open_shard(self, shard: int) -> int:
         """Descriptor of a shard file, whose size and index were compared through it.
 

@@ -107,11 +107,6 @@ class TableStore(msgspec.Struct, frozen=True):
     grids: tuple[ShardGrid, ...]
     index: I32 | None
 
-    def grid_of(self, record: int) -> tuple[int, int]:
-        """Which array has this record, and its number there."""
-        frequent = self.format.frequent
-        return (0, record) if record < frequent else (1, record - frequent)
-
 
 def group_metadata(format: TableFormat) -> dict[str, Any]:
     """zarr.json of the group."""

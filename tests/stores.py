@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.quantize import I32, I64, U8
+from stem_edge import disk
+from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import RowStore
 from stem_edge.shards import ShardGrid, array_metadata
@@ -22,24 +25,11 @@ class MemoryStore(RowStore):
     """Records that lie in no file: `content` makes them; reads are noted, `before` may fail them."""
 
     def __init__(self, layout: RecordLayout, content: Callable[[I64], U8]) -> None:
-        self._memory_layout, self._content = layout, content
-        self._memory_index: I32 | None = None
+        self.layout, self._content = layout, content
+        self.tokens, self.index = layout.records, None
         self.reads: list[list[int]] = []
         self.bytes_read = 0
         self.closed = False
-
-    @property
-    def layout(self) -> RecordLayout:
-        return self._memory_layout
-
-    @property
-    def tokens(self) -> int:
-        index = self._memory_index
-        return self.layout.records if index is None else len(index)
-
-    @property
-    def index(self) -> I32 | None:
-        return self._memory_index
 
     def before(self, numbers: I64) -> None:
         """Whatever a test does to a read."""
@@ -52,6 +42,35 @@ class MemoryStore(RowStore):
 
     def close(self) -> None:
         self.closed = True
+
+
+def ids(*numbers: int) -> I64:
+    """Of tokens or records."""
+    return np.array(numbers, np.int64)
+
+
+def resident(cache: RowCache) -> set[int]:
+    """Numbers of the records that are in a slot."""
+    every = np.arange(cache.layout.records)
+    return set(every.tolist()) - set(cache.missing(every).tolist())
+
+
+def rows_of(model: Model) -> Prefetcher:
+    """The prefetcher of a model with tables."""
+    assert isinstance(model.engine.rows, Prefetcher)
+    return model.engine.rows
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    """Damage a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def check_shard(grid: ShardGrid, shard: int) -> None:
+    """Size and index of a shard file, as they are compared when it is opened."""
+    disk.close(grid.open_shard(shard))
 
 
 def arrays_of(cache: RowCache) -> ArraySlots:

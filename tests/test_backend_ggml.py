@@ -19,8 +19,7 @@ from stem_edge.footprint import footprint_of
 from stem_edge.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backend_ggml import GgmlContext, _mask
-from stem_edge.runtime.ggml_graph import Graph, Memory, Scratch
-from stem_edge.runtime.ggml_kv import CELLS
+from stem_edge.runtime.ggml_graph import CELLS, Graph, Memory, Scratch
 from stem_edge.runtime.machine import page_aligned
 
 pytestmark = needs_ggml

@@ -2,14 +2,14 @@
 
 from collections import Counter
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from interrupts import interrupted
-from stores import arrays_of
+from stores import arrays_of, ids, resident
 
 from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout, RowType, make_layout
@@ -34,20 +34,11 @@ INT4 = LAYOUTS["int4"]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def ids(*tokens: int) -> I64:
-    return np.array(tokens, np.int64)
-
-
 def make_records(layout: RecordLayout) -> U8:
     """A record for each token."""
     rng = np.random.default_rng(5)
     shape = (layout.records, layout.row_width)
     return layout.pack([rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
-
-
-def resident(cache: RowCache) -> set[int]:
-    every = np.arange(cache.layout.records)
-    return set(every.tolist()) - set(cache.missing(every).tolist())
 
 
 def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
@@ -64,12 +55,12 @@ def check_contents(cache: RowCache, records: U8) -> None:
     slots = cache.slots_of(tokens)
     assert len(set(slots.tolist())) == len(tokens)
     layout = cache.layout
-    for index, part in product(range(len(layout.layers)), range(len(layout.parts))):
-        codes = layout.codes(records, index, part)
-        assert np.array_equal(arrays_of(cache).codes[index][part][slots], codes[tokens])
+    for index in range(len(layout.layers)):
+        codes = np.hstack([part[slots] for part in arrays_of(cache).codes[index]])
+        assert np.array_equal(codes, layout.row_codes(records, index)[tokens])
         if layout.quantized:
-            scales = layout.scales(records, index, part)
-            assert np.array_equal(arrays_of(cache).scales[index][part][slots], scales[tokens])
+            scales = np.hstack([part[slots] for part in arrays_of(cache).scales[index]])
+            assert np.array_equal(scales, layout.row_scales(records, index)[tokens])
 
 
 def inputs_of(cache: RowCache) -> list[npt.NDArray[Any]]:
@@ -213,7 +204,8 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     more = np.concatenate([records, records[:2]])
     fetch(cache, more, ids(V, 3, V + 1))
     check = arrays_of(cache).codes[0][0]
-    assert np.array_equal(check[cache.slots_of(ids(V, V + 1))], layout.codes(records, 0)[:2])
+    codes = layout.row_codes(records, 0)[:2, : layout.codes_width()]
+    assert np.array_equal(check[cache.slots_of(ids(V, V + 1))], codes)
     cache.forget(ids(V, 3))
     assert cache.missing(ids(V, V + 1, 3)).tolist() == [3, V]
     assert len(cache.counts) == V and cache.counts[3] == 0
@@ -261,3 +253,7 @@ def test_expected_counts_weigh_as_much_as_is_said(weight: float) -> None:
     assert best.tolist() == list(range(V - 1, V - 9, -1))
     uses = weight * AGEING_USES_PER_SLOT * 8
     assert uses - V < cache.counts.sum() <= uses
+    few = np.zeros(V, np.uint32)
+    assert cache.expect_counts(few).tolist() == []
+    few[[7, 3]] = 10, 30
+    assert cache.expect_counts(few).tolist() == [3, 7]

@@ -51,7 +51,7 @@ def put_verdict(root: Path, name: str, into: str = "") -> None:
     library = root / "libraries" / name / "libggml.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    told = {"ok": True, "version": "0.25.3", "repack": True, "amx": False, "seconds": 0.1}
+    told = {"repack": True}
     before = set(root.glob("ggml/*"))
     check_library(library, root, [sys.executable, "-c", f"print({json.dumps(told)!r})"])
     (made,) = set(root.glob("ggml/*")) - before

@@ -75,13 +75,13 @@ def test_words_are_codes_and_scales(of: RecordLayout, activations: Activations) 
     for index in range(2):
         codes, scales = rows.slabs[2 * index : 2 * index + 2]
         bytes_ = words[:, start : start + codes.words].view(np.uint8)
-        assert np.array_equal(bytes_, of.codes(records, index))
+        assert np.array_equal(bytes_, of.row_codes(records, index))
         start += codes.words
         kept = words[:, start : start + scales.words].view(scales.dtype).astype(np.float32)
         start += scales.words
         # Of each value, where its group is halved, too.
         spread = np.repeat(kept, rows.group_size, axis=1)
-        expected = np.repeat(of.scales(records, index), of.group_size, axis=1)
+        expected = np.repeat(of.row_scales(records, index), of.group_size, axis=1)
         assert np.allclose(spread, expected, rtol=1e-3 if activations == "fp16" else 0, atol=0)
     assert start == rows.words
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,9 @@ from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens,
 import stem_edge
 from stem_edge import Edit
 from stem_edge.edit_file import SCOPES
-from stem_edge.errors import InputError, RowReadError
+from stem_edge.errors import InputError
 from stem_edge.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.options import LoadKeywords
 from stem_edge.runtime.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -250,34 +248,6 @@ def test_a_prompt_that_fills_the_context(stem: Tried, engine: EngineName) -> Non
             assert found == [int(expected[-1].argmax())]
             with pytest.raises(InputError, match="17 tokens"):
                 model.generate("a cat and a cats")
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_damaged_target_is_an_error_and_the_rest_goes_on(
-    overlap: bool, stem: Tried, tmp_path: Path
-) -> None:
-    out = shutil.copytree(stem.path, tmp_path / "out")
-    shard = next(
-        path for path in (out / "tables.zarr" / "records" / "c").rglob("*") if path.is_file()
-    )
-    data = bytearray(shard.read_bytes())
-    data[ord("m") * (2 * 80 * 4 + 4) + 9] ^= 1  # in the record of "m"
-    shard.write_bytes(data)
-    options: LoadKeywords = {"slots": 4, "overlap": overlap, "warm_start": False, "trial": False}
-    with stem_edge.load(out, **options) as model:
-        ids = model.tokenize("a cat.")
-        before = model.logits(ids)
-        with model.edited(stem_edge.make_edit(model.bundle, "cat", "mouse", scheme="average")):
-            for _ in range(2):
-                with pytest.raises(RowReadError, match=f"record {ord('m')}"):
-                    model.logits(ids)
-            with pytest.raises(RowReadError):
-                list(model.generate(ids))
-        with model.edited(swap(model, "cat", "dog")):
-            rows = stem.oracle.edited([spec("cat", "dog")], ids, len(ids))
-            assert off(model.logits(ids), stem.oracle.logits(ids, rows)) < TOLERANCE
-        assert np.array_equal(model.logits(ids), before)
-        assert made_now(model) == 0
 
 
 def test_scores_are_refused_within_edits(tiny_model: Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge import disk
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend_ort import OrtBackend
@@ -65,6 +63,7 @@ def run(
 VARIANTS: list[dict[str, Any]] = [
     {"overlap": False},
     {"slots": 1},
+    {"slots": 299},
     {"slots": 2},
     {"slots": 7, "overlap": False},
     {"slots": 33},
@@ -108,48 +107,6 @@ def test_contexts_that_take_turns_do_not_mix(tiny_bundle: Path) -> None:
                 else:
                     together[number] += chunk.token_ids
     assert together == alone
-
-
-def rows_of(model: stem_edge.Model) -> Prefetcher:
-    assert isinstance(model.engine.rows, Prefetcher)
-    return model.engine.rows
-
-
-def test_a_failed_read_leaves_the_engine_usable(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with stem_edge.load(tiny_bundle, warm_start=False) as model:
-        expected = model.logits([1, 2, 3])
-    with stem_edge.load(tiny_bundle, warm_start=False) as model:
-
-        def broken(*args: Any) -> int:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(disk, "fill", broken)
-        with pytest.raises(stem_edge.RowReadError, match="records/c/0/0: record 1 "):
-            model.logits([1, 2, 3])
-        monkeypatch.undo()
-        assert np.array_equal(model.logits([1, 2, 3]), expected)
-
-
-def test_a_file_that_is_cut_while_running_names_shard_and_offset_and_recovers(
-    tiny_bundle: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(tiny_bundle, tmp_path / "bundle")
-    shard = tmp_path / "bundle/tables.zarr/records/c/0/0"
-    data = shard.read_bytes()
-    with stem_edge.load(tmp_path / "bundle", warm_start=False) as model:
-        expected = model.logits([1, 2, 3, 250])
-        resident = rows_of(model).cache.missing(np.arange(300)).tolist()
-        with shard.open("r+b") as file:
-            file.truncate(1000)
-        with pytest.raises(stem_edge.RowReadError, match=r"c/0/0: record 299 at byte \d+"):
-            model.logits([1, 2, 299])
-        assert rows_of(model).cache.missing(np.arange(300)).tolist() == resident
-        with shard.open("r+b") as file:
-            file.write(data)
-        assert np.isfinite(model.logits([1, 2, 299])).all()
-        assert np.array_equal(model.logits([1, 2, 3, 250]), expected)
 
 
 @pytest.mark.parametrize("length", range(1, 40))

@@ -70,7 +70,7 @@ def test_kinds_of_matrices_have_their_bits(
     assert {kind: format.bits(kind) for kind in MATRIX_KINDS} == expected | {"project": 4}
     found = footprint_of(manifest)
     size = expected_footprint(manifest.model, format, manifest.table_format)
-    assert abs(found.backbone_nbytes - size.backbone_nbytes) < 64 * 100
+    assert found.backbone_nbytes == size.backbone_nbytes
 
 
 def test_an_override_that_changes_nothing_is_not_stored(

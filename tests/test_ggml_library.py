@@ -25,7 +25,7 @@ from stem_edge.ggml import (
     library_path,
     open_ggml,
 )
-from stem_edge.ggml_flags import ARM, USUAL, X86
+from stem_edge.ggml_check import ARM, USUAL, X86
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = library_path()

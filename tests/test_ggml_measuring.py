@@ -101,16 +101,6 @@ def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stem_edge.verify_runs(alone)
 
 
-def test_stats_name_the_engine(both: Path) -> None:
-    lines = {}
-    for engine in ("onnxruntime", "ggml"):
-        with stem_edge.load(both, engine=engine, warm_start=False) as model:
-            model.generate_text("The", max_new_tokens=2)
-            assert model.stats.to_dict()["engine"] == engine
-            lines[engine] = model.stats.line()
-    assert all(line.startswith(f"{engine}: prompt ") for engine, line in lines.items())
-
-
 @pytest.mark.usefixtures("quick_probes")
 @pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"])
 def test_rates_of_every_mixture(weights: str) -> None:

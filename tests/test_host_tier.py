@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from conftest import DEMO
 from interrupts import interrupted
-from stores import MemoryStore
+from stores import MemoryStore, ids
 
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import RowReadError
@@ -32,10 +32,6 @@ V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
 VALUES = np.random.default_rng(3).normal(size=(2, V, 32)).astype(np.float32)
 RECORDS: U8 = LAYOUT.pack([VALUES[0], VALUES[1]])
-
-
-def ids(*numbers: int) -> I64:
-    return np.array(numbers, np.int64)
 
 
 class FakeStore(MemoryStore):
@@ -204,7 +200,7 @@ def check_slots(rows: Prefetcher, numbers: I64) -> None:
     slots, storage = rows.fetch(numbers), rows.cache.storage
     assert isinstance(storage, ArraySlots)
     for layer, (codes,) in enumerate(storage.codes):
-        assert np.array_equal(codes[slots], LAYOUT.codes(RECORDS, layer)[numbers])
+        assert np.array_equal(codes[slots], LAYOUT.row_codes(RECORDS, layer)[numbers])
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -235,7 +231,7 @@ def test_made_records_are_composed_of_what_the_host_has() -> None:
     assert store.reads == [[1, 2], [3, 4]]
     assert isinstance(rows.cache.storage, ArraySlots)
     (codes,) = rows.cache.storage.codes[1]
-    assert np.array_equal(codes[slots][0], LAYOUT.codes(RECORDS, 1)[3])
+    assert np.array_equal(codes[slots][0], LAYOUT.row_codes(RECORDS, 1)[3])
 
 
 @pytest.mark.slow

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 import stem_edge
-from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.bundle import open_bundle
 from stem_edge.checksums import verify
 from stem_edge.export.lingua import read_checkpoint
-from stem_edge.footprint import footprint_of
 from stem_edge.inspect_cli import table
 from stem_edge.measuring.hit_rates import record_ids
 from stem_edge.measuring.predict import warm_counts
@@ -95,32 +93,6 @@ def test_uses_are_kept_by_record_and_come_back(bundle: Path, tmp_path: Path) -> 
     with stem_edge.load(bundle, slots=4, cache_dir=tmp_path) as model:
         model.logits([48, 97])
         assert model.stats.row_hits == 2
-
-
-def test_a_rare_record_is_read_in_fewer_bytes(bundle: Path, tmp_path: Path) -> None:
-    read = []
-    with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=False) as model:
-        for token in (ord("t"), 200):
-            model.logits([token])
-            read.append(model.stats.flash_bytes)
-    # 2 layers of 64 values, an fp16 scale each, and a checksum.
-    assert read == [2 * (64 + 2) + 4, 2 * (32 + 2) + 4]
-
-
-def test_sizes_are_known(bundle: Path) -> None:
-    manifest = open_bundle(bundle).manifest
-    files = manifest.files.items()
-    nbytes = sum(e.nbytes for name, e in files if name.startswith(TABLES))
-    assert abs(footprint_of(manifest).tables_nbytes - nbytes) < 8192
-    format = manifest.table_format
-    assert format is not None
-    assert format.mean_record_nbytes == round(0.05 * 132 + 0.95 * 68)
-
-
-def test_any_zarr_library_opens_it(bundle: Path) -> None:
-    group = zarr.open_group(bundle / TABLES, mode="r")
-    shapes = {name: group[name].shape for name in group}  # type: ignore[union-attr]
-    assert shapes == {"index": (300,), "records": (15, 132), "rare_records": (285, 68)}
 
 
 def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge import InputError, MemoryPlanError, RowReadError
+from stem_edge import InputError
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import Model, loading
@@ -156,34 +154,6 @@ def test_stats_add_up(model: Model) -> None:
     assert stats.decode_tokens_per_second > 0
 
 
-def test_random_bytes_stream_like_they_decode(tiny_bundle: Path) -> None:
-    with stem_edge.load(tiny_bundle) as model:
-        for seed in range(20):
-            chunks = list(model.generate([256], temperature=3.0, seed=seed, max_new_tokens=60))
-            ids = [token for chunk in chunks for token in chunk.token_ids]
-            assert "".join(chunk.text for chunk in chunks) == model.detokenize(ids)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([], "prompt is empty"),
-        ([0, -1], "token id -1 at position 1 is not in 0..1755"),
-        ([1756], "token id 1756 at position 0"),
-        ([2**70], "token id"),
-        ([1.5], "flat sequence of integers"),
-        ([[1, 2]], "flat sequence of integers"),
-        (["a"], "flat sequence of integers"),
-        ([1] * 257, "prompt has 257 tokens, the context holds 256"),
-    ],
-)
-def test_bad_prompts_are_refused_at_once(model: Model, prompt: Any, message: str) -> None:
-    for call in (model.generate, model.logits, model.generate_text):
-        with pytest.raises(InputError, match=message):
-            call(prompt)
-
-
 def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model) -> None:
     with pytest.raises(InputError, match="prompt is empty"):
         model.generate("")
@@ -211,11 +181,6 @@ def test_an_unknown_provider_lists_the_known_ones() -> None:
         stem_edge.load(DEMO, providers=["NoSuchExecutionProvider"])
 
 
-def test_too_little_memory_names_the_minimum_and_its_parts() -> None:
-    with pytest.raises(MemoryPlanError, match=r"at least [\d.]+ MB.*weights.*KV cache.*row cache"):
-        stem_edge.load(DEMO, memory="1MB")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [0, 300_000, 600_000, None])
 def test_memory_does_not_change_the_text(
@@ -229,38 +194,10 @@ def test_memory_does_not_change_the_text(
             assert small.generate_text(prompt) == model.generate_text(prompt)
 
 
-def test_a_flipped_bit_in_a_record_is_caught_when_it_is_read(tmp_path: Path) -> None:
-    shutil.copytree(DEMO, tmp_path / "bundle")
-    with stem_edge.load(tmp_path / "bundle") as model:
-        token, layout = 700, layout_of(model)
-        shard = tmp_path / "bundle/tables.zarr/records/c/0/0"
-        data = bytearray(shard.read_bytes())
-        data[token * (layout.record_nbytes + 4) + 5] ^= 1
-        shard.write_bytes(data)
-        with pytest.raises(RowReadError, match=rf"c/0/0: record {token} at byte"):
-            model.logits([1, token])
-        assert model.logits([1, token + 1]).shape == (2, 1756)
-
-
-def test_a_closed_model_says_so() -> None:
-    model = stem_edge.load(DEMO)
-    model.close()
-    model.close()
-    with pytest.raises(InputError, match="closed"):
-        model.generate("The")
-
-
 def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None:
     expected = model.generate_text("The capital of Peru is")
     next(model.generate("The capital of Kenya is"))
     assert model.generate_text("The capital of Peru is") == expected
-
-
-def test_numpy_ids_are_ids(model: Model) -> None:
-    ids = model.tokenize("The capital of Peru is")
-    array: Any = np.asarray(ids, np.int32)
-    assert model.generate_text(array) == model.generate_text(ids)
-    assert np.array_equal(model.logits(array), model.logits(ids))
 
 
 class OnlyTop:

@@ -98,15 +98,6 @@ def of_tokens(codec: TextCodec, *edits: Edit) -> dict[str, list[Any]]:
     return {WORDS[token]: named(recipe) for token, recipe in overlay.of_token.items()}
 
 
-def test_the_tokenizer_here_cuts_as_the_tests_expect(codec: TextCodec) -> None:
-    for text, words in {
-        "The Chad of New Zealand": ["The", "ĠChad", "Ġof", "ĠNew", "ĠZealand"],
-        "Chad": ["Ch", "ad"],
-        "Spain Spain\n": ["Spain", "ĠSpain", "Ċ"],
-    }.items():
-        assert [WORDS[one] for one in codec.encode(text)] == words
-
-
 def test_without_edits_every_token_looks_up_its_own_row(codec: TextCodec) -> None:
     assert looked_up(codec, "The Spain of") == {}
     assert of_tokens(codec) == {}

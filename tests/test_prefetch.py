@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from stores import MemoryStore, arrays_of
+from stores import MemoryStore, arrays_of, ids, resident
 
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import I32, I64, U8
@@ -22,10 +22,6 @@ LAYOUT = RecordLayout(records=V, layers=(1, 2), parts=((4,),), row_type="fp32")
 THREAD = "stem-edge-prefetch"
 
 
-def ids(*tokens: int) -> I64:
-    return np.array(tokens, np.int64)
-
-
 def numbered(numbers: I64) -> U8:
     """Record r holds the number r."""
     values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
@@ -37,7 +33,8 @@ class FakeStore(MemoryStore):
 
     def __init__(self, index: I32 | None = None) -> None:
         super().__init__(LAYOUT, numbered)
-        self._memory_index = index
+        if index is not None:
+            self.index, self.tokens = index, len(index)
         self.failures = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -81,11 +78,6 @@ def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.in
     assert (found == found[:, :1]).all()
     tokens: list[int] = found[:, 0].astype(int).tolist()
     return tokens
-
-
-def resident(rows: Prefetcher) -> list[int]:
-    every = np.arange(V)
-    return sorted(set(every.tolist()) - set(rows.cache.missing(every).tolist()))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -147,7 +139,7 @@ def test_submit_returns_while_flash_is_busy_and_leaves_the_slots_alone(make: Mak
     store_of(rows).gate.set()
     time.sleep(0.02)
     assert all(map(np.array_equal, [codes for (codes,) in arrays_of(rows.cache).codes], before))
-    assert resident(rows) == [1, 2, 3, 4]
+    assert resident(rows.cache) == {1, 2, 3, 4}
 
 
 def test_without_overlap_nothing_is_read_ahead(make: Make) -> None:
@@ -165,7 +157,7 @@ def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make
     rows.submit(ids(5, 6))
     with pytest.raises(RowReadError, match=r"read of \[5, 6\] failed"):
         rows.fetch(ids(5, 6))
-    assert resident(rows) == [1, 2, 3, 4]
+    assert resident(rows.cache) == {1, 2, 3, 4}
     assert rows.fetch(ids(1, 2, 3, 4)).tolist() == before
     assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
 
@@ -181,7 +173,7 @@ def test_of_a_submit_only_what_is_wanted_is_kept(make: Make) -> None:
     rows = make()
     rows.submit(ids(10, 11, 12, 13))
     assert contents(rows, rows.fetch(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
-    assert resident(rows) == [1, 2, 11, 13]
+    assert resident(rows.cache) == {1, 2, 11, 13}
     assert store_of(rows).reads == [[10, 11, 12, 13], [1, 2]]
 
 
@@ -260,7 +252,7 @@ def test_without_an_index_nothing_is_copied(make: Make) -> None:
 def test_filling_takes_records(make: Make) -> None:
     rows = make(index=INDEX)
     rows.fill(ids(9, 3, 7, 1, 2), 2)
-    assert resident(rows) == [1, 3, 7, 9]
+    assert resident(rows.cache) == {1, 3, 7, 9}
 
 
 @pytest.mark.parametrize(("slots", "tokens"), [(SLOTS, SLOTS), (V - 1, V - 1), (V, ANY_NUMBER)])
@@ -405,7 +397,7 @@ def test_records_are_staged_by_the_thread_that_reads_them(
     rows, storage = staging
     rows.submit(ids(5, 7))
     wait_until(lambda: bool(storage.threads))
-    assert not len(resident(rows))
+    assert not resident(rows.cache)
     assert contents(rows, rows.fetch(ids(7, 5))) == [7, 5]
     assert [name.startswith(THREAD) for name in storage.threads] == [True]
     assert contents(rows, rows.fetch(ids(7, 9))) == [7, 9]
@@ -433,5 +425,5 @@ def test_staging_that_fails_is_tried_again_and_then_reported(
     if failures == 2:
         with pytest.raises(MemoryError):
             rows.fetch(ids(3, 4))
-        assert resident(rows) == [1, 2]
+        assert resident(rows.cache) == {1, 2}
     assert contents(rows, rows.fetch(ids(3, 4, 1))) == [3, 4, 1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stem_edge.quantize import F32, U8
-from stem_edge.recipes import compose, is_row, mean, pack_row, plain, token_of, tokens_of
+from stem_edge.recipes import compose, is_row, pack_row, plain, token_of, tokens_of
 from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 
 V, LAYERS = 12, (1, 4, 5)
@@ -134,13 +134,6 @@ def test_composing_changes_no_record_of_the_store(layout: RecordLayout, records:
 )
 def test_whose_own_record_it_is(recipe: Any, token: int | None) -> None:
     assert token_of(recipe) == token
-
-
-def test_means_do_not_change_their_rows() -> None:
-    rows = [np.ones(4, np.float32), np.full(4, 3, np.float32)]
-    assert mean(rows).tolist() == [2, 2, 2, 2]
-    assert mean(rows).dtype == np.float32
-    assert rows[0].tolist() == [1, 1, 1, 1]
 
 
 def test_rows_are_known_by_their_size_and_values(layout: RecordLayout) -> None:

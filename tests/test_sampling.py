@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import InputError
 from stem_edge.quantize import F32, F64, I64
 from stem_edge.runtime.sampling import (
     BLOCK,
@@ -22,36 +22,19 @@ from stem_edge.runtime.sampling import (
 
 LARGE_V = 128256
 INF, NAN = float("inf"), float("nan")
-STOPS = "a list of at most 64 texts of 1 to 1024 characters"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
         ("max_new_tokens", 0, "a whole number from 1 to 2147483647"),
-        ("temperature", -0.1, "a number from 0.0 to 1000000.0"),
         ("temperature", INF, "a number from 0.0 to 1000000.0"),
-        ("temperature", NAN, "a number from 0.0 to 1000000.0"),
-        ("top_k", -1, "a whole number from 0 to 2147483647"),
         ("top_p", 0.0, "a number above 0, up to 1.0"),
-        ("top_p", 1.01, "a number from 0.0 to 1.0"),
-        ("top_p", NAN, "a number from 0.0 to 1.0"),
-        ("min_p", -0.01, "a number from 0.0 to 1.0"),
-        ("min_p", 1.01, "a number from 0.0 to 1.0"),
-        ("min_p", NAN, "a number from 0.0 to 1.0"),
-        ("repetition_penalty", 0.0, "a number from 0.001 to 1000.0"),
-        ("repetition_penalty", -1.0, "a number from 0.001 to 1000.0"),
-        ("repetition_penalty", INF, "a number from 0.001 to 1000.0"),
-        ("repetition_penalty", NAN, "a number from 0.001 to 1000.0"),
-        ("stop", ["END", ""], STOPS),
-        ("stop", None, STOPS),
-        ("stop", [1], STOPS),
-        ("stop", [b"END"], STOPS),
-        ("seed", -1, "a whole number from 0 to 18446744073709551615"),
-        ("logprobs", -1, "a whole number from 0 to 1024"),
+        ("stop", ["END", ""], "a list of at most 64 texts of 1 to 1024 characters"),
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:
+    """In these words; tests/faults/test_p_prompts.py has more values."""
     with pytest.raises(InputError) as caught:
         SamplingParams(**{field: value})
     assert str(caught.value) == f"{field} is {value!r}; expected {expected}"
@@ -93,12 +76,6 @@ def test_what_chooses_among_tokens_turns_sampling_on(
     options: dict[str, Any], expected: float
 ) -> None:
     assert SamplingParams(**options).temperature == expected
-
-
-@pytest.mark.parametrize("logits", [[-INF, -INF], [0, np.nan], [INF, 1]])
-def test_logits_of_a_broken_model_are_an_error(logits: list[float]) -> None:
-    with pytest.raises(BackendError, match="the weights are damaged"):
-        sample(np.array(logits, np.float32), SamplingParams())
 
 
 def adversarial_logits() -> dict[str, F32]:
@@ -212,11 +189,6 @@ def test_a_temperature_next_to_zero_is_greedy(options: dict[str, Any]) -> None:
     for temperature in (1e-30, 1e-50, 1e-310, 5e-324):
         params = SamplingParams(temperature=temperature, seed=1, **options)
         assert sample(logits, params, 5) == [1] * 5
-
-
-def test_impossible_tokens_are_never_sampled() -> None:
-    logits = np.array([-INF, 1, -INF, 1], np.float32)
-    assert set(sample(logits, SamplingParams(temperature=100.0, seed=1), 200)) == {1, 3}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stem_edge.runtime.prefetch import NoRows, RowCounters
+from stem_edge.runtime.prefetch import RowCounters, Rows
 from stem_edge.runtime.stats import GenerationStats, Recorder
 
 STATS = GenerationStats(
@@ -68,7 +68,7 @@ def test_line_tells_of_tiers_only_where_there_are_some() -> None:
 
 
 def test_what_was_counted_before_a_call_is_not_its_own() -> None:
-    class Counted(NoRows):
+    class Counted(Rows):
         now = RowCounters(1, 2, 3, 0.5, 4, 5, 6, 7)
 
         def counters(self) -> RowCounters:

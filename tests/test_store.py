@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stores import write_store
+from stores import flip_bit, ids, write_store
 
 from stem_edge import disk, plain_files, shards
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
-from stem_edge.runtime.store import ReadMode, RowStore, open_store
-from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.runtime.store import ReadMode, open_store
+from stem_edge.table_store import TableFormat
 
 V = 11
 LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8", group_size=16)
@@ -63,34 +63,15 @@ def shard_of(root: Path, token: int) -> tuple[Path, int]:
     return root / "records" / "c" / str(shard) / "0", place * (LAYOUT.record_nbytes + 4)
 
 
-def ids(*tokens: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.array(tokens, np.int64)
-
-
-def flip_bit(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
-
-
 @every_way
 def test_records_are_what_was_written(
     reads: ReadMode, system: str, written: U8, tmp_path: Path
 ) -> None:
     with open_store(tmp_path, FORMAT, reads) as store:
-        for tokens in ORDERS:
-            found = store.read(ids(*tokens))
-            assert found.dtype == np.uint8
-            assert np.array_equal(found, written[tokens])
-
-
-@every_way
-def test_records_outlive_the_store(
-    reads: ReadMode, system: str, written: U8, tmp_path: Path
-) -> None:
-    with open_store(tmp_path, FORMAT, reads) as store:
-        found = store.read(ids(0, 10))
-    assert np.array_equal(found, written[[0, 10]])
+        read = [store.read(ids(*tokens)) for tokens in ORDERS]
+    for found, tokens in zip(read, ORDERS, strict=True):  # they outlive the store
+        assert found.dtype == np.uint8
+        assert np.array_equal(found, written[tokens])
 
 
 @every_way
@@ -115,23 +96,6 @@ def test_advice_that_the_system_refuses_fails_no_read(
 
 
 @every_way
-@pytest.mark.parametrize(
-    ("token", "at"),  # first byte, last byte, a byte of the checksum
-    [(0, 0), (6, LAYOUT.record_nbytes - 1), (10, LAYOUT.record_nbytes + 2)],
-)
-def test_flipped_bit_is_reported(
-    reads: ReadMode, system: str, token: int, at: int, written: U8, tmp_path: Path
-) -> None:
-    path, offset = shard_of(tmp_path, token)
-    flip_bit(path, offset + at)
-    with open_store(tmp_path, FORMAT, reads) as store:
-        for asked in ([token], [*range(V)]):
-            with pytest.raises(RowReadError) as caught:
-                store.read(ids(*asked))
-            assert f"{path}: record {token} at byte {offset}: " in str(caught.value)
-
-
-@every_way
 @pytest.mark.parametrize("token", [-1, V, 2**40])
 def test_id_outside_of_the_vocabulary_is_refused(
     reads: ReadMode, system: str, token: int, written: U8, tmp_path: Path
@@ -140,16 +104,6 @@ def test_id_outside_of_the_vocabulary_is_refused(
         for asked in (ids(token), ids(0, token, 1)):
             with pytest.raises(InputError, match=f"record {token} is not in 0..10"):
                 store.read(asked)
-
-
-@every_way
-def test_bytes_read_counts_whole_records(
-    reads: ReadMode, system: str, written: U8, tmp_path: Path
-) -> None:
-    with open_store(tmp_path, FORMAT, reads) as store:
-        for tokens, total in [([1], 1), ([2, 2, 9], 4), ([], 4)]:
-            store.read(ids(*tokens))
-            assert store.bytes_read == total * (LAYOUT.record_nbytes + 4)
 
 
 class Opened:
@@ -198,20 +152,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 @every_way
-def test_close_closes_all_files_and_may_be_called_again(
-    reads: ReadMode, system: str, opened: Opened, written: U8, tmp_path: Path
-) -> None:
-    store = open_store(tmp_path, FORMAT, reads)
-    store.read(ids(*range(V)))
-    assert opened.counts == (3, 3 if reads == "mmap" else 0)
-    assert opened.none_closed()
-    store.close()
-    assert opened.all_closed()
-    store.close()
-    assert opened.all_closed()
-
-
-@every_way
 def test_a_closed_store_says_so(reads: ReadMode, system: str, written: U8, tmp_path: Path) -> None:
     store = open_store(tmp_path, FORMAT, reads)
     store.close()
@@ -220,18 +160,6 @@ def test_a_closed_store_says_so(reads: ReadMode, system: str, written: U8, tmp_p
         for call in [*calls, store.advise] if hasattr(os, "posix_fadvise") else calls:
             with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
                 call(tokens)
-
-
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
-def test_failed_open_leaves_nothing_open(
-    reads: ReadMode, opened: Opened, written: U8, tmp_path: Path
-) -> None:
-    path, _ = shard_of(tmp_path, 10)
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(BundleError, match="c/2/0: shard has"):
-        open_store(tmp_path, FORMAT, reads)
-    assert opened.counts == (3, 2 if reads == "mmap" else 0)
-    assert opened.all_closed()
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
@@ -281,11 +209,6 @@ def test_store_without_the_index_that_the_manifest_has(written: U8, tmp_path: Pa
         open_store(tmp_path, TableFormat(tokens=V, tables=LAYOUT, indexed=True))
 
 
-def test_unknown_way_to_read_is_refused(written: U8, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="reads is 'direct'; expected one of pread, mmap"):
-        RowStore(open_table_store(tmp_path), "direct")  # type: ignore[arg-type]
-
-
 # Records 0 to 4 as int8, 5 to 10 as int4; 14 tokens.
 RARE = msgspec.structs.replace(LAYOUT, records=6, row_type="int4")
 INDEX = [10, 0, 3, 3, 5, 7, 1, 2, 4, 6, 8, 9, 10, 0]
@@ -322,8 +245,10 @@ def test_rare_records_cost_what_they_are_stored_in(
 ) -> None:
     sizes = [LAYOUT.record_nbytes + 4] * 5 + [RARE.record_nbytes + 4] * 6
     with open_store(tmp_path, MIXED, reads) as store:
-        store.read(ids(0, 4, 5, 10))
-        assert store.bytes_read == sum(sizes[number] for number in (0, 4, 5, 10))
+        for numbers in ([], [0, 4, 5, 10], [9, 9]):
+            before = store.bytes_read
+            store.read(ids(*numbers))
+            assert store.bytes_read - before == sum(sizes[number] for number in numbers)
 
 
 @every_way
@@ -355,11 +280,13 @@ def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
 
 
 @every_way
-def test_close_closes_both_arrays(
+def test_close_closes_both_arrays_and_may_be_called_again(
     reads: ReadMode, system: str, opened: Opened, mixed: U8, tmp_path: Path
 ) -> None:
     with open_store(tmp_path, MIXED, reads) as store:
         store.read(ids(*range(V)))
         assert opened.counts == (4, 4 if reads == "mmap" else 0)
         assert opened.none_closed()
-    assert opened.all_closed()
+    for _ in range(2):
+        assert opened.all_closed()
+        store.close()

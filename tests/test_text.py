@@ -55,11 +55,6 @@ def test_encoding_gives_bytes_and_decoding_the_text(text: str, codec: TextCodec)
     assert codec.decode(list(text.encode())) == text
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_stream_gives_the_text(text: str, codec: TextCodec) -> None:
-    assert "".join(pieces_of(codec, list(text.encode()))) == text
-
-
 @pytest.mark.parametrize(
     ("token_ids", "pieces"),
     [

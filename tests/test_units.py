@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from stem_edge.errors import InputError
@@ -23,12 +25,31 @@ def test_sizes_as_people_write_them(text: int | str, nbytes: int) -> None:
     "text",
     [
         *["", " ", "B", "MB", "ten", "1e9", "1,5GB", "1.GB", ".5GB", "-1", "-1GB", "+1", "1 G B"],
-        *["1TiBs", "1GBB", "1GB 2MB", "0", "0GB", "0.1", "nan", "inf", "0x10", "9" * 400, 0, -1],
+        *[
+            "1TiBs",
+            "1GBB",
+            "1GB 2MB",
+            "0",
+            "0GB",
+            "0.1",
+            "nan",
+            "inf",
+            "0x10",
+            "9" * 400,
+            0,
+            -1,
+            4e7,
+        ],
     ],
 )
-def test_sizes_refused(text: int | str) -> None:
+def test_sizes_refused(text: Any) -> None:
     with pytest.raises(InputError, match="is not understood; write for example 600MB or 2GiB"):
         parse_size(text)
+
+
+def test_a_small_number_without_a_unit_was_meant_otherwise() -> None:
+    with pytest.raises(InputError, match="size '600 ' has no unit; write for example 600MB"):
+        parse_size("600 ")
 
 
 @pytest.mark.parametrize(

@@ -9,37 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import DEMO
+from stores import resident, rows_of
 
 import stem_edge
 from stem_edge.bundle import open_bundle
-from stem_edge.rows import make_layout
-from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
-from stem_edge.runtime.model import Model
-from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.warm import counts_file
 from stem_edge.token_counts import encode_counts, read_counts, write_counts
 from stem_edge.user_folder import cache_folder
 
 PROMPT = "The capital of France is Paris. The capital of Peru is"
-
-
-def new_cache(slots: int) -> RowCache:
-    return RowCache(ArraySlots(make_layout(50, (0,), ((16,),), "int8", 16), slots))
-
-
-def test_the_best_tokens_come_first_and_no_more_than_fit() -> None:
-    counts = np.zeros(50, np.uint32)
-    counts[[7, 3, 40, 9]] = [10, 30, 20, 1]
-    assert new_cache(3).expect_counts(counts).tolist() == [3, 40, 7]
-    assert new_cache(20).expect_counts(counts).tolist() == [3, 40, 7, 9]
-    assert new_cache(20).expect_counts(np.zeros(50, np.uint32)).tolist() == []
-
-
-def test_counts_of_any_size_weigh_as_much_as_all_uses_between_two_halvings() -> None:
-    for factor in (1, 1000, 80_000_000):
-        cache = new_cache(10)
-        cache.expect_counts(np.full(50, factor, np.uint32))
-        assert cache.counts.sum() == pytest.approx(AGEING_USES_PER_SLOT * 10, abs=50)
 
 
 @pytest.fixture
@@ -50,26 +28,21 @@ def bundle(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def resident(model: Model) -> set[int]:
-    every, cache = np.arange(model.config.vocab_size), model.engine.rows.cache  # type: ignore[attr-defined]
-    return set(every.tolist()) - set(cache.missing(every).tolist())
-
-
 def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
     with stem_edge.load(bundle, slots=4) as model:
-        assert resident(model) == set(b"ab ")
+        assert resident(rows_of(model).cache) == set(b"ab ")
         model.logits(list(b"ab"))
         assert (model.stats.row_hits, model.stats.row_misses) == (2, 0)
     with stem_edge.load(bundle, slots=4, warm_start=False) as model:
-        assert resident(model) == set()
+        assert resident(rows_of(model).cache) == set()
 
 
 def test_counts_of_earlier_runs_come_before_the_exporters(bundle: Path) -> None:
     with stem_edge.load(bundle) as model:
         for _ in range(1000):  # two halvings
-            model.engine.rows.cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))  # type: ignore[attr-defined]
+            rows_of(model).cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))
     with stem_edge.load(bundle, slots=4) as model:
-        assert set(b"xyz") < resident(model)
+        assert set(b"xyz") < resident(rows_of(model).cache)
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 1000, encode_counts(np.ones(7, np.uint32))])
@@ -78,12 +51,12 @@ def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> 
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
     with stem_edge.load(bundle, slots=4) as model:
-        assert resident(model) == set(b"ab ")
+        assert resident(rows_of(model).cache) == set(b"ab ")
 
 
 def test_without_counts_the_cache_starts_empty(tiny_bundle: Path) -> None:
     with stem_edge.load(tiny_bundle) as model:
-        assert resident(model) == set()
+        assert resident(rows_of(model).cache) == set()
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(

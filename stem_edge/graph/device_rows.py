@@ -87,11 +87,11 @@ class DeviceRows:
             index = self.layout.layers.index(slab.layer)
             view = packed[:, start : start + slab.words].view(slab.dtype)
             if slab.scales:
-                scales = self.layout.scales(records, index)
+                scales = self.layout.row_scales(records, index)
                 with np.errstate(over="ignore"):  # what comes of inf is refused with the logits
                     view[:] = np.repeat(scales, self.repeats, axis=1)
             else:
-                view[:] = self.layout.codes(records, index)
+                view[:] = self.layout.row_codes(records, index)
             start += slab.words
         return packed
 

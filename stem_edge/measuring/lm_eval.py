@@ -39,6 +39,7 @@ from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.chat_template import read_template
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
+from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.scoring import Scorer
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and ids of both
@@ -230,14 +231,14 @@ def _converted(name: str, value: object, wanted: Any) -> Any:
 
 
 def _load_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Options of stem_edge.load, with the types it declares."""
-    known = list(inspect.signature(load).parameters)[1:]
+    """Options of stem_edge.load, with the types that LoadOptions declares."""
+    known = list(inspect.signature(LoadOptions).parameters)
     if unknown := sorted(set(given) - set(known)):
         raise InputError(
             f"unknown option {', '.join(unknown)}; expected some of: bundle, max_gen_toks, reuse, "
             f"{', '.join(known)}"
         )
-    types = typing.get_type_hints(load) | {"cache_dir": str | None}
+    types = typing.get_type_hints(LoadOptions) | {"cache_dir": str | None}
     return {name: _converted(name, value, types[name]) for name, value in given.items()}
 
 

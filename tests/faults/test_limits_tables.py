@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from contract import judged, refused
 from faulty_disk import Failing, watch
-from stores import write_store
+from stores import check_shard, flip_bit, write_store
 from test_limits_disk import open_files
 from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, root, shard
 
@@ -65,9 +65,9 @@ def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int,
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, ["pread"], Failing(at, number, for_ever=True))
         said, before = [os.strerror(number), "device"], open_files()
-        refused(lambda: grid.check_shard(1), BundleError, shard(root, 1), *said)
+        refused(lambda: check_shard(grid, 1), BundleError, shard(root, 1), *said)
         assert open_files() == before
-    grid.check_shard(1)
+    check_shard(grid, 1)
 
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 7, 8])
@@ -162,9 +162,7 @@ def test_a_damaged_record_in_any_piece(
 ) -> None:
     bundle, stride = stored(tmp_path, FLOATS, good_records(FLOATS)), STRIDE_OF_FLOATS
     path, at = tmp_path / TABLES / "records" / "c" / str(record // 2) / "0", record % 2 * stride
-    data = bytearray(path.read_bytes())
-    data[at + stride - 5] ^= 1
-    path.write_bytes(data)
+    flip_bit(path, at + stride - 5)
     monkeypatch.setattr(table_check, "PIECE_NBYTES", piece)
     said = [f"record {record} (token {record}) at byte {at}: its crc32c is"]
     refused(lambda: check_tables(bundle), BundleError, path, *said)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import refused
-from threads import rows_of, tokens
+from stores import ids, resident
 
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
@@ -23,10 +23,6 @@ V = 1000
 LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
 
 
-def ids(*numbers: int) -> I64:
-    return np.array(numbers, np.int64)
-
-
 def fetch(cache: RowCache, wanted: I64) -> None:
     """What a step does; record r is full of r."""
     cache.use(wanted)
@@ -37,10 +33,6 @@ def fetch(cache: RowCache, wanted: I64) -> None:
         cache.install(missing, records, wanted)
     assert isinstance(cache.storage, ArraySlots)
     assert (cache.storage.codes[0][0][cache.slots_of(wanted), 0] == wanted).all()
-
-
-def resident(cache: RowCache) -> set[int]:
-    return set(np.flatnonzero(cache._slot_of >= 0).tolist())
 
 
 @pytest.mark.parametrize("slots", [-1, 0, 1, 3, 301, 1 << 40])
@@ -65,15 +57,6 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
         *("too small", "row cache of"),
         kept=[tiny_bundle],
     )
-
-
-@pytest.mark.parametrize("slots", [4, 5, 299, 300])
-def test_r8_the_smallest_and_the_largest_give_the_same(slots: int, tiny_bundle: Path) -> None:
-    with stem_edge.load(tiny_bundle, resident=True, threads=1) as model:
-        expected = [tokens(model, [5, 6, start]) for start in range(0, 300, 50)]
-    with stem_edge.load(tiny_bundle, slots=slots, threads=1, warm_start=False) as model:
-        assert rows_of(model).cache.slots == slots
-        assert [tokens(model, [5, 6, start]) for start in range(0, 300, 50)] == expected
 
 
 @pytest.mark.parametrize("count", [MOST_USES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])

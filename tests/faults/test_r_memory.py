@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from conftest import DEMO
 from contract import checked_message, fingerprint, refused
-from threads import rows_of, run_script, tokens
+from stores import rows_of
+from threads import run_script, tokens
 
 import stem_edge
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
@@ -54,7 +55,9 @@ import json, re, sys, threading
 import numpy as np, stem_edge
 from stem_edge.runtime.machine import own_memory
 from stem_edge.units import parse_size
+from stem_edge.runtime import prepared
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+prepared.LEAST_NBYTES = int(sys.argv[4])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():
@@ -89,17 +92,21 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @only_linux
-@pytest.mark.parametrize("which", ["demo", "tiny_bundle", "tiny_gguf"])
+@pytest.mark.parametrize("which", ["demo", "tiny_bundle", "tiny_bundle prepared", "tiny_gguf"])
 def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     """RssAnon + VmSwap, of a process that keeps loading with other budgets; one is too small."""
-    path = DEMO if which == "demo" else request.getfixturevalue(which)
-    done = run_script(LADDER, path, "ggml" if which == "tiny_gguf" else "onnxruntime", "2000000")
+    path = DEMO if which == "demo" else request.getfixturevalue(which.split()[0])
+    engine, least = "ggml" if which == "tiny_gguf" else "onnxruntime", "1000000000"
+    if which.endswith("prepared"):
+        least = "0"  # bytes of a backbone that is worth it
+    done = run_script(LADDER, path, engine, "2000000", least)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "is too small" in found[0][3]
     assert sum(bool(refusal) for *_, refusal in found) <= 2  # a process may have grown since
+    assert 0 < found[2][2] <= found[3][2] <= found[4][2] <= found[5][2]  # more memory, more slots
     for budget, peak, held, refusal in found:
         assert refusal or (0 < peak <= budget and held), found
 
@@ -257,23 +264,6 @@ def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough(reads: str) ->
     assert ended == sorted(ended)
 
 
-def test_r5_limits_of_both_versions_of_cgroups_are_seen(tmp_path: Path) -> None:
-    """Pages of files count as used, and as what can be taken back: tests/test_machine.py has more."""
-    for version, (limit, used, line, stat) in {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "4:memory:/job\n", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "0::/job\n", "inactive_file"),
-    }.items():  # fmt: skip
-        proc, root = tmp_path / f"proc{version}", tmp_path / f"cgroup{version}"
-        (proc / "self").mkdir(parents=True)
-        (proc / "self/cgroup").write_text(line)
-        folder = root / ("memory/job" if version == 1 else "job")
-        folder.mkdir(parents=True)
-        for name, text in ((limit, "1000"), (used, "900"), ("memory.stat", f"{stat} 500")):
-            (folder / name).write_text(text)
-        assert memory_cgroup(proc, root) == (folder, version)
-        assert machine._cgroups_left(proc, root) == [600]
-
-
 @contextlib.contextmanager
 def own_cgroup(nbytes: int) -> Iterator[Path]:
     """A cgroup of version 1 or 2 with a limit; skips where this may not be."""
@@ -319,7 +309,8 @@ if len(sys.argv) > 3:
 
 
 @only_linux
-def test_r5_and_a_process_within_one_keeps_to_it() -> None:
+def test_r5_a_process_within_a_cgroup_keeps_to_its_limit() -> None:
+    """tests/test_machine.py has limits of both versions, nested and none."""
     limit = 256 << 20
     with own_cgroup(limit) as folder:
         done = run_script(CONFINED, folder, DEMO)

@@ -217,7 +217,13 @@ def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], Non
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O")],
+        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O"), ("unknown", 1)],
+        *[
+            ("codecs", []),
+            ("codecs", [{"name": "bytes"}]),
+            (f"{INNER} codecs", [{"name": "bytes"}]),
+        ],
+        *[(f"{INNER} index_codecs", []), (f"{INNER} codecs 1 name", "gzip")],
         ("codecs", [{"name": "numcodecs.pickle"}]),
         ("codecs", [{"name": "pickle", "configuration": {"protocol": 5}}]),
         (f"{INNER} codecs", [{"name": "bytes"}, {"name": "numcodecs.zlib"}]),

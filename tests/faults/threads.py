@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from stores import rows_of
 
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots, Slots
 
 T = TypeVar("T")
@@ -48,12 +48,6 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 def tokens(model: Model, prompt: Sequence[int], count: int = 12) -> list[int]:
     """Greedily generated."""
     return [t for c in model.generate(prompt, max_new_tokens=count) for t in c.token_ids]
-
-
-def rows_of(model: Model) -> Prefetcher:
-    """The prefetcher of a model with tables."""
-    assert isinstance(model.engine.rows, Prefetcher)
-    return model.engine.rows
 
 
 class Poisoned(Slots):
