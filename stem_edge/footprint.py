@@ -17,7 +17,8 @@ from stem_edge.formats import (
     WeightType,
 )
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
-from stem_edge.graph.names import head_width, kind_of
+from stem_edge.graph.layer import kind_of
+from stem_edge.graph.names import head_width
 from stem_edge.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat
