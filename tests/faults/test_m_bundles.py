@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
-from changing import replaced, rewrite, seal
+from changing import rewrite, seal
 from contract import command_refused, refused
 
 import stem_edge
@@ -24,7 +23,6 @@ from stem_edge.bundle import GGUF, MANIFEST, TABLES, TOKENIZER, open_bundle
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.graph.decode import BACKBONE_DATA
-from stem_edge.runtime.store import open_store
 from stem_edge.table_store import open_table_store
 from stem_edge.tables import open_tables
 
@@ -220,24 +218,6 @@ def test_m11_a_manifest_that_asks_for_a_library(bundle: Path, field: str) -> Non
     (bundle / "evil.so").write_bytes(b"\x7fELF")
     rewrite(bundle, {field: "evil.so"})
     refused(lambda: open_bundle(bundle), BundleError, bundle, "unknown field", kept=[bundle])
-
-
-def test_m12_manifest_and_tables_differ(bundle: Path) -> None:
-    format = open_bundle(bundle).manifest.table_format
-    assert format is not None
-    rewrite(bundle, {"model vocab_size": 299})
-    refused(lambda: open_bundle(bundle), BundleError, bundle / MANIFEST, "299", "300")
-    tables = msgspec.structs.replace(format.tables, records=299)
-    fewer = msgspec.structs.replace(format, tokens=299, tables=tables)
-    refused(lambda: open_store(bundle / TABLES, fewer), BundleError, bundle / TABLES, "299", "300")
-
-
-def test_m12_tables_of_another_bundle(bundle: Path) -> None:
-    """The group says 300 tokens, an array of it has 299: either may be the wrong one."""
-    array = f"{TABLES}/records/zarr.json"
-    seal(bundle, {array: replaced((bundle / array).read_bytes(), {"shape 0": 299})})
-    open_bundle(bundle)
-    refused(lambda: open_tables(bundle), BundleError, bundle / array, "299", "300")
 
 
 @pytest.mark.parametrize("file", [BACKBONE_DATA, GGUF])

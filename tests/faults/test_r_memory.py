@@ -257,23 +257,6 @@ def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough(reads: str) ->
     assert ended == sorted(ended)
 
 
-def test_r5_limits_of_both_versions_of_cgroups_are_seen(tmp_path: Path) -> None:
-    """Pages of files count as used, and as what can be taken back: tests/test_machine.py has more."""
-    for version, (limit, used, line, stat) in {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "4:memory:/job\n", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "0::/job\n", "inactive_file"),
-    }.items():  # fmt: skip
-        proc, root = tmp_path / f"proc{version}", tmp_path / f"cgroup{version}"
-        (proc / "self").mkdir(parents=True)
-        (proc / "self/cgroup").write_text(line)
-        folder = root / ("memory/job" if version == 1 else "job")
-        folder.mkdir(parents=True)
-        for name, text in ((limit, "1000"), (used, "900"), ("memory.stat", f"{stat} 500")):
-            (folder / name).write_text(text)
-        assert memory_cgroup(proc, root) == (folder, version)
-        assert machine._cgroups_left(proc, root) == [600]
-
-
 @contextlib.contextmanager
 def own_cgroup(nbytes: int) -> Iterator[Path]:
     """A cgroup of version 1 or 2 with a limit; skips where this may not be."""
