@@ -97,16 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = " ".join(str(error).split())
         print(f"stem-edge: {with_options(parser, message)}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("stem-edge: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has left
-        return _without_output()
     except OSError as error:  # of a full disk under our output, for example
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"stem-edge: {where}{error.strerror or error}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):  # whoever read our output has left
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"stem-edge: {where}{error.strerror or error}", file=sys.stderr)
         return _without_output()
-    except ImportError as error:
+    except (KeyboardInterrupt, ImportError) as error:
         if not _was_interrupted(error):
             raise
         print("stem-edge: interrupted", file=sys.stderr)

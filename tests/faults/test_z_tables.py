@@ -84,13 +84,8 @@ def test_z1_a_missing_shard_is_no_zeros(
 def test_z2_a_shard_that_was_cut(root: Path, left: int, reader: Callable[[Path], None]) -> None:
     path, whole = shard(root, 0), 2 * STRIDE + INDEX_NBYTES
     os.truncate(path, left % whole)
-    refused(
-        lambda: reader(root),
-        BundleError,
-        path,
-        f"{left % whole} bytes, expected {whole}",
-        kept=[root],
-    )
+    said = f"{left % whole} bytes, expected {whole}"
+    refused(lambda: reader(root), BundleError, path, said, kept=[root])
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
