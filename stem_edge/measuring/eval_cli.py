@@ -157,13 +157,9 @@ def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
         error = "" if each.standard_error is None else f" +- {each.standard_error:.2g}"
         change = f"{each.log_likelihood_difference:+.3g}{error}"
         rows.append((name, *(f"{value:.3g}" for value in nats), f"{each.agreement:.2%}", change))
-    reference = _reference(compared[0][1])
-    return [f"divergence from the reference {reference}, nats a token", *table(rows)]
-
-
-def _reference(divergence: Divergence) -> str:
-    engine = divergence.reference_engine
-    return divergence.reference + (f" on {engine}" if engine else "")
+    first = compared[0][1]
+    engine = f" on {first.reference_engine}" if first.reference_engine else ""
+    return [f"divergence from the reference {first.reference}{engine}, nats a token", *table(rows)]
 
 
 def _worst(bundle: str, divergence: Divergence) -> list[str]:
