@@ -132,16 +132,6 @@ def test_values_in_steps(file: Path) -> None:
     assert stored.plain_strides((2, 3, 4)) == (12, 4, 1)
 
 
-def test_every_type_has_its_width() -> None:
-    widths = {
-        1: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
-        2: "BF16 F16 I16 U16",
-    }
-    widths |= {4: "F32 I32 U32", 8: "F64 I64 U64 C64", 16: "C128"}
-    assert {n: w for w, names in widths.items() for n in names.split()} == stored.VALUE_NBYTES
-    assert stored.FLOATS.keys() | stored.INTEGERS.keys() == stored._NUMPY.keys()
-
-
 def test_shapes() -> None:
     most = 1 << 48
     assert check_shape("w", [most]) == (most,)
