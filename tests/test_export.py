@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from exports import Steps
 from make_checkpoint import Shape, write_checkpoint
 
@@ -24,7 +18,7 @@ from stem_edge.checksums import verify
 from stem_edge.cli import main
 from stem_edge.export.files import publish
 from stem_edge.export.lingua import read_checkpoint
-from stem_edge.reference import forward, whole
+from stem_edge.reference import forward
 
 ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]
 
@@ -82,15 +76,6 @@ def test_both_layouts_and_the_prefix_give_the_same_bundle(tmp_path: Path) -> Non
         }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_every_float_type_of_a_checkpoint_is_read_exactly(tmp_path: Path, dtype: str) -> None:
-    path = write_checkpoint(tmp_path / "checkpoint", Shape(), dtype=dtype, layout="consolidated")
-    table = torch.load(path / "consolidated_stem.pth", weights_only=True)
-    found = whole(read_checkpoint(path).tables[2])
-    assert found.dtype == np.float32
-    assert np.array_equal(found, table["stem_embeddings.1.weight"].float().numpy())
-
-
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=True))
     bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
@@ -122,33 +107,6 @@ def test_force_never_replaces_what_is_not_a_bundle(tiny_checkpoint: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failing_write", [0, 1, 2, 3, 5, 8])
-def test_a_full_disk_leaves_the_old_bundle_and_what_was_done(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
-) -> None:
-    out = tmp_path / "out"
-    stem_edge.export_bundle(tiny_checkpoint, out, tables="int4")
-    before, calls = contents(out), iter(range(1000))
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        if next(calls) == failing_write:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(ExportError, match=r"disk is full.*go on from there"):
-        stem_edge.export_bundle(tiny_checkpoint, out, force=True)
-    assert contents(out) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".stem-edge-out", "out"]
-    monkeypatch.setattr(os, "fsync", real)
-    stem_edge.export_bundle(tiny_checkpoint, out, force=True)
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "again")
-    assert contents(out) == contents(tmp_path / "again")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "out"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ALL_STEPS)
 def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -170,46 +128,30 @@ def test_what_another_checkpoint_or_option_left_is_not_used(
     expected = tmp_path / "expected"
     stem_edge.export_bundle(tiny_checkpoint, expected, tables="int4")
 
-    def interrupt(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("stem_edge.export.tables.TableWriter._write_shard", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    out = tmp_path / "out"
+    Steps(monkeypatch).interrupt("records 0", lambda: stem_edge.export_bundle(tiny_checkpoint, out))
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="int4")
     assert contents(tmp_path / "out") == contents(expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["cut", "foreign", "nothing", "stray"])
-def test_a_killed_export_whose_journal_or_files_are_damaged(
-    tiny_checkpoint: Path, tmp_path: Path, damage: str
+@pytest.mark.parametrize("damage", ["cut", "foreign", "stray"])
+def test_an_unfinished_export_whose_journal_or_files_are_damaged(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    """A real kill, in the middle of the table store."""
-    expected = tmp_path / "expected"
+    expected, out, work = (tmp_path / name for name in ("expected", "out", ".stem-edge-out"))
     stem_edge.export_bundle(tiny_checkpoint, expected)
-    script = (
-        "import os, signal, sys, stem_edge\n"
-        "from stem_edge.export.tables import TableWriter\n"
-        "TableWriter._write_shard = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "stem_edge.export_bundle(sys.argv[1], sys.argv[2])"
-    )
-    command = [sys.executable, "-c", script, str(tiny_checkpoint), str(tmp_path / "out")]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    work = tmp_path / ".stem-edge-out"
-    journal = work / "export.journal"
+    steps = Steps(monkeypatch)
+    steps.interrupt("records 0", lambda: stem_edge.export_bundle(tiny_checkpoint, out))
+    journal, stray = work / "export.journal", work / "tables.zarr/records/c/9/0"
     if damage == "cut":
         journal.write_bytes(journal.read_bytes()[:-7])
     if damage == "foreign":
         journal.write_bytes(b"\xff" * 100)
     if damage == "stray":
-        (work / "tables.zarr" / "records" / "c" / "9").mkdir(parents=True)
-        (work / "tables.zarr" / "records" / "c" / "9" / "0").write_bytes(b"x")
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
-    found = contents(tmp_path / "out")
-    assert found == contents(expected)
-    assert set(stem_edge.verify(tmp_path / "out").values()) == {"ok"}
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(b"x")
+    stem_edge.export_bundle(tiny_checkpoint, out)
+    assert contents(out) == contents(expected)
 
 
 def test_two_exports_to_one_place_do_not_meet(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -219,26 +161,6 @@ def test_two_exports_to_one_place_do_not_meet(tiny_checkpoint: Path, tmp_path: P
         for name in ("manifest.json", "x"):
             (tmp_path / ".stem-edge-out" / name).write_bytes(b"{}")
     assert contents(tmp_path / "out") == {"manifest.json": b"{}", "x": b"{}"}
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, bad: float) -> None:
-    path = write_checkpoint(tmp_path / "checkpoint", Shape(), layout="consolidated")
-    tables = torch.load(path / "consolidated_stem.pth", weights_only=True)
-    tables["stem_embeddings.1.weight"][123, 7] = bad
-    torch.save(tables, path / "consolidated_stem.pth")
-    with pytest.raises(CheckpointError, match=r"table of layer 2: 1 NaN or infinite.*row 123"):
-        stem_edge.export_bundle(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_width_that_no_block_divides_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "checkpoint", Shape(d_ff=72))
-    with pytest.raises(ExportError, match="int8 tables do not fit"):
-        stem_edge.export_bundle(path, tmp_path / "out")
-    with pytest.raises(ExportError, match=r"72 is not a multiple of 16.*fp32"):
-        stem_edge.export_bundle(path, tmp_path / "out", tables="fp16")
-    stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp16")
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:

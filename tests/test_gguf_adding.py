@@ -197,14 +197,7 @@ def test_what_was_done_for_another_bundle_is_not_used(
     tiny_checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files were links to those of a bundle that was replaced meanwhile."""
-
-    def interrupt(*arguments: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("stem_edge.export.gguf_backbone.write_gguf", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            add(tiny_checkpoint, out)
+    Steps(monkeypatch).interrupt("backbone", lambda: add(tiny_checkpoint, out))
     aside = out.with_name("aside")
     export(tiny_checkpoint, aside, backbone="fp32", tables="fp32")
     shutil.rmtree(out)

@@ -83,33 +83,6 @@ def quantize(ggml: Ggml, array: F32, type: TensorType, importance: F32 | None = 
     return coded
 
 
-def test_the_bytes_of_a_small_file(ggml: Ggml, tmp_path: Path) -> None:
-    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
-    tensors = [
-        source("m", matrix, types.F32),
-        source("h", matrix, types.F16),
-        source("v", np.ones(2, np.float32), types.F32),
-    ]
-    write(tmp_path / "x", ggml, tensors, {"n": 5})
-
-    def number(value: int, nbytes: int = 4) -> bytes:
-        return value.to_bytes(nbytes, "little")
-
-    def text(data: bytes) -> bytes:
-        return number(len(data), 8) + data
-
-    expected = b"GGUF" + number(3) + number(3, 8) + number(2, 8)
-    expected += text(b"general.architecture") + number(8) + text(b"stem")
-    expected += text(b"n") + number(4) + number(5)
-    expected += text(b"m") + number(2) + number(3, 8) + number(2, 8) + number(0) + number(0, 8)
-    expected += text(b"h") + number(2) + number(3, 8) + number(2, 8) + number(1) + number(32, 8)
-    expected += text(b"v") + number(1) + number(2, 8) + number(0) + number(64, 8)
-    expected += bytes(-len(expected) % 32)
-    for array in (matrix, matrix.astype(np.float16), np.ones(2, np.float32)):
-        expected += array.tobytes() + bytes(-array.nbytes % 32)
-    assert (tmp_path / "x").read_bytes() == expected
-
-
 def test_the_header_is_what_another_writer_makes_of_the_same(tmp_path: Path) -> None:
     other = gguf.GGUFWriter(tmp_path / "x", "stem")
     other.add_string("a.text", METADATA["a.text"])
@@ -183,18 +156,6 @@ def test_pieces_and_threads_do_not_matter(
         assert np.array_equal(found, whole)
     if weighted and type != types.Q8_0:  # ggml has no use for it there
         assert not np.array_equal(whole, quantize(ggml, array, type))
-
-
-def test_importance_lowers_the_error_of_the_channels_that_count(ggml: Ggml, tmp_path: Path) -> None:
-    array, importance = values(64, 256), np.full(256, 1e-3, np.float32)
-    importance[::8] = 1
-    tensors = [source("a", array, types.Q4_0), source("b", array, types.Q4_0, importance)]
-    reader = write(tmp_path / "x", ggml, tensors)
-    plain, weighted = (
-        np.square(gguf.quants.dequantize(t.data, t.tensor_type) - array)[:, ::8].mean()
-        for t in reader.tensors
-    )
-    assert weighted < 0.8 * plain
 
 
 def test_the_error_of_each_kind_is_measured(ggml: Ggml, tmp_path: Path) -> None:

@@ -106,6 +106,9 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert np.abs(expected).max() > 1
 
 
+BEYOND = {"model.layers.3.mlp.up_proj.weight": torch.ones(2)}
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
@@ -217,20 +220,18 @@ def test_keys_that_say_nothing(llama: Path) -> None:
     assert config_of(llama, **nothing, num_local_experts=None, use_cache=False) == before
 
 
-def test_a_missing_tensor(llama: Path) -> None:
-    edit_tensors(llama, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
-    refused(llama, "no tensor model.layers.1.mlp.up_proj.weight")
-
-
-@pytest.mark.parametrize("name", ["model.layers.3.mlp.up_proj.weight", "score.weight"])
-def test_a_tensor_that_is_no_part_of_the_model(llama: Path, name: str) -> None:
-    edit_tensors(llama, lambda tensors: tensors.update({name: torch.ones(2)}))
-    refused(llama, f"tensor {name} is no part of the model")
-
-
-def test_a_bias_that_the_config_does_not_have(llama: Path) -> None:
-    edit_tensors(llama, add_biases)
-    refused(llama, "self_attn.k_proj.bias")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
+        (lambda tensors: tensors.update(BEYOND), f"tensor {next(iter(BEYOND))} is no part of the"),
+        (lambda tensors: tensors.update({"score.weight": torch.ones(2)}), "tensor score.weight is"),
+        (add_biases, "self_attn.k_proj.bias"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_model(llama: Path, change: Any, said: str) -> None:
+    edit_tensors(llama, change)
+    refused(llama, said)
 
 
 def test_frequencies_that_older_versions_saved_are_ignored(llama: Path) -> None:

@@ -54,10 +54,6 @@ def edit_params(folder: Path, **model: Any) -> None:
     path.write_text(json.dumps(params))
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def refused(folder: Path, *parts: str) -> None:
     exports.refused(lambda: read_checkpoint(folder), *parts)
 
@@ -109,31 +105,37 @@ def test_missing_folder() -> None:
     refused(Path("/nowhere/run"), "/nowhere/run: no such folder", "params.json")
 
 
-def test_a_folder_without_weights_says_what_it_has(consolidated: Path) -> None:
-    (consolidated / "consolidated.pth").unlink()
-    refused(consolidated, "no weights", "consolidated.pth", "found only consolidated_stem.pth")
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "consolidated.pth",
+            ["no weights", "consolidated.pth", "found only consolidated_stem.pth"],
+        ),
+        ("consolidated_stem.pth", ["no tables", "stem_shards"]),
+    ],
+)
+def test_a_missing_consolidated_file_is_named(
+    consolidated: Path, name: str, parts: list[str]
+) -> None:
+    (consolidated / name).unlink()
+    refused(consolidated, *parts)
 
 
-def test_missing_tables(consolidated: Path) -> None:
-    (consolidated / "consolidated_stem.pth").unlink()
-    refused(consolidated, "no tables", "stem_shards")
+TRAINING = [".metadata", "__0_0.distcp", *(f"stem_shards/stem_model_mp{n}.pt" for n in (0, 2, 3))]
 
 
-@pytest.mark.parametrize("number", [0, 2, 3])
-def test_a_missing_column_shard_is_named(training: Path, number: int) -> None:
-    (training / "stem_shards" / f"stem_model_mp{number}.pt").unlink()
-    refused(training, "3 of 4 column shards", f"missing stem_model_mp{number}.pt")
-
-
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "stem_shards/stem_model_mp1.pt"])
-def test_a_cut_file_of_a_training_folder_is_named(training: Path, name: str) -> None:
-    cut(training / name)
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_cut_or_missing_file_of_a_training_folder_is_named(training: Path, name: str) -> None:
+    os.truncate(training / name, (training / name).stat().st_size // 2)
     refused(training, str(training / name))
-
-
-def test_a_missing_file_of_a_rank_is_named(training: Path) -> None:
-    (training / "__0_0.distcp").unlink()
-    refused(training, "__0_0.distcp: missing")
+    (training / name).unlink()
+    if name == ".metadata":
+        refused(training, "no weights; expected consolidated.pth or a distributed checkpoint")
+    elif name == "__0_0.distcp":
+        refused(training, "__0_0.distcp: missing")
+    else:
+        refused(training, "3 of 4 column shards", f"missing {Path(name).name}")
 
 
 @pytest.mark.parametrize("value", [None, 7, [], {}, "model"])

@@ -19,6 +19,7 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 
 from stem_edge import CheckpointError
 from stem_edge.config import BIASED, LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.export.hf_config import tensor_name
 from stem_edge.export.hugging_face import read_checkpoint
 from stem_edge.reference import forward
 
@@ -47,23 +48,11 @@ VARIANTS: list[dict[str, Any]] = [
     {"stem_layers": (1,), "biases": BIASED, "logit_softcap": 3.0},
     {"stem_layers": (0,), "stem_ffn": "stem-gate", "biases": ("gate", "wo")},
 ]  # fmt: skip
-RENAMES = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-LAYER_RENAMES = {f"w{x}": f"self_attn.{x}_proj" for x in "qkvo"}
-LAYER_RENAMES |= {f"{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
-LAYER_RENAMES |= {x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}
-LAYER_RENAMES |= {
-    "attention_norm": "input_layernorm", "attention_post_norm": "post_self_attn_layernorm",
-    "ffn_norm": "post_attention_layernorm", "ffn_post_norm": "post_mlp_layernorm",
-    "project": "mlp.stem_project",
-}  # fmt: skip
-RENAMES |= {f"layers.*.{ours}": f"model.layers.*.{new}" for ours, new in LAYER_RENAMES.items()}
 
 
 def schema_tensors(config: ModelConfig, stacked: bool = True, seed: int = 0) -> dict[str, Tensor]:
     """Random tensors by the schema's names."""
-    tensors, _ = random_tensors(config, seed)
-    endings = {name: name if name.endswith(".bias") else name + ".weight" for name in tensors}
-    found = renamed({endings[name]: tensor for name, tensor in tensors.items()}, RENAMES)
+    found = {tensor_name(name): t for name, t in random_tensors(config, seed)[0].items()}
     for layer, table in random_tables(config, seed).items():
         mlp = f"model.layers.{layer}.mlp."
         if not config.n_experts:
