@@ -29,6 +29,7 @@ from stem_edge.runtime.providers import CPU, Provider
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+Kind = Literal["device", "host"]
 MARK_NBYTES = 8
 _marks = itertools.count(1)
 
@@ -89,6 +90,8 @@ class DeviceMemory:
         self.provider, self.limit = provider, limit
         self.arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # all that are alive
         self.place = _find_place(provider)
+        # Whose memory it is: the device's own, or this process's.
+        self.kind: Kind = "host" if isinstance(self.place, _Host) else "device"
         self._retired: list[object] = []
 
     @property
@@ -105,11 +108,6 @@ class DeviceMemory:
         """Free what was retired."""
         while self._retired:
             self._retired.pop()
-
-    @property
-    def kind(self) -> Literal["device", "host"]:
-        """Whose memory it is: the device's own, or this process's."""
-        return "host" if isinstance(self.place, _Host) else "device"
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike, what: str) -> DeviceArray:
         """An array of anything. Raises OutOfMemoryError that says it was for `what`, DeviceLostError."""

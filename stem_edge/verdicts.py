@@ -129,16 +129,12 @@ class Records:
     def check_place(
         self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
     ) -> None:
-        """Hash the native files, if that was not done before. Raises BundleError."""
-        if anew or not self.place_is_known():
-            self.check_files(progress)
-            self._keep(self.place_file, {})
-
-    def check_files(self, progress: Callable[[int], object] = lambda nbytes: None) -> None:
-        """Hash the files. Raises BundleError, which names the one that differs.
+        """Hash the files, if that was not done before. Raises BundleError, which names the one that differs.
 
         progress: is called with the number of bytes just hashed.
         """
+        if self.place_is_known() and not anew:
+            return
         for name in self.hashed_files():
             path, entry = self.bundle.file(name), self.bundle.manifest.files[name]
             found = sha256_of(path, entry.nbytes, progress)
@@ -147,6 +143,7 @@ class Records:
                     f"{path}: sha256 is {found}, expected {entry.sha256}; the file is damaged: copy "
                     "or export the bundle again"
                 )
+        self._keep(self.place_file, {})
 
     def _keep(self, path: Path, found: dict[str, Any]) -> Verdict:
         """Whole or not at all; without it there is another trial next time."""

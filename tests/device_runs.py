@@ -90,13 +90,9 @@ def _slots(bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations 
         records = store.read(np.array(ids))
     if variant is not None:
         return device_slots(DeviceRows(layout, variant), graphs, records)
-    slots, feeds = ArraySlots(layout, len(ids)), Feeds()
+    slots = ArraySlots(layout, len(ids))
     slots.write(np.arange(len(ids)), records)
-    for index, layer in enumerate(layout.layers):
-        feeds[io.row_codes(layer)] = slots.codes[index][0]
-        if layout.quantized:
-            feeds[io.row_scales(layer)] = slots.scales[index][0]
-    return feeds | {io.ROW_ZERO_POINTS: layout.zero_points(len(ids)) if layout.quantized else 0}
+    return slots.inputs()
 
 
 def device_slots(rows: DeviceRows, graphs: Graphs, records: U8) -> Feeds:

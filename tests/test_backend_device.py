@@ -17,7 +17,6 @@ from stem_edge.graph.device_rows import Activations
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtContext
-from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.needs_ort import device_needs
 from stem_edge.runtime.ort_session import BoundSession
 from stem_edge.runtime.plan import Planner
@@ -126,7 +125,7 @@ def test_dropped_contexts_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     with on_device("fp16") as parts:
         before = parts.memory.nbytes
         for kind in ("device", "device", "host"):
-            monkeypatch.setattr(DeviceMemory, "kind", kind)
+            monkeypatch.setattr(parts.memory, "kind", kind)
             context = parts.backend.open_context(LENGTH)
             step(context, parts.rows, IDS[:5], 0, 1, 40)
             held = parts.memory.nbytes

@@ -102,11 +102,7 @@ def test_large_batches_go_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(runs) == 5 and slots.uploads == 1 and slots.uploaded_rows == 30
     words = slots.rows.pack(some)
     assert all(np.array_equal(held(slots, 34 - i), words[i]) for i in range(30))
-
-
-def test_a_record_larger_than_a_piece_goes_over_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots, _ = make(4)
-    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 10)
+    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 10)  # a record goes over alone
     slots.write(np.array([3, 0]), records([5, 6]))
     assert np.array_equal(held(slots, 0), slots.rows.pack(records([6]))[0])
 

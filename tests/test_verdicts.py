@@ -112,8 +112,6 @@ def test_hashing_tells_how_far_it_is(records: Records, monkeypatch: pytest.Monke
     assert not told
     records.check_place(told.append, anew=True)
     assert sum(told) == records.nbytes(records.hashed_files())
-    records.check_place()  # without
-    records.check_files()
 
 
 def test_a_file_that_differs_or_cannot_be_read_is_named(
@@ -123,10 +121,10 @@ def test_a_file_that_differs_or_cannot_be_read_is_named(
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"!")
     with pytest.raises(BundleError, match=rf"^{path}: sha256 is \w+, expected \w+; the file is da"):
-        records.check_files()
+        records.check_place()
     path.unlink()
     with pytest.raises(BundleError, match=rf"^{path}: missing or unreadable \(No such file"):
-        records.check_files()
+        records.check_place()
     with pytest.raises(BundleError, match=r"model: cannot read \(No such file.*\); copy or export"):
         Records(records.bundle, "onnxruntime", None)
     assert not records.place_is_known()
@@ -214,4 +212,4 @@ def test_files_are_read_through_the_seam(records: Records, monkeypatch: pytest.M
         Records(records.bundle, "onnxruntime", None)
     monkeypatch.setattr(disk, "open_file", fails)
     with pytest.raises(BundleError, match="Input/output error"):
-        records.check_files()
+        records.check_place()
