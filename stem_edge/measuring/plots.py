@@ -55,15 +55,13 @@ def plot(found: Measurement, path: str | Path) -> None:
     check_plot(path)
     figure = new_figure(HEIGHT)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    over_time, hits, of_token = (
-        figure.add_subplot(grid[0, :]),
-        figure.add_subplot(grid[1, 0]),
-        figure.add_subplot(grid[1, 1]),
-    )
-    _memory(over_time, found)
-    _hit_rate(hits, found)
-    _token(of_token, found)
-    for axes in (over_time, hits, of_token):
+    for draw_panel, place in (
+        (_memory, grid[0, :]),
+        (_hit_rate, grid[1, 0]),
+        (_token, grid[1, 1]),
+    ):
+        axes = figure.add_subplot(place)
+        draw_panel(axes, found)
         plain(axes)
     save(figure, path)
 
@@ -77,13 +75,10 @@ def draw(path: Path, plot: Callable[[Path], None]) -> None:
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
     """An empty figure of this size in inches, where matplotlib is installed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # without pyplot, which may open windows
 
     settings: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
-    figure = Figure(**settings)
-    FigureCanvasAgg(figure)  # no window, whatever the user's matplotlib is set to
-    return figure
+    return Figure(**settings)
 
 
 def save(figure: Figure, path: Path) -> None:
