@@ -184,9 +184,9 @@ def _loading_given(args: argparse.Namespace) -> list[str]:
     """Options of the machine that are not as they are by default."""
     parser = argparse.ArgumentParser()
     add_loading(parser.add_argument_group())
-    found = vars(args)
-    defaults = vars(parser.parse_args([]))
-    return [f"--{name.replace('_', '-')}" for name in defaults if found[name] != defaults[name]]
+    found, defaults = vars(args), vars(parser.parse_args([]))
+    options = {action.dest: action.option_strings[0] for action in parser._actions}
+    return [options[name] for name in defaults if found[name] != defaults[name]]
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from stem_edge.bundle import TABLES, Bundle
 from stem_edge.errors import BundleError, InputError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
+from stem_edge.runtime.flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.store import open_store
 from stem_edge.shards import open_grid
 from stem_edge.table_check import check_tables
@@ -229,6 +231,15 @@ def test_the_mean_size_of_a_record() -> None:
     assert mixed.folders() == ["records", "rare_records", "index"]
     assert mixed.mean_record_nbytes == round((3 * 20 + 12) / 4)
     assert mixed.nbytes == 9 * 4 + 3 * (20 + 4 + 16) + (12 + 4 + 16)
+
+
+def test_emulated_flash_is_waited_for(root: Path) -> None:
+    """100 ms for each of five reads, one after the other."""
+    flash = EmulatedFlash(FlashProfile(1e12, 0.1, 1))
+    with open_store(root, FORMAT, flash=flash) as store:
+        started = time.perf_counter()
+        assert np.array_equal(store.read(np.arange(5)), RECORDS)
+        assert time.perf_counter() - started >= 0.5
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
