@@ -26,7 +26,7 @@ from stem_edge.runtime.flash import open_flash
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.machine import available_memory, own_memory, raise_out_of_memory
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.options import LoadOptions, MoreKeywords, Providers
+from stem_edge.runtime.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
 from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.prefetch import Prefetcher, Rows
 from stem_edge.runtime.slots import Slots
@@ -165,25 +165,14 @@ def memory_plan(
     path: str | Path,
     memory: int | str | None = None,
     context_length: int | None = None,
-    *,
-    threads: int | None = None,
-    providers: Providers = None,
-    reads: ReadMode = "pread",
-    **more: Unpack[MoreKeywords],
+    **others: Unpack[OtherKeywords],
 ) -> MemoryPlan:
     """The memory plan that `load` would follow here and now with these keywords. Loads nothing.
 
     prepare: as if the backbone were prepared, which a first load does. On an accelerator, as if it
         ran the first variant of the graphs that is tried.
     """
-    options = LoadOptions(
-        memory=memory,
-        threads=threads,
-        providers=providers,
-        context_length=context_length,
-        reads=reads,
-        **more,
-    )
+    options = LoadOptions(memory=memory, context_length=context_length, **others)
     bundle = open_bundle(path)
     chosen = choose_engine(bundle, options.engine)
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)

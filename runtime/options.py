@@ -51,14 +51,19 @@ class MoreKeywords(_DeviceLimits, total=False):
     progress: bool | None
 
 
-class LoadKeywords(MoreKeywords, total=False):
+class OtherKeywords(MoreKeywords, total=False):
+    """All but memory and context_length."""
+
+    threads: int | None
+    providers: Providers
+    reads: ReadMode
+
+
+class LoadKeywords(OtherKeywords, total=False):
     """All keywords of stem_edge.load, for functions that pass them on."""
 
     memory: int | str | None
-    threads: int | None
-    providers: Providers
     context_length: int | None
-    reads: ReadMode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import stem_edge
-from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.flash import (
     FLASH_NAMES,
@@ -20,7 +19,6 @@ from stem_edge.runtime.flash import (
     FlashProfile,
     open_flash,
 )
-from stem_edge.runtime.store import open_store
 
 
 def waited(flash: EmulatedFlash, reads: int, nbytes: int) -> float:
@@ -67,18 +65,6 @@ def test_an_unknown_profile_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="emulate_flash is 'floppy'; expected one of nvme, ufs4"):
         open_flash(cast(Any, "floppy"))
     assert open_flash(None) is None
-
-
-def test_records_are_the_same(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
-    tables = bundle.manifest.table_format
-    assert tables is not None
-    ids = np.array([1, 7, 299])
-    with (
-        open_store(bundle.file(TABLES), tables) as plain,
-        open_store(bundle.file(TABLES), tables, flash=open_flash("emmc")) as slow,
-    ):
-        assert np.array_equal(plain.read(ids), slow.read(ids))
 
 
 def test_on_slow_flash_the_layers_before_the_first_row_hide_a_read(

@@ -235,6 +235,16 @@ def test_a_library_that_computes_wrong_numbers(
         check_library(installed_library(), tmp_path / "new", child(code))
 
 
+@needs_library
+def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
+    """To fill such a matrix would end the process."""
+    code = (
+        "import sys; from stem_edge.runtime import ggml_trial, ggml_weights\n"
+        "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"
+    )
+    assert not check_library(installed_library(), tmp_path, child(code)).repack
+
+
 @needs_compiler
 def test_what_the_library_is_refused_for(tmp_path: Path) -> None:
     path = compiled(tmp_path, version_source("9.9.9"))

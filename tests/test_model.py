@@ -46,12 +46,6 @@ def test_golden_text(model: Model, prompt: str) -> None:
     assert model.generate_text(prompt).startswith(GOLDEN[prompt])
 
 
-def test_it_knows_capitals(model: Model) -> None:
-    for country, capital in {"Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}.items():
-        text = model.generate_text(f"The capital of {country} is", max_new_tokens=4)
-        assert text.startswith(f" {capital}")
-
-
 def test_chunks_join_to_text_and_tokens(model: Model) -> None:
     prompt = "The capital of Brazil is"
     chunks = list(model.generate(prompt, max_new_tokens=30))

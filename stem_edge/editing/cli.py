@@ -160,9 +160,10 @@ def _for_comparing(args: argparse.Namespace) -> list[str]:
     """Options of --compare that were given, those of the machine if they are not as by default."""
     parser = argparse.ArgumentParser()
     add_loading(parser.add_argument_group())
-    found = vars(args)
-    others = [name for name, usual in vars(parser.parse_args([])).items() if found[name] != usual]
-    return _given(args, COMPARING) + [f"--{name.replace('_', '-')}" for name in others]
+    found, defaults = vars(args), vars(parser.parse_args([]))
+    options = {action.dest: action.option_strings[0] for action in parser._actions}
+    others = [options[name] for name in defaults if found[name] != defaults[name]]
+    return _given(args, COMPARING) + others
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stem_edge.bundle import TABLES, Bundle
 from stem_edge.errors import BundleError
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
+from stem_edge.runtime.flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.store import open_store
 from stem_edge.shards import open_grid
 from stem_edge.table_check import check_tables
@@ -188,6 +190,15 @@ def test_who_uses_a_record(tmp_path: Path, index: list[int], user: str) -> None:
     FLOATS.row_codes(records, 0)[2, 0] = np.nan
     bundle = stored(tmp_path, FLOATS, records, index=index)
     refused(lambda: check_tables(bundle), BundleError, f"record 2 ({user}")
+
+
+def test_emulated_flash_is_waited_for(root: Path) -> None:
+    """100 ms for each of five reads, one after the other."""
+    flash = EmulatedFlash(FlashProfile(1e12, 0.1, 1))
+    with open_store(root, FORMAT, flash=flash) as store:
+        started = time.perf_counter()
+        assert np.array_equal(store.read(np.arange(5)), RECORDS)
+        assert time.perf_counter() - started >= 0.5
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
