@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from stem_edge.bundle import BACKBONE_GRAPH, FileEntry
-from stem_edge.errors import ExportError
 from stem_edge.export.calibration import sequences
 from stem_edge.export.files import BundleFile, write_file
 from stem_edge.export.hidden_states import HiddenStates
@@ -19,7 +18,6 @@ from stem_edge.export.weights import Weights
 from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import decoding, prompts, whole
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.ir import GraphError
 from stem_edge.graph.plan import WeightPlan
 from stem_edge.quantize import F32
 
@@ -32,13 +30,10 @@ def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     if not isinstance(format, BackboneFormat):
         raise TypeError(f"{format} is not for onnxruntime")
     described = job.source.config, job.layout
-    try:
-        decoding(*described, format)
-        if not job.options.prefill:
-            return format
-        plain = prompts(*described, format).plan
-    except GraphError as error:
-        raise ExportError(str(error)) from error
+    decoding(*described, format)
+    if not job.options.prefill:
+        return format
+    plain = prompts(*described, format).plan
     return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
 
 

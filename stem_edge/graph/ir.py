@@ -11,13 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge.errors import ExportError
+
 CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = Sequence[int | str]  # a size that depends on the step has a name
 
 
-class GraphError(ValueError):
+class GraphError(ExportError, ValueError):
     """This model has no such graph in this format."""
 
 

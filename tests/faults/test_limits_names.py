@@ -134,7 +134,7 @@ def test_a_long_name_is_cut(length: int) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("x" * 300, "x" * 300), ("x" * 301, "x" * 300 + "..."), ("a\nb", r"a\nb"),
+        ("x" * 300, "x" * 300), ("x" * 301, "x" * 300 + "..."), ("a\nb", "a b"),
         ("\x1b[2J", r"\x1b[2J"), ("é", "é"), (ValueError("no"), "no"),
     ],
 )  # fmt: skip
