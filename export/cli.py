@@ -35,7 +35,7 @@ CHECKPOINT is one of
   the public STEM trainer's   the folder of one training step (params.json, .metadata, __*.distcp,
                               stem_shards/) or a consolidated folder
   Hugging Face's              config.json and *.safetensors: Llama, Mistral, Qwen2, Qwen3, SmolLM,
-                              and STEM models of any trainer in this project's schema (README)
+                              and STEM models of any trainer in this project's schema (docs/models.md)
   BlaGPT's                    state_step*.pt or best_model*.pt, or their folder
 Nothing in it is executed. OUT appears when the export is complete, and not before; an export that
 was interrupted or killed goes on where it stood when it is started again."""

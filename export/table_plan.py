@@ -17,7 +17,7 @@ from stem_edge.token_counts import Counts, counts_of_records
 
 ExportTables = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_TABLES: tuple[ExportTables, ...] = get_args(ExportTables)
-# The share of all records that mixed tables keep at 8 bits. Measured (README), bytes are better spent
+# The share of all records that mixed tables keep at 8 bits. Measured (docs/results.md), bytes are better spent
 # on more of these than on smaller groups.
 FREQUENT = 0.05
 # Half the bytes of float32 ones; no difference was measured.

@@ -75,7 +75,7 @@ ENGINES: dict[str, Engine] = {
         "ggml",
         "stem_edge.runtime.loading_ggml",
         lambda: library_path() is not None,
-        f"{INSTALL} (it compiles for some minutes, see README)",
+        f"{INSTALL} (it compiles for some minutes: docs/engines.md)",
     ),
 }
 

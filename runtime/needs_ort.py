@@ -12,7 +12,7 @@ from stem_edge.graph.names import head_width
 from stem_edge.runtime.plan import CHUNK_TOKENS, Device, Needs, Part
 
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
-# What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (README), and it
+# What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (docs/results.md), and it
 # never was more than the weights there; beside weights in its own memory, with small ones.
 PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20

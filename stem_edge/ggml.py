@@ -202,7 +202,7 @@ def installed_library() -> Path:
     if path is None:
         raise BackendError(
             "the ggml engine needs the shared libraries of llama-cpp-python, and they are not "
-            f"installed; install them with: {INSTALL} (it compiles for some minutes, see README)"
+            f"installed; install them with: {INSTALL} (it compiles for some minutes: docs/engines.md)"
         )
     return path
 

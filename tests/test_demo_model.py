@@ -1,4 +1,4 @@
-"""The model that ships in the package knows what the README says, in the form in which it ships."""
+"""The model that ships in the package knows what docs/results.md says, in the form in which it ships."""
 
 from __future__ import annotations
 

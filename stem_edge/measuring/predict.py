@@ -2,7 +2,7 @@
 
 The memory plan is a promise, so it is the most that may be taken. This is what is expected: of the
 same needs, the shares that were taken in measured runs (`stem-edge measure` prints both). It holds
-within 10 % for memory and 15 % for the speed of decoding with large models; README has the runs.
+within 10 % for memory and 15 % for the speed of decoding with large models; docs/measuring.md has the runs.
 """
 
 from __future__ import annotations

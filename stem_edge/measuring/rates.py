@@ -25,7 +25,7 @@ MATRIX_SHAPE = (2048, 8192)
 PROBE_SECONDS = 0.4
 LEAST_RUNS, MOST_RUNS = 5, 200
 DISTINCT_TOKENS = 8  # so few that their rows are in memory, as most are in a real text
-# Of the memory bandwidth, what the kernels reached where both were measured (README); and the time
+# Of the memory bandwidth, what the kernels reached where both were measured (docs/results.md); and the time
 # of a layer's small operators on a core of a phone's class.
 WEIGHTS_SHARE, KV_SHARE, SLOW_LAYER_SECONDS = 0.8, 0.3, 150e-6
 
