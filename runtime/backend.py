@@ -10,6 +10,8 @@ import numpy.typing as npt
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.quantize import F32
 
+# Tokens: a prompt is cut so that no piece is one token alone, which shorter pieces cannot promise.
+LEAST_CHUNK = 4
 DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the bundle again"
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"

@@ -15,7 +15,8 @@ from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import RANGES, SamplingParams, shown
+from stem_edge.runtime.sampling import RANGES, SamplingParams
+from stem_edge.text_table import shown
 
 MAX_PROMPT_CHARS = 64 << 20  # of stdin, which may have no end
 MAX_DIGITS = 1000

@@ -27,14 +27,12 @@ from stem_edge.errors import InputError
 from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.quantize import F32, I64
 from stem_edge.recipes import Recipe
-from stem_edge.runtime.backend import LESS_MEMORY, Backend, BackendContext
+from stem_edge.runtime.backend import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
 from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.prefetch import Rows
 
 T = TypeVar("T")
 Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
-# Shorter chunks could not keep the rule of `cut`.
-LEAST_CHUNK = 4
 CLOSED = "this model is closed; load it again"
 
 

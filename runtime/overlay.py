@@ -8,7 +8,7 @@ in the same layer), the later one holds. So two edits can exchange two tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from stem_edge.edit_file import Edit, NewRows, Replacement
 from stem_edge.edit_schemes import Lookup, align, fits
 from stem_edge.errors import InputError
 from stem_edge.recipes import Recipe, Row
-from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.spans import AbsentError, TokenText, find_spans, text_of, tokens_after
 from stem_edge.runtime.stem_ids import check_recipe
 from stem_edge.runtime.text import TextCodec
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.engine import Engine
 
 # What texts are looked for behind, where there is no prompt to find them in: the first one says
 # what a token looks up that is in several.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.graph.names import Variant
-from stem_edge.runtime.engine import LEAST_CHUNK
+from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.units import format_size, parse_size
 

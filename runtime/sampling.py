@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.quantize import F32, I64
+from stem_edge.text_table import shown
 
 Sampler = Callable[[F32, Sequence[int]], int]
 
@@ -106,20 +107,6 @@ def _are_texts(stop: object) -> bool:
 
 def _refused(name: str, value: object, expected: str) -> InputError:
     return InputError(f"{name} is {shown(value)}; expected {expected}")
-
-
-def shown(value: object) -> str:
-    """A value for a message: short, and whatever it is."""
-    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write the longest
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, str | bytes | Sequence) and len(value) > 1000:
-        return f"a {type(value).__name__} of length {len(value)}"
-    try:
-        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    except Exception:  # a list that holds such a number, or one that holds itself a thousand times
-        return f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 @dataclass(frozen=True)

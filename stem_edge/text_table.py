@@ -72,3 +72,17 @@ def quoted(text: str | None, token_id: int, width: int) -> str:
 def seconds(value: float) -> str:
     """A time for people: 3 digits."""
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, and whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write the longest
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes | Sequence) and len(value) > 1000:
+        return f"a {type(value).__name__} of length {len(value)}"
+    try:
+        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    except Exception:  # a list that holds such a number, or one that holds itself a thousand times
+        return f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:97]}..."

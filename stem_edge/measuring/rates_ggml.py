@@ -33,9 +33,10 @@ from stem_edge.gguf_schema import (
 )
 from stem_edge.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.engine import LEAST_CHUNK, Engine
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.ggml_graph import Arena, Graph, Memory, Processor, Scratch, Tensor
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.ggml_weights import RepackedMemory

@@ -21,8 +21,9 @@ import stem_edge
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams, make_sampler, shown
+from stem_edge.runtime.sampling import SamplingParams, make_sampler
 from stem_edge.runtime.stem_ids import checked_ids
+from stem_edge.text_table import shown
 
 NOT_APPLICABLE: dict[str, str] = {
     "P6": "a call generates one text; there is neither n nor best_of",
