@@ -30,7 +30,7 @@ from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
 from stem_edge.export.onnx_backbone import PREFILL_STEP, planned_format
 from stem_edge.export.report import errors
-from stem_edge.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.prefill_check import mean_divergence
 from stem_edge.quantize import F32
 

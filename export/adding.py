@@ -27,7 +27,7 @@ from stem_edge.export.files import BundleFile
 from stem_edge.export.job import Advance
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.tokenizer import ExportedTokenizer
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.plain_files import read_at
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout

@@ -20,7 +20,7 @@ from stem_edge.export.options import (
     ExportOptions,
 )
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
-from stem_edge.formats import MATRIX_KINDS, WEIGHT_BITS
+from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.inspect_cli import table
 from stem_edge.token_counts import read_counts
 from stem_edge.units import format_size

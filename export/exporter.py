@@ -44,7 +44,9 @@ from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.footprint import kinds_of
-from stem_edge.formats import (
+from stem_edge.ggml import Ggml
+from stem_edge.ggml_check import checked_ggml
+from stem_edge.graph.formats import (
     BackboneFormat,
     GgufFormat,
     GgufType,
@@ -52,8 +54,6 @@ from stem_edge.formats import (
     QuantizerName,
     WeightType,
 )
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_check import checked_ggml
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32
 from stem_edge.token_counts import count_tokens, encode_counts

@@ -14,7 +14,7 @@ from stem_edge.export.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.job import Advance, Job, Tell
 from stem_edge.export.report import ErrorMeter
-from stem_edge.formats import GgufFormat, GgufType
+from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.quantize import F32
 
 # llama.cpp's numbers of its mixtures: general.file_type.

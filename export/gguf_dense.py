@@ -30,8 +30,8 @@ from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.sources import Sources, check_apart
 from stem_edge.footprint import gguf_footprint
-from stem_edge.formats import GgufFormat, GgufType
 from stem_edge.ggml_check import checked_ggml
+from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32
 

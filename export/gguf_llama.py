@@ -29,10 +29,10 @@ from stem_edge.export.gguf_values import TensorSource
 from stem_edge.export.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.heads import HeadRows
 from stem_edge.export.report import ErrorMeter
-from stem_edge.formats import GgufType
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import F32 as FLOAT32
 from stem_edge.ggml_types import TensorType
+from stem_edge.graph.formats import GgufType
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, Matrix
 from stem_edge.rope import frequency_factors

@@ -17,8 +17,8 @@ from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.footprint import expected_footprint, gguf_footprint
-from stem_edge.formats import GgufFormat
 from stem_edge.ggml import Ggml
+from stem_edge.graph.formats import GgufFormat
 from stem_edge.rows import RecordLayout
 from stem_edge.token_counts import Counts
 

@@ -15,9 +15,9 @@ from stem_edge.export.quantizers import Calibrated, Quantizer
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.weights import Weights
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import decoding, prompts, whole
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.plan import WeightPlan
 from stem_edge.quantize import F32
 

@@ -14,7 +14,7 @@ import msgspec
 
 from stem_edge.errors import ExportError
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT, ExportTables
-from stem_edge.formats import (
+from stem_edge.graph.formats import (
     GGUF_TYPES,
     MATRIX_KINDS,
     VOCABULARY_KINDS,

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from stem_edge.bundle import BACKBONE_FILES, Bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.formats import EngineName
 from stem_edge.ggml import INSTALL, library_path
+from stem_edge.graph.formats import EngineName
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.options import LoadOptions

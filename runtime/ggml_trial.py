@@ -23,11 +23,11 @@ from stem_edge import ggml_types as types
 from stem_edge.child import limit_this_process
 from stem_edge.config import Llama3Rope, ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.formats import GgufType
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import DIFFERS, REFUSED, Told
 from stem_edge.gguf_schema import BASE, kv_type
 from stem_edge.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.graph.formats import GgufType
 from stem_edge.quantize import F32
 from stem_edge.reference import ArrayMatrix, IndexedMatrix, forward
 from stem_edge.rows import ROW_BITS, RowType, make_layout

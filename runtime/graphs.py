@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from stem_edge.bundle import Bundle
 from stem_edge.errors import BackendError
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph import variants
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.names import Variant
 
 

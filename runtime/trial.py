@@ -20,7 +20,7 @@ from stem_edge import errors
 from stem_edge.bundle import Bundle
 from stem_edge.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
 from stem_edge.errors import BackendError, StemEdgeError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.progress import Progress
 from stem_edge.runtime.machine import return_freed_memory

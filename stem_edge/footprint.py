@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from stem_edge import ggml_types, gguf_schema
 from stem_edge.bundle import Manifest
 from stem_edge.config import ModelConfig
-from stem_edge.formats import (
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.formats import (
     VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
@@ -16,7 +17,6 @@ from stem_edge.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
 from stem_edge.quantize import fitting_block

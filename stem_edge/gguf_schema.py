@@ -32,8 +32,8 @@ import msgspec
 
 from stem_edge import ggml_types as types
 from stem_edge.config import ModelConfig
-from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
+from stem_edge.graph.formats import GgufType
 from stem_edge.rows import RecordLayout
 
 ARCHITECTURE = "stem"

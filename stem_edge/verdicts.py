@@ -35,10 +35,10 @@ from stem_edge.bundle import (
 )
 from stem_edge.checksums import sha256_of
 from stem_edge.errors import BundleError
-from stem_edge.formats import EngineName
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.formats import EngineName
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.whole_file import write_whole
 

@@ -26,8 +26,8 @@ from stem_edge.bundle import (
     weight_nbytes,
 )
 from stem_edge.errors import BundleError
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.rows import RecordLayout
 
 LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)

@@ -15,7 +15,7 @@ import stem_edge
 from stem_edge import Edit
 from stem_edge.edit_file import SCOPES
 from stem_edge.errors import InputError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.prefetch import Prefetcher
 

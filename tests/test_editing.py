@@ -21,7 +21,7 @@ from stem_edge.bundle import open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_file import SCOPES, Scope
 from stem_edge.errors import InputError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import Model
 

@@ -18,7 +18,7 @@ from stem_edge.bundle import BACKBONE_GRAPH, Bundle
 from stem_edge.cli import main
 from stem_edge.export.options import QUANTIZERS
 from stem_edge.footprint import expected_footprint, footprint_of
-from stem_edge.formats import MATRIX_KINDS, BackboneFormat
+from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from conftest import DEMO
 import stem_edge
 from stem_edge.cli import main
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.formats import BackboneFormat, WeightType
+from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.measuring import fit_cli
 from stem_edge.measuring.fit import Fit, fit_on_device
 from stem_edge.measuring.models import CHOICES

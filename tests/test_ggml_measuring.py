@@ -17,7 +17,7 @@ from stem_edge.bundle import open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.footprint import footprint_of, gguf_footprint
-from stem_edge.formats import GgufFormat
+from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring import rates_ggml
 from stem_edge.measuring.bench import bench
 from stem_edge.measuring.figures import token_nbytes

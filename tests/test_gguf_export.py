@@ -22,9 +22,9 @@ from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, weights
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.formats import GGUF_TYPES
 from stem_edge.gguf_schema import gguf_name
 from stem_edge.gguf_tensors import planned_tensors
+from stem_edge.graph.formats import GGUF_TYPES
 from stem_edge.reference import forward, whole
 
 gguf = pytest.importorskip("gguf")

@@ -15,9 +15,9 @@ from stem_edge.export.quantizers import Quantizer
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.weight_file import WeightFile, worth_balancing
 from stem_edge.export.weights import Weights
-from stem_edge.formats import BackboneFormat, WeightType
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.graph.ir import Array, Graph
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts
 from stem_edge.graph.plan import WeightPlan

@@ -22,8 +22,8 @@ from stem_edge.bundle import (
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes, footprint_of
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module
 from stem_edge.runtime.cache import RowCache

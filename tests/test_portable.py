@@ -13,7 +13,7 @@ from test_architectures import HASHED, SIZES, VARIANTS, write
 import stem_edge
 from stem_edge.bundle import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.portable import obstacle
 from stem_edge.rows import make_layout
 from stem_edge.runtime.graphs import variant_graphs

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.rates import derived_rates
 from stem_edge.measuring.rates_ort import ort_rates, products
 from stem_edge.runtime.ort_session import new_session

@@ -18,7 +18,7 @@ from stem_edge import checksums, verdicts
 from stem_edge.bundle import TOKENIZER, open_bundle
 from stem_edge.child import Ended
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import trial
 from stem_edge.runtime.trial import Limits, try_first
 from stem_edge.verdicts import Records

@@ -10,7 +10,7 @@ import pytest
 import stem_edge
 from stem_edge.bundle import open_bundle
 from stem_edge.errors import BundleError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import trial_worker
 from stem_edge.runtime.text import TextCodec
 from stem_edge.runtime.trial_worker import main, measure_prefill, try_tokenizer

@@ -17,11 +17,11 @@ from test_conformance import CASES, reference
 import stem_edge
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph import linear, variants
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.graphs import format_of, variant_graphs

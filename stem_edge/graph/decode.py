@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph import names as io
 from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector

@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import Activations, DeviceRows, fits
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.quantize import MIN_BLOCK, fitting_block
 from stem_edge.rows import RecordLayout

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stem_edge.config import FFN_TERMS, ModelConfig
-from stem_edge.formats import MatrixKind
+from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.names import head_width

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.formats import BackboneFormat, MatrixKind
+from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
 from stem_edge.quantize import MIN_BLOCK, fitting_block

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.formats import MatrixKind
+from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import ElementType, Tensor
 
 # Large weights are mapped in place, in units of up to 64 KiB; small ones are copied anyway and need

@@ -23,8 +23,8 @@ from dataclasses import replace
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat, MatrixKind
 from stem_edge.graph import names as io
+from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import backbone_shapes, kind_of, plain_norm
 from stem_edge.graph.portable_attention import attention

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat
 from stem_edge.graph import device, portable
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import Variant
 from stem_edge.rows import RecordLayout

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.formats import GgufType
 from stem_edge.ggml_types import TensorType
+from stem_edge.graph.formats import GgufType
 from stem_edge.measuring.worker import MeasuredEngine
 from stem_edge.reference import ArrayMatrix
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from stem_edge.bundle import Bundle
 from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.sampler import Sampler
 from stem_edge.measuring.workers import Answer
 

@@ -16,7 +16,7 @@ import numpy as np
 from stem_edge.bundle import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.footprint import Footprint, footprint_of
-from stem_edge.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.hit_rates import (
     from_counts,

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.formats import GgufFormat
+from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.devices import DEVICES
 from stem_edge.measuring.fit import Fit, fit
 from stem_edge.measuring.models import is_bundle

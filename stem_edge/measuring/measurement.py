@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from stem_edge.bundle import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.footprint import footprint_of
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.figures import Figures, Measured, Round, figures_of
 from stem_edge.measuring.fit import fit_on_device

@@ -9,7 +9,7 @@ from stem_edge.bundle import MANIFEST
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.footprint import Footprint, expected_footprint, gguf_footprint
-from stem_edge.formats import BackboneFormat, GgufFormat, GgufType, WeightType
+from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.rows import RowType, make_layout
 from stem_edge.runtime.engines import engine_names
 from stem_edge.runtime.options import EngineChoice

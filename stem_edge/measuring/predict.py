@@ -18,8 +18,8 @@ import numpy as np
 
 from stem_edge.bundle import TOKENIZER, Bundle
 from stem_edge.footprint import Footprint
-from stem_edge.formats import EngineName, GgufFormat
 from stem_edge.gguf_schema import repacked_nbytes
+from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.models import is_bundle
 from stem_edge.measuring.rates import Rates

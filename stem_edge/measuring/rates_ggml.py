@@ -20,7 +20,6 @@ from stem_edge import ggml_types
 from stem_edge.bundle import TABLES, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.formats import GgufFormat
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.ggml_types import TensorType
@@ -32,6 +31,7 @@ from stem_edge.gguf_schema import (
     tensor_types,
 )
 from stem_edge.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel

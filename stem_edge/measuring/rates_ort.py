@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 
 from stem_edge.footprint import matrix_nbytes
-from stem_edge.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.ir import CONTRIB, Array, Graph
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.quantize import fitting_block

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from stem_edge.bundle import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.workers import Subject
 from stem_edge.runtime.engines import check_installed, choose_engine
 from stem_edge.runtime.flash import FlashName, open_flash

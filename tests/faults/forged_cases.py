@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helper_process import HelperProcess
 
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 
 CASE_SECONDS = 60.0  # by the clock, on a machine that others keep busy
 CPU_SECONDS = 5.0  # of this process: a refusal comes within ten seconds, also on a slower one

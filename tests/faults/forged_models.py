@@ -42,7 +42,10 @@ from stem_edge.config import (
     RopeScaling,
     YarnRope,
 )
-from stem_edge.formats import (
+from stem_edge.gguf_schema import ALIGNMENT
+from stem_edge.gguf_tensors import encode_tensors, planned_tensors
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.formats import (
     GGUF_TYPES,
     BackboneFormat,
     EngineName,
@@ -50,9 +53,6 @@ from stem_edge.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.gguf_schema import ALIGNMENT
-from stem_edge.gguf_tensors import encode_tensors, planned_tensors
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.rows import ROW_BITS, RecordLayout, ScaleType
 
 VOCABULARY = 8  # at least; the prompt has ids below

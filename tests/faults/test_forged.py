@@ -26,8 +26,8 @@ import stem_edge
 from stem_edge import config
 from stem_edge.bundle import GGUF, MANIFEST, TABLES, TOKEN_COUNTS, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.config import ModelConfig
-from stem_edge.formats import BackboneFormat, EngineName
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.formats import BackboneFormat, EngineName
 from stem_edge.shards import CRC_NBYTES
 from stem_edge.table_store import open_table_store
 from stem_edge.token_counts import encode_counts

@@ -17,7 +17,7 @@ from threads import run_script, tokens
 
 import stem_edge
 from stem_edge.errors import ExportError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 # onnxruntime ends a forked process that leaves by exit() itself; multiprocessing leaves by _exit, too.

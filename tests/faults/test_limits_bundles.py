@@ -17,7 +17,7 @@ from test_bundle import REPORT, WEIGHTS_NBYTES, make_bundle
 from test_limits_disk import open_files
 
 from stem_edge import bundle as bundles
-from stem_edge import checksums, disk, formats
+from stem_edge import checksums, disk
 from stem_edge.bundle import (
     MANIFEST,
     TABLES,
@@ -30,8 +30,9 @@ from stem_edge.bundle import (
 )
 from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
-from stem_edge.formats import BackboneFormat, GgufFormat
+from stem_edge.graph import formats
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.formats import BackboneFormat, GgufFormat
 
 SHA = "0" * 64
 Fields = dict[str, Any]

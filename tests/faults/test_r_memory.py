@@ -24,7 +24,7 @@ from threads import run_script, tokens
 
 import stem_edge
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import machine
 from stem_edge.runtime.machine import available_memory, memory_cgroup
 from stem_edge.units import parse_size

@@ -14,7 +14,7 @@ import soak
 from threads import tokens
 
 import stem_edge
-from stem_edge.formats import EngineName
+from stem_edge.graph.formats import EngineName
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("watchdog")]
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its memory")
