@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import stem_edge
 from stem_edge import disk
-from stem_edge.bundle import (
+from stem_edge.bundle.manifest import (
     BACKBONE_FILES,
     FORMAT_VERSION,
     MANIFEST,
@@ -23,6 +23,7 @@ from stem_edge.bundle import (
     QualityReport,
     encode_manifest,
 )
+from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.distributions import divergence
 from stem_edge.errors import ExportError
 from stem_edge.export.files import write_file
@@ -31,7 +32,6 @@ from stem_edge.export.journal import Journal
 from stem_edge.export.onnx_backbone import PREFILL_STEP, planned_format
 from stem_edge.export.report import errors
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
-from stem_edge.prefill_check import mean_divergence
 from stem_edge.quantize import F32
 
 # Engine -> what to try when the result is not good enough: nothing is quantized; more bits.

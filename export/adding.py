@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge import disk
-from stem_edge.bundle import (
+from stem_edge.bundle.manifest import (
     BACKBONE_FILES,
     MANIFEST,
     TABLES,
@@ -21,6 +21,7 @@ from stem_edge.bundle import (
     FileEntry,
     open_bundle,
 )
+from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.files import BundleFile
@@ -32,7 +33,6 @@ from stem_edge.plain_files import read_at
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import open_table_store
-from stem_edge.tables import open_tables
 
 TOKENS = 32  # whose rows are compared
 VALUES = 1 << 26  # and how many values, at most; but always two tokens: experts are large

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.json_files import one_line
 from stem_edge.export.tokenizer import ExportedTokenizer
-from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.quantize import F32, I64
 from stem_edge.reference import forward
 

@@ -7,7 +7,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from stem_edge.bundle import TOKEN_COUNTS, WORKING, Bundle
+from stem_edge.bundle.manifest import TOKEN_COUNTS, WORKING, Bundle
 from stem_edge.command_line import BACKBONE_FOR, own_command
 from stem_edge.errors import ExportError
 from stem_edge.export.exporter import export_with

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import __version__
-from stem_edge.bundle import (
+from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
     TOKEN_COUNTS,
@@ -24,6 +25,7 @@ from stem_edge.bundle import (
     encode_manifest,
     open_bundle,
 )
+from stem_edge.bundle.verdicts import keep_good
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.acceptance import accept
 from stem_edge.export.adding import check_base, keep_files, open_base
@@ -43,7 +45,6 @@ from stem_edge.export.sources import Sources, check_apart
 from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
-from stem_edge.footprint import kinds_of
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.graph.formats import (
@@ -57,7 +58,6 @@ from stem_edge.graph.formats import (
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32
 from stem_edge.token_counts import count_tokens, encode_counts
-from stem_edge.verdicts import keep_good
 
 NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"
 

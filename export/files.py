@@ -24,7 +24,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from stem_edge import disk
-from stem_edge.bundle import MANIFEST, OLD, WORKING, FileEntry
+from stem_edge.bundle.manifest import MANIFEST, OLD, WORKING, FileEntry
 from stem_edge.errors import ExportError
 from stem_edge.units import format_size
 

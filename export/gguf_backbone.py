@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stem_edge import gguf_schema
-from stem_edge.bundle import GGUF, FileEntry, tables_hash
+from stem_edge.bundle.manifest import GGUF, FileEntry, tables_hash
 from stem_edge.export.calibration import sequences
 from stem_edge.export.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.gguf_values import TensorSource

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stem_edge import disk
-from stem_edge.bundle import WORKING
+from stem_edge.bundle.footprint import gguf_footprint
+from stem_edge.bundle.manifest import WORKING
 from stem_edge.errors import ExportError
 from stem_edge.export.calibration import read_token_ids, sequences
 from stem_edge.export.exporter import read_source
@@ -29,7 +30,6 @@ from stem_edge.export.gguf_writer import MAGIC
 from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.sources import Sources, check_apart
-from stem_edge.footprint import gguf_footprint
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.progress import Progress

@@ -20,7 +20,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge import gguf_schema
-from stem_edge.bundle import FileEntry
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint

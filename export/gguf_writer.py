@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle import FileEntry
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile
 from stem_edge.export.gguf_values import TensorSource, encoder

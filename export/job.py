@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle import Bundle, FileEntry
+from stem_edge.bundle.footprint import expected_footprint, gguf_footprint
+from stem_edge.bundle.manifest import Bundle, FileEntry
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.options import ExportOptions
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.tokenizer import ExportedTokenizer
-from stem_edge.footprint import expected_footprint, gguf_footprint
 from stem_edge.ggml import Ggml
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.rows import RecordLayout

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stem_edge import disk
-from stem_edge.bundle import FileEntry
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.files import Leftover
 from stem_edge.export.job import Advance, Work
 from stem_edge.export.report import ErrorMeter, Total

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge.bundle import BACKBONE_GRAPH, FileEntry
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, FileEntry
 from stem_edge.export.calibration import sequences
 from stem_edge.export.files import BundleFile, write_file
 from stem_edge.export.hidden_states import HiddenStates

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stem_edge.bundle import MANIFEST
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError
 from stem_edge.export.blagpt import find_states
 from stem_edge.export.blagpt import read_checkpoint as read_blagpt

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
-from stem_edge.bundle import KindError
+from stem_edge.bundle.manifest import KindError
 from stem_edge.quantize import F32
 
 

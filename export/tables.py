@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import FileEntry
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.files import BundleFile, write_file
 from stem_edge.export.job import Advance, Work

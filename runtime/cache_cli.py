@@ -3,7 +3,7 @@
     prepared/<key>/    prepared.json and the graphs, rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
     ggml/<key>.json    that a library of ggml computes what it should (stem_edge.ggml_check)
-    trials/<key>.json  whether a bundle loads (stem_edge.verdicts)
+    trials/<key>.json  whether a bundle loads (stem_edge.bundle.verdicts)
     places/<key>.json  that the files at a path are those of a bundle's manifest
 
 Everything there can be deleted at any time: it is made again, or done without.
@@ -22,13 +22,13 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge import ggml_check
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.runtime import prepared
 from stem_edge.runtime.warm import COUNTS
 from stem_edge.units import format_size
 from stem_edge.user_folder import cache_folder, cpu_digest
-from stem_edge.verdicts import PLACES, TRIALS, Records, read_verdict
 
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.edit_folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load

@@ -23,8 +23,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
-from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.quantize import F32, I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext

@@ -12,7 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol, TypeVar
 
-from stem_edge.bundle import BACKBONE_FILES, Bundle
+from stem_edge.bundle.manifest import BACKBONE_FILES, Bundle
+from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import INSTALL, library_path
 from stem_edge.graph.formats import EngineName
@@ -21,7 +22,6 @@ from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.slots import Slots
-from stem_edge.verdicts import Verdict
 
 AUTO = "auto"
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.graph import variants
 from stem_edge.graph.decode import decoding, prompts

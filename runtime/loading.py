@@ -11,7 +11,7 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine

@@ -14,9 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.footprint import footprint_of
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.graph.variants import obstacle
@@ -36,7 +37,6 @@ from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import Provider
 from stem_edge.runtime.slots import ArraySlots, Slots, placeholder_rows
-from stem_edge.verdicts import Verdict
 
 # Half as wide where the provider can, then exact, then what needs least of it.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")

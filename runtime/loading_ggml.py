@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stem_edge.bundle import GGUF, Bundle
+from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
+from stem_edge.bundle.manifest import GGUF, Bundle
+from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
-from stem_edge.footprint import FLOAT, HALF, Footprint, footprint_of
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.gguf_schema import kv_type
 from stem_edge.gguf_tensors import locate
@@ -16,7 +17,6 @@ from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs, Part
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.slots import Slots
-from stem_edge.verdicts import Verdict
 
 FIXED_NBYTES = 4 << 20  # of the library, descriptions of tensors and graphs
 TILE = 64  # tokens, and as many cells, that a thread attends to at once

@@ -11,7 +11,7 @@ from typing import Literal, Self, Unpack
 
 import numpy as np
 
-from stem_edge.bundle import TOKENIZER_CONFIG, Bundle
+from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit
 from stem_edge.edit_folder import as_edit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width

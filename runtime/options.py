@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypedDict
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.flash import FlashName, open_flash
 from stem_edge.runtime.machine import usable_cpus

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.shards import CRC_NBYTES

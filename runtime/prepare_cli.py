@@ -7,7 +7,7 @@ import json
 
 import msgspec
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.prepared import find, make

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.names import PREFILL
 from stem_edge.quantize import F32

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.footprint import footprint_of
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.runtime.engines import check_installed, is_installed

@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from stem_edge.bundle import (
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -26,13 +27,12 @@ from stem_edge.bundle import (
     open_bundle,
     open_manifest,
 )
+from stem_edge.bundle.table_check import check_tables
 from stem_edge.chat_template import ChatTemplate, read_template
-from stem_edge.checksums import verify
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import Progress
 from stem_edge.runtime.engines import is_installed
 from stem_edge.runtime.trial import try_first
-from stem_edge.table_check import check_tables
 from stem_edge.tokenizer_gate import read_tokenizer
 from stem_edge.units import format_size
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.footprint import array_slot_nbytes
+from stem_edge.bundle.footprint import array_slot_nbytes
 from stem_edge.graph import names as io
 from stem_edge.quantize import F32, I32, U8
 from stem_edge.rows import Codes, RecordLayout

@@ -2,7 +2,7 @@
 
 The library that reads it is native code. A file that drives it into a crash, an endless loop or all
 of the memory ends the process, and no exception says why. So the first load lets another process do
-it, within limits; stem_edge.verdicts keeps what came out. Graphs need no trial: this version builds
+it, within limits; stem_edge.bundle.verdicts keeps what came out. Graphs need no trial: this version builds
 them. But whether the one for prompts is exact on this processor is measured there, too.
 What is not the bundle's fault is not kept, such as a process that the system ended for want of memory;
 that it did not end in time, which may be the fault of a busy machine, is kept for an hour. A file that
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge import errors
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.prefill_check import PROBE_TOKENS
+from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.graph.formats import EngineName
-from stem_edge.prefill_check import PROBE_TOKENS
 from stem_edge.progress import Progress
 from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
 from stem_edge.strict_json import one_line
 from stem_edge.units import format_size
-from stem_edge.verdicts import Records, Verdict
 
 WORKER = "stem_edge.runtime.trial_worker"
 # Weights are copied once, and once more while they are packed; rows lie in slots, and one may be

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stem_edge.bundle import MANIFEST, TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.prefill_check import UNUSABLE, mean_divergence, probe_tokens
 from stem_edge.child import limit_this_process
 from stem_edge.errors import RowReadError, StemEdgeError
-from stem_edge.prefill_check import UNUSABLE, mean_divergence, probe_tokens
 from stem_edge.quantize import F32, U8
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.store import open_store
@@ -41,7 +41,7 @@ def try_tokenizer(bundle: Bundle, say: Say) -> None:
 def measure_prefill(bundle: Bundle, say: Say) -> float | None:
     """How far the prefill graph diverges here from those that decode, in nats.
 
-    None if the report does not say how far it did where it was exported (stem_edge.prefill_check),
+    None if the report does not say how far it did where it was exported (stem_edge.bundle.prefill_check),
     or where rows cannot be read: reading them in use raises an error that says more.
     """
     ids, format = np.array(probe_tokens(bundle.manifest), np.int64), bundle.manifest.table_format

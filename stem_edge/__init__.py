@@ -31,8 +31,10 @@ from stem_edge.errors import (
 )
 
 if TYPE_CHECKING:
-    from stem_edge.bundle import open_bundle
-    from stem_edge.checksums import verify
+    from stem_edge.bundle.checksums import verify
+    from stem_edge.bundle.manifest import open_bundle
+    from stem_edge.bundle.mmap_store import MmapStore
+    from stem_edge.bundle.tables import open_tables
     from stem_edge.edit_file import Edit, read_edit
     from stem_edge.editing.compare import Comparison, compare_edits
     from stem_edge.editing.making import make_edit, make_row_edit
@@ -42,12 +44,10 @@ if TYPE_CHECKING:
     from stem_edge.measuring.geometry import geometry
     from stem_edge.measuring.measurement import Measurement, measure
     from stem_edge.measuring.quality import Quality, evaluate
-    from stem_edge.mmap_store import MmapStore
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.providers import providers
     from stem_edge.runtime.runs import verify_runs
     from stem_edge.runtime.safety import Safety, check_safety
-    from stem_edge.tables import open_tables
 
 __version__ = "0.1.0"
 
@@ -103,8 +103,8 @@ __all__ = [
 
 # Module -> what is taken from it.
 _HOMES = {
-    "stem_edge.bundle": ("open_bundle",),
-    "stem_edge.checksums": ("verify",),
+    "stem_edge.bundle.manifest": ("open_bundle",),
+    "stem_edge.bundle.checksums": ("verify",),
     "stem_edge.edit_file": ("Edit", "read_edit"),
     "stem_edge.editing.compare": ("Comparison", "compare_edits"),
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),
@@ -115,12 +115,12 @@ _HOMES = {
     "stem_edge.measuring.geometry": ("geometry",),
     "stem_edge.measuring.measurement": ("Measurement", "measure"),
     "stem_edge.measuring.quality": ("Quality", "evaluate"),
-    "stem_edge.mmap_store": ("MmapStore",),
+    "stem_edge.bundle.mmap_store": ("MmapStore",),
     "stem_edge.runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
     "stem_edge.runtime.providers": ("providers",),
     "stem_edge.runtime.runs": ("verify_runs",),
     "stem_edge.runtime.safety": ("Safety", "check_safety"),
-    "stem_edge.tables": ("open_tables",),
+    "stem_edge.bundle.tables": ("open_tables",),
 }
 
 

@@ -13,7 +13,7 @@ they are in the table store beside it, whose hash is.
 | stem.config | string | all of ModelConfig as JSON: what a model computes |
 | stem.layers | array of uint32 | the STEM layers; absent in a dense model, as are the next two |
 | stem.ffn | string | what they compute: a key of stem_edge.config.FFN_TERMS |
-| stem.tables.sha256 | string | of the table store beside the file (stem_edge.bundle.tables_hash) |
+| stem.tables.sha256 | string | of the table store beside the file (stem_edge.bundle.manifest.tables_hash) |
 
 | tensor | what it is |
 |---|---|

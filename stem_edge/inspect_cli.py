@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 import stem_edge
-from stem_edge.bundle import GGUF, TABLES, Bundle, Manifest, QualityReport, open_bundle
+from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, QualityReport, open_bundle
 from stem_edge.command_line import engine_name
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError

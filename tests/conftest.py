@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import stem_edge
+from stem_edge.bundle.verdicts import PLACES, TRIALS
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.graph.formats import EngineName
-from stem_edge.verdicts import PLACES, TRIALS
 
 if TYPE_CHECKING:
     from tiny_exports import Exports

@@ -10,9 +10,9 @@ import pytest
 from conftest import DEMO
 from device_parts import IDS, all_logits, on_device, on_host, step
 
-from stem_edge.bundle import open_manifest
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import OutOfMemoryError
-from stem_edge.footprint import footprint_of
 from stem_edge.graph.device_rows import Activations
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError

@@ -16,10 +16,10 @@ from test_conformance import CASES, CONFORMANCE, reference
 from test_portable import KINDS, QUANTIZED, quantized
 
 import stem_edge
-from stem_edge.bundle import TABLES, Bundle, open_bundle
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import TABLES, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.footprint import footprint_of
 from stem_edge.graph import linear
 from stem_edge.graph.names import HEAD
 from stem_edge.graph.variants import graphs

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring import subjects

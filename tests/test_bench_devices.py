@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.measuring import gpu

@@ -11,7 +11,7 @@ from test_config import config
 from test_shards import edit
 
 import stem_edge
-from stem_edge.bundle import (
+from stem_edge.bundle.manifest import (
     BACKBONE_GRAPH,
     MANIFEST,
     TABLES,

@@ -14,14 +14,14 @@ import onnxruntime as ort
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.verdicts import Records
 from stem_edge.cli import main
 from stem_edge.ggml_check import check_library
 from stem_edge.runtime.cache_cli import entries
 from stem_edge.runtime.prepared import FORMAT, RECORD, Prepared, marks
 from stem_edge.token_counts import write_counts
 from stem_edge.user_folder import cpu_digest
-from stem_edge.verdicts import Records
 
 Capture = pytest.CaptureFixture[str]
 

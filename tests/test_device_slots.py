@@ -7,7 +7,7 @@ import pytest
 from conftest import DEMO
 from device_parts import prefetcher
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales

@@ -11,7 +11,7 @@ import pytest
 from conftest import DEMO, needs_ggml
 
 import stem_edge
-from stem_edge.bundle import TOKENIZER
+from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.editing.compare import CONTINUED, target_prompt
 from stem_edge.editing.plot import plot_comparison
 from stem_edge.editing.report import comparison_table

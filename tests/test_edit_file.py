@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stem_edge import disk, edit_file
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.edit_file import (
     Edit,
     NewRows,

@@ -17,7 +17,7 @@ from test_architectures import HASHED, SIZES, VARIANTS, write
 from torch import Tensor
 
 import stem_edge
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_file import SCOPES, Scope
 from stem_edge.errors import InputError

@@ -10,7 +10,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache

@@ -13,7 +13,7 @@ import pytest
 from conftest import HAS_GGML, NO_GGML, add_ggml
 
 import stem_edge
-from stem_edge.bundle import GGUF, open_bundle
+from stem_edge.bundle.manifest import GGUF, open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime import engines

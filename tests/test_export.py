@@ -13,8 +13,8 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import CheckpointError, ExportError
-from stem_edge.bundle import open_bundle
-from stem_edge.checksums import verify
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
 from stem_edge.export.files import publish
 from stem_edge.export.lingua import read_checkpoint

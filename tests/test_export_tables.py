@@ -10,7 +10,7 @@ import pytest
 from test_config import config
 
 import stem_edge
-from stem_edge.bundle import FileEntry
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import tables as module

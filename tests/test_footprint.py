@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import Manifest, open_bundle
-from stem_edge.footprint import expected_footprint, footprint_of, matrix_nbytes
+from stem_edge.bundle.footprint import expected_footprint, footprint_of, matrix_nbytes
+from stem_edge.bundle.manifest import Manifest, open_bundle
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.layer import backbone_shapes
 

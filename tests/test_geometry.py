@@ -15,7 +15,7 @@ from stores import write_store
 from test_architectures import HASHED, SIZES, write
 
 import stem_edge
-from stem_edge.bundle import MANIFEST, TABLES, encode_manifest, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest, open_bundle
 from stem_edge.cli import main
 from stem_edge.config import BIASED, ModelConfig
 from stem_edge.errors import BundleError, InputError

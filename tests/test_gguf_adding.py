@@ -19,7 +19,7 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import ExportError
-from stem_edge.bundle import GGUF, MANIFEST, TOKEN_COUNTS, Bundle, open_bundle
+from stem_edge.bundle.manifest import GGUF, MANIFEST, TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.export import adding
 
 pytest.importorskip("gguf")

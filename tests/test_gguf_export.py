@@ -17,7 +17,7 @@ from test_export import contents
 
 import stem_edge
 from stem_edge import BackendError, ExportError
-from stem_edge.bundle import GGUF, MANIFEST, Bundle, tables_hash
+from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle, tables_hash
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, weights

@@ -18,7 +18,7 @@ from onnxruntime.capi import _pybind_state
 from test_architectures import SIZES, VARIANTS, write
 
 import stem_edge
-from stem_edge.bundle import BACKBONE_GRAPH, Bundle, open_bundle
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export import weight_file
 from stem_edge.graph import names as io

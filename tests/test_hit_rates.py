@@ -9,7 +9,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.measuring.hit_rates import from_counts, simulate, zipf_counts
 from stem_edge.measuring.workload import DEFAULT_TEXT, read_ids
 from stem_edge.quantize import I64

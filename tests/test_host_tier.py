@@ -13,7 +13,7 @@ from conftest import DEMO
 from interrupts import interrupted
 from stores import MemoryStore, ids
 
-from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import RowReadError
 from stem_edge.quantize import I64, U8
 from stem_edge.recipes import Recipe

@@ -10,7 +10,7 @@ import pytest
 from test_bundle import LAYOUT, NAMES, SHARDS, make_bundle
 
 import stem_edge
-from stem_edge.bundle import (
+from stem_edge.bundle.manifest import (
     BACKBONE_GRAPH,
     MANIFEST,
     TABLES,

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 import stem_edge
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import (
     BackendError,
     InputError,

@@ -11,7 +11,7 @@ from test_shards import LAYOUT, RECORDS
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
-from stem_edge.mmap_store import MmapStore
+from stem_edge.bundle.mmap_store import MmapStore
 
 SHARD = "records/c/0/0"
 T = TypeVar("T")

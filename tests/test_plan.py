@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stem_edge.bundle import (
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes, footprint_of
+from stem_edge.bundle.manifest import (
     BACKBONE_GRAPH,
     FORMAT_VERSION,
     TABLES,
@@ -21,7 +22,6 @@ from stem_edge.bundle import (
 )
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
-from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes, footprint_of
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.rows import make_layout

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from test_plan import BUNDLE, CONTEXT, make_bundle
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import footprint_of
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.runtime.needs_ort import DEVICE_FIXED_NBYTES as FIXED_NBYTES
 from stem_edge.runtime.needs_ort import cpu_needs, device_needs, portable_needs

@@ -11,7 +11,7 @@ import pytest
 from test_architectures import HASHED, SIZES, VARIANTS, write
 
 import stem_edge
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.portable import obstacle

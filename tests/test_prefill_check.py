@@ -12,16 +12,16 @@ import pytest
 from test_architectures import SIZES, VARIANTS, write
 
 import stem_edge
-from stem_edge.bundle import MANIFEST, Bundle, encode_manifest, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, Bundle, encode_manifest, open_bundle
+from stem_edge.bundle.prefill_check import mean_divergence, prefill_refusal, probe_tokens
+from stem_edge.bundle.verdicts import Records
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError
-from stem_edge.prefill_check import mean_divergence, prefill_refusal, probe_tokens
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtContext
 from stem_edge.runtime.trial_worker import measure_prefill
-from stem_edge.verdicts import Records
 
 PROMPT = "a prompt of more than eight tokens"
 
@@ -126,7 +126,7 @@ def test_without_a_folder_for_caches_nothing_is_known(
     def fails(given: object) -> Path:
         raise InputError("there is no folder for caches")
 
-    monkeypatch.setattr("stem_edge.verdicts.cache_folder", fails)
+    monkeypatch.setattr("stem_edge.bundle.verdicts.cache_folder", fails)
     assert stem_edge.memory_plan(quantized, prepare=False).prefill_refused == ""
 
 

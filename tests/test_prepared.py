@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import stem_edge
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.verdicts import Records
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError
 from stem_edge.runtime import backend_ort, prepare_worker
@@ -19,7 +20,6 @@ from stem_edge.runtime import prepared as module
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.prepared import RECORD, prepared_folder, read_prepared
-from stem_edge.verdicts import Records
 
 IDS = [256, *b"twelve tokens or so"]
 Capture = pytest.CaptureFixture[str]

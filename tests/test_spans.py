@@ -12,7 +12,7 @@ from conftest import DEMO
 from test_text import byte_chars
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from stem_edge.bundle import TOKENIZER
+from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.errors import InputError
 from stem_edge.runtime.spans import Span, find_spans, text_of, tokens_after
 from stem_edge.runtime.text import TextCodec

@@ -15,7 +15,7 @@ from test_architectures import SIZES, VARIANTS, write
 from test_conformance import CASES, reference
 
 import stem_edge
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph import linear, variants
 from stem_edge.graph import names as io

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
-from stem_edge import __version__, checksums, disk, verdicts
-from stem_edge.bundle import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
-from stem_edge.errors import BundleError
-from stem_edge.user_folder import KEY_CHARS
-from stem_edge.verdicts import (
+from stem_edge import __version__, disk
+from stem_edge.bundle import checksums, verdicts
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.verdicts import (
     Records,
     Verdict,
     keep_good,
     read_verdict,
     versions,
 )
+from stem_edge.errors import BundleError
+from stem_edge.user_folder import KEY_CHARS
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from changing import seal
 from conftest import DEMO
 
-from stem_edge.bundle import MANIFEST, TOKENIZER_CONFIG, open_bundle, open_manifest
+from stem_edge.bundle.manifest import MANIFEST, TOKENIZER_CONFIG, open_bundle, open_manifest
+from stem_edge.bundle.verdicts import read_verdict
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError
 from stem_edge.runtime import safety
 from stem_edge.runtime.safety import check_safety
-from stem_edge.verdicts import read_verdict
 
 Capture = pytest.CaptureFixture[str]
 NAMES = open_manifest(DEMO).files

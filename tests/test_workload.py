@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import DEMO
 
-from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.text import TextCodec

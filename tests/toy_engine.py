@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stem_edge.bundle import Bundle
-from stem_edge.footprint import footprint_of
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs, Part

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stem_edge.bundle import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.edit_file import SCOPES, Edit
 from stem_edge.edit_folder import open_edits
 from stem_edge.edit_schemes import AUTO, SCHEMES

@@ -11,7 +11,7 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle import TOKENIZER
+from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.distributions import kullback_leibler, log_softmax
 from stem_edge.edit_file import Edit, NewRows
 from stem_edge.edit_folder import as_edit

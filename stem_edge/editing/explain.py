@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.edit_file import Edit, NewRows, Replacement
 from stem_edge.edit_schemes import Lookup, Scheme, choose_scheme
 from stem_edge.errors import InputError

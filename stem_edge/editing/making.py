@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
 from stem_edge.edit_file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edit_schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from stem_edge.bundle import Bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.edit_file import Edit, NewRows
 from stem_edge.edit_schemes import Scheme
 from stem_edge.editing.compare import Comparison, NextToken

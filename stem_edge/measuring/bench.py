@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 import stem_edge
-from stem_edge.bundle import TABLES, Bundle, open_bundle
+from stem_edge.bundle.manifest import TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.measuring.figures import (
     BenchReport,

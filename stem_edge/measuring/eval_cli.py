@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.edit_folder import open_edits
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.engines import ENGINES

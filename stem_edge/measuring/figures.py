@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from stem_edge.bundle import Bundle
-from stem_edge.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.sampler import Sampler
 from stem_edge.measuring.workers import Answer

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle import TOKEN_COUNTS, Bundle, open_bundle
+from stem_edge.bundle.footprint import Footprint, footprint_of
+from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.footprint import Footprint, footprint_of
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.hit_rates import (

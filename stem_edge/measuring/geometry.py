@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.bundle import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import InputError
 from stem_edge.measuring.geometry_rows import (
     Best,
@@ -27,7 +28,6 @@ from stem_edge.measuring.geometry_rows import (
 )
 from stem_edge.measuring.workload import one_token
 from stem_edge.quantize import F32, I64
-from stem_edge.tables import open_tables
 
 if TYPE_CHECKING:
     from stem_edge.measuring.geometry_text import TextGeometry

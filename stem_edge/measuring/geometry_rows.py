@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stem_edge.bundle.tables import Tables, open_tables
 from stem_edge.errors import BundleError
 from stem_edge.progress import Progress
 from stem_edge.quantize import F32, I64, U8
-from stem_edge.tables import Tables, open_tables
 
 BINS = 100  # of the histogram
 # Percentiles that the histogram reaches from and to: single pairs far out would make it all one bin.

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge.bundle import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.tables import open_tables
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph import names as io
@@ -34,7 +35,6 @@ from stem_edge.runtime.graphs import GraphSource, format_of
 from stem_edge.runtime.machine import return_freed_memory, usable_cpus
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import CPU
-from stem_edge.tables import open_tables
 
 POSITIONS = 4096  # of the text's beginning, at most
 WINDOW = 256  # tokens of a context: what a position sees of the text before it

@@ -35,7 +35,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from stem_edge.bundle import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.chat_template import read_template
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load

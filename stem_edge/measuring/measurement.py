@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from stem_edge.bundle import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.footprint import footprint_of
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.devices import Device, find_device
 from stem_edge.measuring.figures import Figures, Measured, Round, figures_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle import MANIFEST
+from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footprint
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.footprint import Footprint, expected_footprint, gguf_footprint
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.rows import RowType, make_layout
 from stem_edge.runtime.engines import engine_names

@@ -16,15 +16,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle import TOKENIZER, Bundle
-from stem_edge.footprint import Footprint
+from stem_edge.bundle.footprint import Footprint
+from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.models import is_bundle
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.workload import Workload
-from stem_edge.prefill_check import PREFILL_FROM
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.options import LoadOptions

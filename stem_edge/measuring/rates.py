@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from stem_edge.footprint import Footprint
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.runtime.engine import Engine
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import ggml_types
-from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 
-from stem_edge.footprint import matrix_nbytes
+from stem_edge.bundle.footprint import matrix_nbytes
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.ir import CONTRIB, Array, Graph

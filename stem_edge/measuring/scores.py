@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.distributions import kullback_leibler, log_softmax, positions_at_once
 from stem_edge.errors import InputError
 from stem_edge.quantize import F32, F64, I64

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stem_edge import errors
-from stem_edge.bundle import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.measuring.memory import FileKinds, open_reader
 from stem_edge.measuring.page_cache import files_in

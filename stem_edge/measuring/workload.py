@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.bundle import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle import MANIFEST
+from stem_edge.bundle.manifest import MANIFEST
 
 
 def replaced(data: bytes, changes: Mapping[str, object]) -> bytes:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stores import write_store
 from test_bundle import REPORT
 
-from stem_edge.bundle import (
+from stem_edge.bundle.manifest import (
     BACKBONE_GRAPH,
     FORMAT_VERSION,
     GGUF,

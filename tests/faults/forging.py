@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from changing import seal
 from hypothesis import strategies as st
 
-from stem_edge.bundle import MANIFEST
+from stem_edge.bundle.manifest import MANIFEST
 
 Tree: TypeAlias = Any  # Pairs, list, str, int, float, bool, None or Raw
 

@@ -18,7 +18,7 @@ from forging import sealed
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle import GGUF, TABLES, open_bundle
+from stem_edge.bundle.manifest import GGUF, TABLES, open_bundle
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
 from stem_edge.ggml import Ggml
 from stem_edge.gguf_tensors import locate

@@ -17,11 +17,11 @@ from contract import command_refused, refused
 from forging import sealed
 
 import stem_edge
-from stem_edge.bundle import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.runtime import trial
 from stem_edge.runtime.trial import Limits, try_first
-from stem_edge.verdicts import Records
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no signals")
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")

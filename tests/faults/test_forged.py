@@ -24,7 +24,14 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import config
-from stem_edge.bundle import GGUF, MANIFEST, TABLES, TOKEN_COUNTS, TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import (
+    GGUF,
+    MANIFEST,
+    TABLES,
+    TOKEN_COUNTS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 from stem_edge.config import ModelConfig
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, EngineName

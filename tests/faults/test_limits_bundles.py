@@ -16,9 +16,11 @@ from faulty_disk import Failing, watch
 from test_bundle import REPORT, WEIGHTS_NBYTES, make_bundle
 from test_limits_disk import open_files
 
-from stem_edge import bundle as bundles
-from stem_edge import checksums, disk
-from stem_edge.bundle import (
+from stem_edge import disk
+from stem_edge.bundle import checksums
+from stem_edge.bundle import manifest as bundles
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -28,7 +30,6 @@ from stem_edge.bundle import (
     open_manifest,
     parse_manifest,
 )
-from stem_edge.checksums import verify
 from stem_edge.errors import BundleError
 from stem_edge.graph import formats
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA

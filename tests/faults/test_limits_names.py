@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from contract import judged, refused, takes
 
-from stem_edge import bundle, config, edit_file, shards, token_index, zarr_json
+from stem_edge import config, edit_file, shards, token_index, zarr_json
+from stem_edge.bundle import manifest as bundle
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit, read_edit
 from stem_edge.errors import BundleError, EditError
 from stem_edge.file_names import check_names

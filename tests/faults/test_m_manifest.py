@@ -10,7 +10,7 @@ import pytest
 from changing import replaced, rewrite
 from contract import refused
 
-from stem_edge.bundle import (
+from stem_edge.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     MAX_MANIFEST_NBYTES,

@@ -15,7 +15,7 @@ from tiny_exports import Exports, bundle_files, run_export
 
 import stem_edge
 from stem_edge import disk
-from stem_edge.bundle import open_bundle
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.files import Leftover
 

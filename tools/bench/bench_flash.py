@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 import stem_edge
-from stem_edge.bundle import TABLES
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.quantize import F32
 from stem_edge.runtime.store import READ_MODES, RowStore, open_store

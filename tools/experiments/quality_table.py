@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge import evaluate, export_bundle, open_bundle
+from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.export.options import UNWEIGHTED
-from stem_edge.footprint import Footprint, footprint_of
 
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
 BLIND: dict[str, Any] = {"calibration": None, "calibration_tokens": None}

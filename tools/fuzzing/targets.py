@@ -17,7 +17,7 @@ import numpy as np
 
 from fuzzing import mutants
 from fuzzing.running import SEEDS
-from stem_edge.bundle import encode_manifest, parse_manifest
+from stem_edge.bundle.manifest import encode_manifest, parse_manifest
 from stem_edge.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.chat_worker import environment
 from stem_edge.edit_file import encode_edit, read_edit

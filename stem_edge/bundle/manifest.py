@@ -12,7 +12,7 @@
 A bundle has one backbone or both; they share everything else. manifest.json lists every other file
 with its size and sha256. Unknown fields are refused, so that a bundle never means more than this
 version understands; `format_version` grows when the meaning does. Opening compares all sizes, those
-of the weights with what the model's description says; stem_edge.checksums compares checksums as well.
+of the weights with what the model's description says; stem_edge.bundle.checksums compares checksums as well.
 """
 
 from __future__ import annotations

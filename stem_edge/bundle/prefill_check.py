@@ -7,7 +7,7 @@ bundle says how far the two diverged over its probe tokens, and a first load mea
 
 from __future__ import annotations
 
-from stem_edge.bundle import Manifest
+from stem_edge.bundle.manifest import Manifest
 from stem_edge.distributions import divergence
 from stem_edge.quantize import F32
 

@@ -1,7 +1,7 @@
 """A zarr Store over memory maps, for those who want zarr's own interface to a table store.
 
     import zarr
-    from stem_edge.mmap_store import MmapStore
+    from stem_edge.bundle.mmap_store import MmapStore
 
     records = zarr.open_group(MmapStore("model/tables.zarr"), mode="r")["records"]
 

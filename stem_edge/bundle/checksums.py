@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stem_edge import disk
-from stem_edge.bundle import MANIFEST, FileEntry, open_manifest
+from stem_edge.bundle.manifest import MANIFEST, FileEntry, open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.plain_files import (
     PlainFolders,

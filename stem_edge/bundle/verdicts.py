@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from stem_edge import __version__, disk
-from stem_edge.bundle import (
+from stem_edge.bundle.checksums import sha256_of
+from stem_edge.bundle.manifest import (
     GGUF,
     MANIFEST,
     MAX_MANIFEST_NBYTES,
@@ -33,7 +34,6 @@ from stem_edge.bundle import (
     TOKENIZER_CONFIG,
     Bundle,
 )
-from stem_edge.checksums import sha256_of
 from stem_edge.errors import BundleError
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files

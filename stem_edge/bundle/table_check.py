@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import disk
-from stem_edge.bundle import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.errors import BundleError
 from stem_edge.plain_files import damaged, read_piece
 from stem_edge.quantize import F32, U8

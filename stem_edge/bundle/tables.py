@@ -2,7 +2,7 @@
 
 Rows come straight out of memory maps of the shards, in vectorised numpy, without zarr and without
 checksums: run `stem-edge verify` first where the storage is not trusted. For zarr's own interface
-open the store with stem_edge.mmap_store.MmapStore.
+open the store with stem_edge.bundle.mmap_store.MmapStore.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import disk
-from stem_edge.bundle import TABLES
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import InputError
 from stem_edge.plain_files import check_folder, unreadable
 from stem_edge.quantize import F32, U8
