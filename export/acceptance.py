@@ -12,7 +12,6 @@ import numpy as np
 from msgspec.structs import replace
 
 import stem_edge
-from stem_edge import disk
 from stem_edge.bundle.manifest import (
     BACKBONE_FILES,
     FORMAT_VERSION,
@@ -31,6 +30,7 @@ from stem_edge.export.job import Job
 from stem_edge.export.journal import Journal
 from stem_edge.export.onnx_backbone import PREFILL_STEP, planned_format
 from stem_edge.export.report import errors
+from stem_edge.files import disk
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.quantize import F32
 

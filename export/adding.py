@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import (
     BACKBONE_FILES,
     MANIFEST,
@@ -28,8 +27,9 @@ from stem_edge.export.files import BundleFile
 from stem_edge.export.job import Advance
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.tokenizer import ExportedTokenizer
+from stem_edge.files import disk
+from stem_edge.files.plain_files import read_at
 from stem_edge.graph.formats import EngineName
-from stem_edge.plain_files import read_at
 from stem_edge.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import open_table_store

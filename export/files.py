@@ -23,9 +23,9 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import MANIFEST, OLD, WORKING, FileEntry
 from stem_edge.errors import ExportError
+from stem_edge.files import disk
 from stem_edge.units import format_size
 
 LOCK = ".lock"

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from stem_edge import disk
 from stem_edge.bundle.footprint import gguf_footprint
 from stem_edge.bundle.manifest import WORKING
 from stem_edge.errors import ExportError
@@ -30,6 +29,7 @@ from stem_edge.export.gguf_writer import MAGIC
 from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.sources import Sources, check_apart
+from stem_edge.files import disk
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.progress import Progress

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.files import Leftover
 from stem_edge.export.job import Advance, Work
 from stem_edge.export.report import ErrorMeter, Total
-from stem_edge.whole_file import write_whole
+from stem_edge.files import disk
+from stem_edge.files.whole_file import write_whole
 
 NAME = "export.journal"
 MAX_NBYTES = 1 << 26

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stem_edge import disk, strict_json
 from stem_edge.errors import CheckpointError
-from stem_edge.strict_json import check_json
+from stem_edge.files import disk, strict_json
+from stem_edge.files.strict_json import check_json
 
 MAX_NBYTES = 1 << 24  # indexes of great models have some megabytes
 MAX_VALUES = 1 << 22  # each takes some hundred bytes when it is decoded

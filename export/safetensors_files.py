@@ -26,7 +26,7 @@ from stem_edge.export.stored import (
     check_type,
     looks_like,
 )
-from stem_edge.strict_json import check_json
+from stem_edge.files.strict_json import check_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -19,8 +19,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import disk
 from stem_edge.errors import CheckpointError
+from stem_edge.files import disk
 from stem_edge.quantize import F32
 
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes of a value

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stem_edge import disk
 from stem_edge.errors import CheckpointError
 from stem_edge.export.json_files import one_line
 from stem_edge.export.stored import (
@@ -27,6 +26,7 @@ from stem_edge.export.torch_files import (
     read_archive,
 )
 from stem_edge.export.torch_pickle import Made, read_pickle
+from stem_edge.files import disk
 
 MAX_METADATA_NBYTES = 1 << 28
 _CHECKPOINT = "torch.distributed.checkpoint."

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stem_edge import disk, ggml_types
+from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.files import disk
 from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import repacks

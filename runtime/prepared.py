@@ -22,11 +22,11 @@ from typing import Annotated
 import msgspec
 import onnxruntime as ort
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.child import Ended, last_line, module_command, signal_name
 from stem_edge.errors import BackendError
+from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress

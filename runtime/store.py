@@ -23,8 +23,8 @@ from typing import Literal, NamedTuple, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import disk
 from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.files import disk
 from stem_edge.quantize import U8
 from stem_edge.runtime.flash import EmulatedFlash
 from stem_edge.runtime.machine import own_pages

@@ -21,8 +21,8 @@ import msgspec
 
 from stem_edge.child import module_command
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.plain_files import damaged, read_plain
-from stem_edge.strict_json import one_line
+from stem_edge.files.plain_files import damaged, read_plain
+from stem_edge.files.strict_json import one_line
 from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20

@@ -14,13 +14,13 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, tables_hash
 from stem_edge.edit_schemes import Scheme
 from stem_edge.errors import EditError, InputError
+from stem_edge.files import disk
+from stem_edge.files.strict_json import check_json, one_line
+from stem_edge.files.whole_file import write_whole
 from stem_edge.recipes import is_row
-from stem_edge.strict_json import check_json, one_line
-from stem_edge.whole_file import write_whole
 
 FORMAT_VERSION = 1
 SUFFIX = ".edit"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge import __version__, disk
+from stem_edge import __version__
 from stem_edge.child import (
     SIGKILL,
     WINDOWS_CRASH,
@@ -30,9 +30,10 @@ from stem_edge.child import (
     signal_name,
 )
 from stem_edge.errors import BackendError
+from stem_edge.files import disk
+from stem_edge.files.whole_file import write_whole
 from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
-from stem_edge.whole_file import write_whole
 
 # Flag -> what Linux calls it. ggml's kernels for AMX are left out: they save nothing here.
 X86 = {

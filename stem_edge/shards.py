@@ -23,9 +23,9 @@ import google_crc32c
 import msgspec
 import numpy as np
 
-from stem_edge import disk
 from stem_edge.errors import BundleError
-from stem_edge.plain_files import check_folder, open_plain, read_at, unreadable
+from stem_edge.files import disk
+from stem_edge.files.plain_files import check_folder, open_plain, read_at, unreadable
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.zarr_json import array_document, compare, naming, read_json

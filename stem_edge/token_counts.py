@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import disk
-from stem_edge.whole_file import write_whole
+from stem_edge.files import disk
+from stem_edge.files.whole_file import write_whole
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
 LARGEST = np.iinfo(np.uint32).max

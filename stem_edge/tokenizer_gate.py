@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stem_edge import disk
 from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
+from stem_edge.files import disk
 from stem_edge.text_table import printable
 from stem_edge.tokenizer_steps import check_model, check_steps
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.plain_files import damaged, read_plain
-from stem_edge.strict_json import decode_json, one_line
+from stem_edge.files.plain_files import damaged, read_plain
+from stem_edge.files.strict_json import decode_json, one_line
 
 MAX_JSON_NBYTES = 1 << 20
 

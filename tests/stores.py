@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge import disk
+from stem_edge.files import disk
 from stem_edge.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache

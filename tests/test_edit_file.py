@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stem_edge import disk, edit_file
+from stem_edge import edit_file
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.edit_file import (
     Edit,
@@ -24,6 +24,7 @@ from stem_edge.edit_file import (
     tables_id,
 )
 from stem_edge.errors import EditError, InputError
+from stem_edge.files import disk
 from stem_edge.recipes import pack_row
 
 MADE_FOR = "0123456789abcdef" * 4

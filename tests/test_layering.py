@@ -25,7 +25,7 @@ FORBIDDEN = {
     # What builds graphs knows no bundle, no file and no library that reads them.
     "stem_edge/graph": {
         "stem_edge.bundle.manifest",
-        "stem_edge.disk",
+        "stem_edge.files.disk",
         "stem_edge.export",
         "stem_edge.runtime",
         "onnx",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
-from stem_edge import __version__, disk
+from stem_edge import __version__
 from stem_edge.bundle import checksums, verdicts
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
 from stem_edge.bundle.verdicts import (
@@ -22,6 +22,7 @@ from stem_edge.bundle.verdicts import (
     versions,
 )
 from stem_edge.errors import BundleError
+from stem_edge.files import disk
 from stem_edge.user_folder import KEY_CHARS
 
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import MANIFEST, FileEntry, open_manifest
 from stem_edge.errors import BundleError
-from stem_edge.plain_files import (
+from stem_edge.files import disk
+from stem_edge.files.plain_files import (
     PlainFolders,
     check_file,
     check_status,

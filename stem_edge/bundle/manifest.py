@@ -24,16 +24,16 @@ from typing import Annotated
 
 import msgspec
 
-from stem_edge import disk
 from stem_edge.config import MAX_VOCAB, ModelConfig
 from stem_edge.errors import BundleError
-from stem_edge.file_names import check_names
+from stem_edge.files import disk
+from stem_edge.files.names import check_names
+from stem_edge.files.plain_files import PlainFolders, check_file, damaged, unreadable
+from stem_edge.files.strict_json import decode_json, one_line
 from stem_edge.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
-from stem_edge.plain_files import PlainFolders, check_file, damaged, unreadable
 from stem_edge.rows import RecordLayout
-from stem_edge.strict_json import decode_json, one_line
 from stem_edge.table_store import TableFormat
 from stem_edge.token_index import INDEX
 

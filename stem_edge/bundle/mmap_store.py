@@ -26,9 +26,9 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
-from stem_edge import disk
 from stem_edge.errors import InputError
-from stem_edge.plain_files import damaged, open_plain
+from stem_edge.files import disk
+from stem_edge.files.plain_files import damaged, open_plain
 from stem_edge.table_store import TableStore, open_table_store
 from stem_edge.token_index import INDEX
 

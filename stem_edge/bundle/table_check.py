@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import disk
 from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.errors import BundleError
-from stem_edge.plain_files import damaged, read_piece
+from stem_edge.files import disk
+from stem_edge.files.plain_files import damaged, read_piece
 from stem_edge.quantize import F32, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from stem_edge import __version__, disk
+from stem_edge import __version__
 from stem_edge.bundle.checksums import sha256_of
 from stem_edge.bundle.manifest import (
     GGUF,
@@ -35,12 +35,13 @@ from stem_edge.bundle.manifest import (
     Bundle,
 )
 from stem_edge.errors import BundleError
+from stem_edge.files import disk
+from stem_edge.files.whole_file import write_whole
 from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
-from stem_edge.whole_file import write_whole
 
 FORMAT = 3
 TRIALS, PLACES = "trials", "places"  # folders

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.files.whole_file import write_whole
 from stem_edge.measuring.measure_report import LABELS
 from stem_edge.measuring.measurement import Measurement
 from stem_edge.units import format_size
-from stem_edge.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

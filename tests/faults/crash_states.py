@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import pytest
 from faulty_disk import CHANGES
 
-from stem_edge import disk
+from stem_edge.files import disk
 
 SECTOR = 512
 ROOT = 0  # the folder that is watched; it is durable
@@ -90,7 +90,7 @@ class Medium:
 
 
 class Recorder:
-    """Records what happens below a folder, through stem_edge.disk, as a list of operations."""
+    """Records what happens below a folder, through stem_edge.files.disk, as a list of operations."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.log = root, list[Op]()

@@ -1,4 +1,4 @@
-"""A disk that fails: faults put into stem_edge.disk, which all reading and writing goes through.
+"""A disk that fails: faults put into stem_edge.files.disk, which all reading and writing goes through.
 
 Each function patches the seam until the test's monkeypatch is undone. Calls are counted over all
 threads, from 0 on.
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge import disk
+from stem_edge.files import disk
 
 # The calls that change what is on a disk, or make it durable.
 CHANGES = (

@@ -23,7 +23,7 @@ import pytest
 from faulty_disk import CHANGES, Counter, watch
 from tiny_exports import Kind, TinyExport
 
-from stem_edge import disk
+from stem_edge.files import disk
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from contract import checked_message, refused
 from faulty_disk import CHANGES, Failing, shorten, watch
 from tiny_exports import Exports, Kind, TinyExport, bundle_files
 
-from stem_edge import disk
 from stem_edge.errors import ExportError
 from stem_edge.export.files import Leftover
+from stem_edge.files import disk
 
 MAX_CALLS = 500
 

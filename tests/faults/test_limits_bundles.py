@@ -16,7 +16,6 @@ from faulty_disk import Failing, watch
 from test_bundle import REPORT, WEIGHTS_NBYTES, make_bundle
 from test_limits_disk import open_files
 
-from stem_edge import disk
 from stem_edge.bundle import checksums
 from stem_edge.bundle import manifest as bundles
 from stem_edge.bundle.checksums import verify
@@ -31,6 +30,7 @@ from stem_edge.bundle.manifest import (
     parse_manifest,
 )
 from stem_edge.errors import BundleError
+from stem_edge.files import disk
 from stem_edge.graph import formats
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, GgufFormat

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from contract import refused
 
-from stem_edge import disk
 from stem_edge.errors import CheckpointError
 from stem_edge.export import json_files, stored
 from stem_edge.export.json_files import read_json, reason_of
@@ -23,6 +22,7 @@ from stem_edge.export.stored import (
     check_type,
     looks_like,
 )
+from stem_edge.files import disk
 
 
 def test_first_bytes_say_what_a_file_is() -> None:

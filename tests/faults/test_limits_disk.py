@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from faulty_disk import Failing, watch
 
-from stem_edge import disk
-from stem_edge.plain_files import read_at, read_plain
+from stem_edge.files import disk
+from stem_edge.files.plain_files import read_at, read_plain
 
 DATA = bytes(range(1, 11))
 posix = pytest.mark.skipif(os.name != "posix", reason="links and pipes are made as on POSIX")

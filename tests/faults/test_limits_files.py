@@ -14,10 +14,10 @@ from contract import judged, refused
 from faulty_disk import Failing, watch
 from test_limits_disk import DATA, file, open_files, posix
 
-from stem_edge import disk, plain_files
 from stem_edge.errors import BundleError
-from stem_edge.plain_files import PlainFolders, check_file, not_plain, read_plain, remedy_for
-from stem_edge.whole_file import write_whole
+from stem_edge.files import disk, plain_files
+from stem_edge.files.plain_files import PlainFolders, check_file, not_plain, read_plain, remedy_for
+from stem_edge.files.whole_file import write_whole
 
 __all__ = ["file"]  # the fixture
 

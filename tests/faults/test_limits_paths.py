@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from test_limits_disk import DATA, file, open_files, posix
 
-from stem_edge import disk
+from stem_edge.files import disk
 
 __all__ = ["file"]  # the fixture
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges names")

@@ -18,11 +18,12 @@ from stores import check_shard, flip_bit, write_store
 from test_limits_disk import open_files
 from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, root, shard
 
-from stem_edge import disk, shards
+from stem_edge import shards
 from stem_edge.bundle import table_check
 from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError
+from stem_edge.files import disk
 from stem_edge.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.flash import EmulatedFlash, FlashProfile

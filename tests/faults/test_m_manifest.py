@@ -20,8 +20,8 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.cli import main
 from stem_edge.errors import BundleError
-from stem_edge.file_names import MAX_FILES
-from stem_edge.strict_json import MAX_DEPTH
+from stem_edge.files.names import MAX_FILES
+from stem_edge.files.strict_json import MAX_DEPTH
 
 PATH = Path("model/manifest.json")
 SHA = "0123456789abcdef" * 4

@@ -14,10 +14,10 @@ from test_x_power import ASIDE, WORK, finish, nothing_is_synced, record
 from tiny_exports import Exports, bundle_files, run_export
 
 import stem_edge
-from stem_edge import disk
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.files import Leftover
+from stem_edge.files import disk
 
 __all__ = ["nothing_is_synced"]  # a fixture
 

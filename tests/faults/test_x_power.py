@@ -33,10 +33,10 @@ from faulty_disk import CHANGES, Failing, watch
 from tiny_exports import KINDS, OPTIONS, Exports, TinyExport, bundle_files, many_writes, run_export
 
 import stem_edge
-from stem_edge import disk
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.files import Leftover
+from stem_edge.files import disk
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
 """Files of a bundle as plain files: what else stands in the place of one is refused, with a remedy.
 
 A link, also one in the place of a folder, could lead to any file of this machine; a pipe could make
-us wait for ever. Hard links are files like others. See stem_edge.disk.
+us wait for ever. Hard links are files like others. See stem_edge.files.disk.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import stat
 from pathlib import Path
 
-from stem_edge import disk
 from stem_edge.errors import BundleError
+from stem_edge.files import disk
 
 _KINDS = {
     stat.S_IFLNK: "a link",

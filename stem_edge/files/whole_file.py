@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from pathlib import Path
 
-from stem_edge import disk
+from stem_edge.files import disk
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
