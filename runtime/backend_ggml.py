@@ -43,7 +43,7 @@ from stem_edge.runtime.ggml_graph import (
 from stem_edge.runtime.ggml_layers import Layer, LayerInputs, emit_head
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.ggml_weights import Weights
-from stem_edge.runtime.machine import return_freed_memory
+from stem_edge.system.memory import return_freed_memory
 
 OPERATORS_PER_LAYER, OPERATORS_AROUND = 64, 64
 

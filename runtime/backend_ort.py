@@ -28,10 +28,10 @@ from stem_edge.runtime.backend_portable import PortableContext
 from stem_edge.runtime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
 from stem_edge.runtime.graphs import GraphSource
-from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.ort_session import BoundSession, open_session, raise_failed
 from stem_edge.runtime.providers import CPU, Provider
 from stem_edge.runtime.slots import ArraySlots, Slots
+from stem_edge.system.memory import return_freed_memory
 
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 

@@ -19,9 +19,9 @@ from stem_edge.graph import names as io
 from stem_edge.quantize import F32, dequantize_blocks
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.backend import check_logits
-from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.ort_session import onnxruntime_errors
 from stem_edge.runtime.slots import ArraySlots
+from stem_edge.system.memory import own_pages
 
 Arrays = dict[str, npt.NDArray[Any]]
 # So many places of the KV cache go into a step, or twice as many as before.

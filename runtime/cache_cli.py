@@ -27,8 +27,8 @@ from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.runtime import prepared
 from stem_edge.runtime.warm import COUNTS
+from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
-from stem_edge.user_folder import cache_folder, cpu_digest
 
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts

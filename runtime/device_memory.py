@@ -22,10 +22,10 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backend import LESS_MEMORY, check_lost, reason
-from stem_edge.runtime.machine import own_pages
 from stem_edge.runtime.ort_session import new_session, onnxruntime_errors
 from stem_edge.runtime.provider_names import KNOWN
 from stem_edge.runtime.providers import CPU, Provider
+from stem_edge.system.memory import own_pages
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

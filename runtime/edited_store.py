@@ -15,7 +15,7 @@ import numpy as np
 
 from stem_edge.quantize import I64, U8
 from stem_edge.recipes import Recipe, compose, token_of, tokens_of
-from stem_edge.runtime.machine import own_pages
+from stem_edge.system.memory import own_pages
 
 if TYPE_CHECKING:
     from stem_edge.runtime.host_tier import HostTier

@@ -28,8 +28,8 @@ from stem_edge.errors import InputError
 from stem_edge.quantize import F32, I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
-from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.prefetch import Rows
+from stem_edge.system.memory import raise_out_of_memory
 
 T = TypeVar("T")
 Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step

@@ -22,7 +22,7 @@ from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
 from stem_edge.quantize import F32
 from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY
-from stem_edge.runtime.machine import page_aligned
+from stem_edge.system.memory import page_aligned
 
 Tensor = int  # an opaque pointer
 NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from stem_edge import ggml_types as types
-from stem_edge.child import limit_this_process
 from stem_edge.config import Llama3Rope, ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import Ggml
@@ -35,6 +34,7 @@ from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.ggml_graph import Columns, Graph, Scratch
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.ggml_weights import can_repack
+from stem_edge.system.child import limit_this_process
 
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # should whoever waits for it be gone

@@ -18,7 +18,7 @@ from stem_edge.gguf_schema import repacks
 from stem_edge.gguf_tensors import GgufTensor, GgufWeights
 from stem_edge.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor, freed_with
-from stem_edge.runtime.machine import advise_huge_pages
+from stem_edge.system.memory import advise_huge_pages
 
 MANY_TOKENS = 8
 X86 = ("x86_64", "amd64")

@@ -24,7 +24,6 @@ from stem_edge.runtime.engines import (
 )
 from stem_edge.runtime.flash import open_flash
 from stem_edge.runtime.host_tier import HostTier
-from stem_edge.runtime.machine import available_memory, own_memory, raise_out_of_memory
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
 from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
@@ -34,6 +33,7 @@ from stem_edge.runtime.store import ReadMode, open_store
 from stem_edge.runtime.text import TextCodec
 from stem_edge.runtime.trial import try_first
 from stem_edge.runtime.warm import expected_records, fill, keep_counts
+from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
 
 
 def load(

@@ -29,7 +29,6 @@ from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.device_slots import DeviceSlots
 from stem_edge.runtime.engines import NotRunnableError
 from stem_edge.runtime.graphs import GraphSource, format_of, variant_graphs
-from stem_edge.runtime.machine import free_on_nvidia
 from stem_edge.runtime.needs_ort import device_needs, device_weights_nbytes, portable_needs
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.ort_session import open_session
@@ -37,6 +36,7 @@ from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import Provider
 from stem_edge.runtime.slots import ArraySlots, Slots, placeholder_rows
+from stem_edge.system.memory import free_on_nvidia
 
 # Half as wide where the provider can, then exact, then what needs least of it.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")

@@ -20,7 +20,6 @@ from stem_edge.quantize import F32, I64
 from stem_edge.runtime.backend import LESS_MEMORY
 from stem_edge.runtime.chat import Chat, Messages
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.machine import raise_out_of_memory
 from stem_edge.runtime.overlay import Lookups, Overlay
 from stem_edge.runtime.plan import MemoryPlan
 from stem_edge.runtime.sampling import (
@@ -34,6 +33,7 @@ from stem_edge.runtime.sampling import (
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.stem_ids import StemId, checked_ids, given_recipes
 from stem_edge.runtime.text import TextCodec, TokenStream, shorten
+from stem_edge.system.memory import raise_out_of_memory
 
 FinishReason = Literal["stop", "length"]
 

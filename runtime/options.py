@@ -10,8 +10,8 @@ from typing import TypeAlias, TypedDict
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.flash import FlashName, open_flash
-from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.store import READ_MODES, ReadMode
+from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
 
 # The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.

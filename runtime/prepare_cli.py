@@ -9,8 +9,8 @@ import msgspec
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.prepared import find, make
+from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 
 DESCRIPTION = """\

@@ -35,7 +35,7 @@ from stem_edge.runtime.prepared import (
 )
 from stem_edge.runtime.providers import CPU
 from stem_edge.runtime.slots import PLACEHOLDERS, ArraySlots, placeholder_rows
-from stem_edge.user_folder import cpu_digest
+from stem_edge.system.user_folder import cpu_digest
 
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from what it saved on this processor"

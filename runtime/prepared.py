@@ -24,14 +24,14 @@ import onnxruntime as ort
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.bundle.verdicts import Records
-from stem_edge.child import Ended, last_line, module_command, signal_name
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
 from stem_edge.runtime.graphs import GraphSource, cpu_graphs
-from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.system.child import Ended, last_line, module_command, signal_name
+from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FORMAT = 4
 FOLDER, RECORD = "prepared", "prepared.json"

@@ -13,8 +13,8 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.runtime.engines import check_installed, is_installed
 from stem_edge.runtime.loading import load
-from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.text import same_start
+from stem_edge.system.memory import available_memory
 
 PROMPT_TOKENS = 96
 # Of what the machine leaves, tables may take so much to be read whole for this.

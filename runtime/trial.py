@@ -20,13 +20,13 @@ from stem_edge import errors
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.bundle.verdicts import Records, Verdict
-from stem_edge.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.files.strict_json import one_line
 from stem_edge.graph.formats import EngineName
 from stem_edge.progress import Progress
-from stem_edge.runtime.machine import return_freed_memory
 from stem_edge.runtime.trial_worker import DONE, NO_MEMORY, REFUSED
+from stem_edge.system.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
+from stem_edge.system.memory import return_freed_memory
 from stem_edge.units import format_size
 
 WORKER = "stem_edge.runtime.trial_worker"

@@ -16,12 +16,12 @@ import numpy as np
 
 from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.bundle.prefill_check import UNUSABLE, mean_divergence, probe_tokens
-from stem_edge.child import limit_this_process
 from stem_edge.errors import RowReadError, StemEdgeError
 from stem_edge.quantize import F32, U8
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.store import open_store
 from stem_edge.runtime.text import TextCodec
+from stem_edge.system.child import limit_this_process
 
 DONE = "done"
 # Exit statuses; an abort on Windows is 3.

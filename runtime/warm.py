@@ -20,8 +20,8 @@ from stem_edge.files.plain_files import read_plain
 from stem_edge.quantize import I32, I64
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 from stem_edge.token_counts import Counts, counts_of_records, read_counts, write_counts
-from stem_edge.user_folder import KEY_CHARS, cache_folder
 
 COUNTS = "counts"  # folder in the user's cache folder
 # Reading goes on while graphs are loaded, and at most this long.

@@ -19,10 +19,10 @@ from typing import IO, Any, Never, Self, cast
 
 import msgspec
 
-from stem_edge.child import module_command
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files.plain_files import damaged, read_plain
 from stem_edge.files.strict_json import one_line
+from stem_edge.system.child import module_command
 from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20

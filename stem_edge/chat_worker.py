@@ -20,7 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from stem_edge.child import limit_this_process
+from stem_edge.system.child import limit_this_process
 
 MAX_OUTPUT_CHARS = 1 << 20
 MEMORY_NBYTES = 512 << 20

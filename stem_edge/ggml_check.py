@@ -20,7 +20,11 @@ from pathlib import Path
 import msgspec
 
 from stem_edge import __version__
-from stem_edge.child import (
+from stem_edge.errors import BackendError
+from stem_edge.files import disk
+from stem_edge.files.whole_file import write_whole
+from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
+from stem_edge.system.child import (
     SIGKILL,
     WINDOWS_CRASH,
     Ended,
@@ -29,11 +33,7 @@ from stem_edge.child import (
     run_child,
     signal_name,
 )
-from stem_edge.errors import BackendError
-from stem_edge.files import disk
-from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
-from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
+from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_announces, cpu_digest
 
 # Flag -> what Linux calls it. ggml's kernels for AMX are left out: they save nothing here.
 X86 = {

@@ -20,7 +20,7 @@ from stem_edge.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backend_ggml import GgmlContext, _mask
 from stem_edge.runtime.ggml_graph import CELLS, Graph, Memory, Scratch
-from stem_edge.runtime.machine import page_aligned
+from stem_edge.system.memory import page_aligned
 
 pytestmark = needs_ggml
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()

@@ -20,8 +20,8 @@ from stem_edge.cli import main
 from stem_edge.ggml_check import check_library
 from stem_edge.runtime.cache_cli import entries
 from stem_edge.runtime.prepared import FORMAT, RECORD, Prepared, marks
+from stem_edge.system.user_folder import cpu_digest
 from stem_edge.token_counts import write_counts
-from stem_edge.user_folder import cpu_digest
 
 Capture = pytest.CaptureFixture[str]
 

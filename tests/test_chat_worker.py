@@ -13,7 +13,7 @@ import pytest
 from stem_edge import chat_template, chat_worker
 from stem_edge.chat_template import _end, _Worker
 from stem_edge.chat_worker import answer, serve
-from stem_edge.child import module_command, run_child
+from stem_edge.system.child import module_command, run_child
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from stem_edge import child
-from stem_edge.child import (
+from stem_edge.system import child
+from stem_edge.system.child import (
     Ended,
     last_line,
     limit_this_process,
@@ -224,7 +224,7 @@ def test_bounds_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
 def test_the_memory_of_a_child() -> None:
     code = (
-        "from stem_edge.child import limit_this_process; limit_this_process(1 << 28, 60)\n"
+        "from stem_edge.system.child import limit_this_process; limit_this_process(1 << 28, 60)\n"
         "try: bytearray(1 << 29)\nexcept MemoryError: print('no')"
     )
     assert run_child(python(code), LONG).stdout == b"no\n"

@@ -25,8 +25,8 @@ from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import open_store
 from stem_edge.runtime.warm import counts_file, expected_records, fill
+from stem_edge.system.user_folder import cache_folder
 from stem_edge.token_counts import write_counts
-from stem_edge.user_folder import cache_folder
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stem_edge.runtime import machine
+from stem_edge.system import memory as machine
 
 
 def cgroup(folder: Path, version: int, limit: str, used: int, inactive: int = 0) -> None:

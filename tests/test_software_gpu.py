@@ -79,7 +79,7 @@ def test_without_a_command_it_explains_itself() -> None:
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"no GPU in software here: {WHY_NOT}")
 def test_a_command_sees_a_gpu_and_else_the_same_machine() -> None:
     code = (
-        "import json, os, stem_edge.runtime.machine as m; from pathlib import Path;"
+        "import json, os, stem_edge.system.memory as m; from pathlib import Path;"
         "print(json.dumps([os.listdir('/sys/class/drm'), str(m.memory_cgroup()),"
         " sorted(set(os.listdir('/sys/class')) - {'drm'}), os.listdir('/sys/class/net'),"
         " Path('/sys/class/drm/card0/device/vendor').read_text()]))"
@@ -87,7 +87,7 @@ def test_a_command_sees_a_gpu_and_else_the_same_machine() -> None:
     line = [sys.executable, str(PROGRAM), sys.executable, "-c", code]
     done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=SECONDS)
     cards, cgroup, classes, network, vendor = json.loads(done.stdout)
-    from stem_edge.runtime.machine import memory_cgroup
+    from stem_edge.system.memory import memory_cgroup
 
     assert (cards, vendor) == (["card0"], "0x1ae0\n")
     assert cgroup == str(memory_cgroup())

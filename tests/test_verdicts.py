@@ -23,7 +23,7 @@ from stem_edge.bundle.verdicts import (
 )
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.user_folder import KEY_CHARS
+from stem_edge.system.user_folder import KEY_CHARS
 
 
 @pytest.fixture

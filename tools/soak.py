@@ -26,8 +26,8 @@ import numpy as np
 
 import stem_edge
 from stem_edge.runtime.demo import demo_bundle
-from stem_edge.runtime.machine import own_memory, return_freed_memory
 from stem_edge.runtime.model import Chunk, Model
+from stem_edge.system.memory import own_memory, return_freed_memory
 
 FDS = Path("/proc/self/fd")
 SAMPLES = 40  # at least, evenly over the soak

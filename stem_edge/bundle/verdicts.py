@@ -41,7 +41,7 @@ from stem_edge.ggml import library_path
 from stem_edge.ggml_check import library_files
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
-from stem_edge.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FORMAT = 3
 TRIALS, PLACES = "trials", "places"  # folders

@@ -40,9 +40,9 @@ from stem_edge.measuring.subjects import Common, load_options, make_subjects, on
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.engines import choose_backbone
-from stem_edge.runtime.machine import available_memory
 from stem_edge.runtime.options import LoadKeywords, LoadOptions
-from stem_edge.user_folder import cache_folder, cpu_info
+from stem_edge.system.memory import available_memory
+from stem_edge.system.user_folder import cache_folder, cpu_info
 
 ROUNDS, LOADS = 5, 3
 SHORT_PROMPT = 16  # tokens; of the time from nothing to a first token

@@ -40,10 +40,10 @@ from stem_edge.measuring.workload import read_ids
 from stem_edge.runtime.engines import choose_backbone
 from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.loading_ggml import ggml_needs
-from stem_edge.runtime.machine import available_memory, usable_cpus
 from stem_edge.runtime.needs_ort import cpu_needs
 from stem_edge.runtime.options import DEFAULT_CONTEXT, EngineChoice
 from stem_edge.runtime.plan import MemoryPlan, Needs, Planner
+from stem_edge.system.memory import available_memory, usable_cpus
 from stem_edge.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 

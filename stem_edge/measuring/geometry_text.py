@@ -32,9 +32,9 @@ from stem_edge.quantize import F32, I64
 from stem_edge.rope import rope_tables
 from stem_edge.runtime.engines import check_installed
 from stem_edge.runtime.graphs import GraphSource, format_of
-from stem_edge.runtime.machine import return_freed_memory, usable_cpus
 from stem_edge.runtime.ort_session import open_session
 from stem_edge.runtime.providers import CPU
+from stem_edge.system.memory import return_freed_memory, usable_cpus
 
 POSITIONS = 4096  # of the text's beginning, at most
 WINDOW = 256  # tokens of a context: what a position sees of the text before it

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from stem_edge.measuring.devices import Device
-from stem_edge.runtime.machine import memory_cgroup, usable_cpus
+from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 
 How = Literal["real", "emulated", "not applied"]

@@ -27,8 +27,8 @@ from stem_edge.measuring.subjects import bundle_subject, load_options
 from stem_edge.measuring.workers import Answer, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
 from stem_edge.runtime.engines import EngineLoader, choose_backbone, loaders
-from stem_edge.runtime.machine import usable_cpus
 from stem_edge.runtime.options import LoadKeywords, LoadOptions
+from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0
 MOST_LEFT = 0.05  # of the files in the page cache, in a run that is called cold

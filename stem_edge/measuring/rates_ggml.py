@@ -40,9 +40,9 @@ from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.ggml_graph import Arena, Graph, Memory, Processor, Scratch, Tensor
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.ggml_weights import RepackedMemory
-from stem_edge.runtime.machine import page_aligned
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.store import open_store
+from stem_edge.system.memory import page_aligned
 
 FILL = 0x11
 PROBE_NBYTES = 96 << 20  # of matrices, or of keys and values

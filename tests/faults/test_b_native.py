@@ -172,7 +172,7 @@ def test_b10_a_worker_that_does_not_start_says_nothing_about_the_bundle(
 @needs_limits
 def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> None:
     loops = child(
-        "from stem_edge.child import limit_this_process; import sys; "
+        "from stem_edge.system.child import limit_this_process; import sys; "
         f"limit_this_process(int(sys.argv[3]), int(sys.argv[4])); {SAY}\nwhile True: pass"
     )
 

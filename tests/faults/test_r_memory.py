@@ -25,8 +25,8 @@ from threads import run_script, tokens
 import stem_edge
 from stem_edge.errors import MemoryPlanError, OutOfMemoryError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import machine
-from stem_edge.runtime.machine import available_memory, memory_cgroup
+from stem_edge.system import memory as machine
+from stem_edge.system.memory import available_memory, memory_cgroup
 from stem_edge.units import parse_size
 
 pytestmark = pytest.mark.usefixtures("watchdog")
@@ -53,7 +53,7 @@ def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
 LADDER = """
 import json, re, sys, threading
 import numpy as np, stem_edge
-from stem_edge.runtime.machine import own_memory
+from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 from stem_edge.runtime import prepared
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -296,7 +296,7 @@ import os, sys
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
     file.write(str(os.getpid()))
 import stem_edge
-from stem_edge.runtime.machine import available_memory
+from stem_edge.system.memory import available_memory
 print(available_memory(), flush=True)
 with stem_edge.load(sys.argv[2], threads=1) as model:
     for start in range(0, 1700, 100):
@@ -370,7 +370,7 @@ def check_healthy(cache: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="abort opens a dialogue on Windows")
 def test_r7_a_child_that_aborts_does_not_touch_us(tmp_path: Path) -> None:
     """As native code does without memory. What tries native code first: tests of group B."""
-    from stem_edge.child import run_child, signal_name
+    from stem_edge.system.child import run_child, signal_name
 
     with stem_edge.load(DEMO, threads=1) as model:
         expected = model.generate_text("The capital of Peru is", max_new_tokens=4)

@@ -251,7 +251,7 @@ def test_t5_good_tokenizers_pass_as_they_are(path: Path, make: Callable[[], Toke
 
 def test_t5_the_trial_of_a_good_tokenizer_is_quick_and_needs_little_memory() -> None:
     code = (
-        "import sys; from pathlib import Path; from stem_edge.child import limit_this_process\n"
+        "import sys; from pathlib import Path; from stem_edge.system.child import limit_this_process\n"
         "limit_this_process(1 << 30, 60)\n"
         "from stem_edge.runtime.text import TextCodec; TextCodec(Path(sys.argv[1])).probe()"
     )
