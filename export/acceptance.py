@@ -23,7 +23,6 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.prefill_check import mean_divergence
-from stem_edge.distributions import divergence
 from stem_edge.errors import ExportError
 from stem_edge.export.files import write_file
 from stem_edge.export.job import Job
@@ -32,7 +31,8 @@ from stem_edge.export.onnx_backbone import PREFILL_STEP, planned_format
 from stem_edge.export.report import errors
 from stem_edge.files import disk
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
-from stem_edge.quantize import F32
+from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.quantize import F32
 
 # Engine -> what to try when the result is not good enough: nothing is quantized; more bits.
 EXACT = {"onnxruntime": "--backbone fp32 --tables fp32", "ggml": "--backbone f32 --tables fp32"}

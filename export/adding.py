@@ -30,7 +30,7 @@ from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
 from stem_edge.graph.formats import EngineName
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import open_table_store
 

@@ -15,8 +15,8 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.json_files import one_line
 from stem_edge.export.tokenizer import ExportedTokenizer
-from stem_edge.quantize import F32, I64
-from stem_edge.reference import forward
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.reference import forward
 
 # Read when there is no text of the user's: prose, a name, a number, code.
 PROBE_TEXT = """\
@@ -99,7 +99,7 @@ def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
 
 def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str, F32]]:
     """The checkpoint's own logits [T, V], and of each group of matrices the greatest magnitude of
-    every input channel [K] (names as stem_edge.reference.Observer has them)."""
+    every input channel [K] (names as stem_edge.numerics.reference.Observer has them)."""
     peaks: dict[str, F32] = {}
 
     def see(name: str, x: F32) -> None:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.json_files import one_line
-from stem_edge.quantize import F32
-from stem_edge.reference import READ_ROWS, IndexedMatrix, Matrix
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import READ_ROWS, IndexedMatrix, Matrix
 
 LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
 MOST_SHOWN = 6  # kinds of tensors in a message
@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def rows(self) -> Mapping[int, Matrix]:
-        """STEM layer -> a row a token [vocab_size, row width], as stem_edge.reference takes them."""
+        """STEM layer -> a row a token [vocab_size, row width], as stem_edge.numerics.reference takes them."""
         if self.index is None:
             return self.tables
         return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}

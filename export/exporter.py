@@ -55,8 +55,8 @@ from stem_edge.graph.formats import (
     QuantizerName,
     WeightType,
 )
+from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32
 from stem_edge.token_counts import count_tokens, encode_counts
 
 NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"

@@ -15,7 +15,7 @@ from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.job import Advance, Job, Tell
 from stem_edge.export.report import ErrorMeter
 from stem_edge.graph.formats import GgufFormat, GgufType
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 # llama.cpp's numbers of its mixtures: general.file_type.
 FILE_TYPES: dict[GgufType, int] = {

@@ -32,8 +32,8 @@ from stem_edge.export.sources import Sources, check_apart
 from stem_edge.files import disk
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType
+from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32
 
 
 class TokenizerDiffers(UserWarning):

@@ -33,9 +33,9 @@ from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import F32 as FLOAT32
 from stem_edge.ggml_types import TensorType
 from stem_edge.graph.formats import GgufType
-from stem_edge.quantize import F32
-from stem_edge.reference import ArrayMatrix, Matrix
-from stem_edge.rope import frequency_factors
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, Matrix
+from stem_edge.numerics.rope import frequency_factors
 
 LLAMA, QWEN3 = "llama", "qwen3"
 BIASES = {

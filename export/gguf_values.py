@@ -15,8 +15,8 @@ from stem_edge.export.report import ErrorMeter
 from stem_edge.ggml import INSTALL, Ggml
 from stem_edge.ggml_types import F16, TensorType
 from stem_edge.ggml_types import F32 as FLOAT32
-from stem_edge.quantize import F32, U8
-from stem_edge.reference import Matrix
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.reference import Matrix
 
 GREATEST = float(np.finfo(np.float16).max)  # of a value, and of the scales of quantized blocks
 EVERY = 4  # rows of which one is measured

@@ -23,8 +23,8 @@ from stem_edge.export.weights import Weights, all_rows
 from stem_edge.ggml import Ggml
 from stem_edge.gguf_schema import ALIGNMENT
 from stem_edge.gguf_tensors import encode_tensors, lay_out
-from stem_edge.quantize import U8
-from stem_edge.reference import whole
+from stem_edge.numerics.quantize import U8
+from stem_edge.numerics.reference import whole
 
 MAGIC, VERSION = b"GGUF", 3
 # Of the types of values in the file: those that are written here.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.block_search import search_scales
 from stem_edge.errors import ExportError
-from stem_edge.quantize import F32, U8, Blocks, pack_codes, reciprocals
+from stem_edge.numerics.block_search import search_scales
+from stem_edge.numerics.quantize import F32, U8, Blocks, pack_codes, reciprocals
 
 # Share of the mean diagonal that is added to the diagonal: inputs that the calibration text never
 # had must not be taken for impossible. As in the paper.

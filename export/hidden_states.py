@@ -13,8 +13,8 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.gptq import DAMPING
-from stem_edge.quantize import F32
-from stem_edge.reference import (
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import (
     ArrayMatrix,
     Matrix,
     Observer,
@@ -23,9 +23,9 @@ from stem_edge.reference import (
     layer_forward,
     whole,
 )
-from stem_edge.rope import rope_tables
+from stem_edge.numerics.rope import rope_tables
 
-# Matrix -> the input that stem_edge.reference shows for it; others are shown by their own name.
+# Matrix -> the input that stem_edge.numerics.reference shows for it; others are shown by their own name.
 INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
 HEAD = "head"
 

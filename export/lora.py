@@ -22,8 +22,8 @@ from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, check_shapes
 from stem_edge.export.json_files import one_line, read_json, read_options
 from stem_edge.export.safetensors_files import open_tensors
 from stem_edge.export.stored import StoredTensor, check_type
-from stem_edge.quantize import F32
-from stem_edge.reference import ArrayMatrix, Matrix, whole
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -19,7 +19,7 @@ from stem_edge.graph.decode import decoding, prompts, whole
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.plan import WeightPlan
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 PREFILL_STEP = "prefill"
 

@@ -13,13 +13,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.block_search import search_blocks
 from stem_edge.config import ModelConfig
 from stem_edge.export.gptq import inverse_factor, solve
 from stem_edge.export.heads import pad_heads
 from stem_edge.export.hidden_states import HiddenStates, damped, squares
-from stem_edge.quantize import F32, Blocks, quantize_asymmetric, quantize_blocks
-from stem_edge.reference import ArrayMatrix, whole
+from stem_edge.numerics.block_search import search_blocks
+from stem_edge.numerics.quantize import F32, Blocks, quantize_asymmetric, quantize_blocks
+from stem_edge.numerics.reference import ArrayMatrix, whole
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 Quantize: TypeAlias = Callable[[F32], Blocks]  # rows [n, K] of a matrix -> their codes
@@ -30,7 +30,7 @@ STACKED = {"qkv": ("wq", "wk", "wv")}
 
 
 class Quantizer:
-    """To the nearest code, scales from the range of each block or from stem_edge.block_search.
+    """To the nearest code, scales from the range of each block or from stem_edge.numerics.block_search.
 
     Asked for each product in the order in which data flows through the model.
     """

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.bundle.manifest import KindError
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 
 class Total(msgspec.Struct):

@@ -42,8 +42,8 @@ from stem_edge.export.checkpoint import SourceMatrix
 from stem_edge.export.hf_config import FULL, SLIDING, Windowed, tensor_name
 from stem_edge.export.safetensors_files import TensorFiles
 from stem_edge.export.stored import INTEGERS, StoredTensor
-from stem_edge.quantize import F32
-from stem_edge.reference import Matrix, whole
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import Matrix, whole
 
 MODEL_TYPE = "stem"
 EXPERT_OF_TOKEN = "model.expert_of_token"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import CheckpointError
 from stem_edge.files import disk
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes of a value
 INTEGERS = {"I32": 4, "I64": 8}

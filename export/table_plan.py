@@ -10,7 +10,7 @@ import numpy as np
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.quantize import I32, I64
+from stem_edge.numerics.quantize import I32, I64
 from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 from stem_edge.table_store import TableFormat
 from stem_edge.token_counts import Counts, counts_of_records

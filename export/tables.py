@@ -19,8 +19,8 @@ from stem_edge.export.job import Advance, Work
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.weights import Threads
-from stem_edge.quantize import F32, I64
-from stem_edge.reference import Matrix
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.reference import Matrix
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import ShardGrid, array_metadata
 from stem_edge.table_store import group_metadata

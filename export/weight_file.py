@@ -18,9 +18,9 @@ from stem_edge.export.weights import Rows, Weights, all_rows
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.linear import INT8_MAX
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Item, Piece, Vector, WeightPlan
-from stem_edge.quantize import F32, U8, dequantize_blocks, zero_points
-from stem_edge.quantize import Blocks as Quantized
-from stem_edge.reference import Matrix, whole
+from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
+from stem_edge.numerics.quantize import Blocks as Quantized
+from stem_edge.numerics.reference import Matrix, whole
 
 # Below this, a channel's greatest value over the median channel's is no outlier worth a pass.
 OUTLIER = 8.0

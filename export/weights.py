@@ -9,8 +9,8 @@ from typing import Self, TypeAlias, TypeVar
 
 from stem_edge.export.checkpoint import check_finite
 from stem_edge.export.report import ErrorMeter
-from stem_edge.quantize import F32
-from stem_edge.reference import Matrix
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import Matrix
 
 PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 # Tokens: a prompt is cut so that no piece is one token alone, which shorter pieces cannot promise.
 LEAST_CHUNK = 4

@@ -26,8 +26,8 @@ from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_tensors import GgufWeights
 from stem_edge.graph.names import EARLY, layer_graphs
-from stem_edge.quantize import F32, U8
-from stem_edge.rope import frequency_factors
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.rope import frequency_factors
 from stem_edge.runtime.backend import check_logits
 from stem_edge.runtime.ggml_graph import (
     Arena,

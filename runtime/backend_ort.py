@@ -21,8 +21,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.names import Variant
-from stem_edge.quantize import F32
-from stem_edge.rope import rope_tables
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backend import BackendContext, check_logits
 from stem_edge.runtime.backend_portable import PortableContext
 from stem_edge.runtime.device_memory import DeviceArray, DeviceMemory

@@ -16,8 +16,8 @@ import onnxruntime as ort
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.quantize import F32, dequantize_blocks
-from stem_edge.rope import rope_tables
+from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backend import check_logits
 from stem_edge.runtime.ort_session import onnxruntime_errors
 from stem_edge.runtime.slots import ArraySlots

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
-from stem_edge.quantize import I64
+from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.slots import Slots, Staged
 from stem_edge.token_counts import Counts
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.recipes import Recipe, compose, token_of, tokens_of
 from stem_edge.system.memory import own_pages
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
-from stem_edge.quantize import F32, I64
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
 from stem_edge.runtime.prefetch import Rows

@@ -20,7 +20,7 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.ggml import SUCCESS, Ggml, InitParams
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import ALIGNMENT
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY
 from stem_edge.system.memory import page_aligned
 

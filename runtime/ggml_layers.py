@@ -1,4 +1,4 @@
-"""Layers of the model as operators of ggml; stem_edge.reference has their maths.
+"""Layers of the model as operators of ggml; stem_edge.numerics.reference has their maths.
 
 Sizes are ggml's: innermost first, so a hidden state is [dim, T].
 """
@@ -12,7 +12,7 @@ from stem_edge import ggml_types
 from stem_edge.config import FFN_TERMS, ModelConfig
 from stem_edge.ggml import ROPE_HALVES, ROPE_PAIRS
 from stem_edge.ggml_types import TensorType
-from stem_edge.rope import rope_frequencies
+from stem_edge.numerics.rope import rope_frequencies
 from stem_edge.runtime.ggml_graph import Graph, KvCache, Tensor
 from stem_edge.runtime.ggml_weights import Weights
 

@@ -27,8 +27,8 @@ from stem_edge.ggml_check import DIFFERS, REFUSED, Told
 from stem_edge.gguf_schema import BASE, kv_type
 from stem_edge.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.graph.formats import GgufType
-from stem_edge.quantize import F32
-from stem_edge.reference import ArrayMatrix, IndexedMatrix, forward
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
 from stem_edge.rows import ROW_BITS, RowType, make_layout
 from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.ggml_graph import Columns, Graph, Scratch

@@ -16,7 +16,7 @@ from stem_edge.ggml import Ggml
 from stem_edge.ggml_types import TensorType
 from stem_edge.gguf_schema import repacks
 from stem_edge.gguf_tensors import GgufTensor, GgufWeights
-from stem_edge.quantize import U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor, freed_with
 from stem_edge.system.memory import advise_huge_pages
 

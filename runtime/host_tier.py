@@ -14,7 +14,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import READ_AT_ONCE

@@ -21,7 +21,7 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.graph.variants import obstacle
-from stem_edge.quantize import F32, I32
+from stem_edge.numerics.quantize import F32, I32
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend, NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend

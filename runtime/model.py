@@ -16,7 +16,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit
 from stem_edge.edit_folder import as_edit
 from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.quantize import F32, I64
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backend import LESS_MEMORY
 from stem_edge.runtime.chat import Chat, Messages
 from stem_edge.runtime.engine import Context, Engine

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import InputError
-from stem_edge.quantize import I64
+from stem_edge.numerics.quantize import I64
 from stem_edge.recipes import Recipe
 from stem_edge.runtime.background import Background
 from stem_edge.runtime.cache import RowCache

@@ -19,7 +19,7 @@ import onnxruntime as ort
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.names import PREFILL
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.ort_session import open_session

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.quantize import F32, I64
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.text_table import shown
 
 Sampler = Callable[[F32, Sequence[int]], int]

@@ -21,7 +21,7 @@ from itertools import groupby
 import numpy as np
 
 from stem_edge.errors import BackendError, InputError
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import LEAST_CHUNK
 from stem_edge.runtime.engine import Context, cut
 from stem_edge.runtime.model import Model

@@ -17,7 +17,7 @@ import numpy as np
 from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.bundle.prefill_check import UNUSABLE, mean_divergence, probe_tokens
 from stem_edge.errors import RowReadError, StemEdgeError
-from stem_edge.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.store import open_store
 from stem_edge.runtime.text import TextCodec

@@ -17,7 +17,7 @@ import numpy as np
 from stem_edge.bundle.manifest import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS, Bundle
 from stem_edge.errors import RowReadError
 from stem_edge.files.plain_files import read_plain
-from stem_edge.quantize import I32, I64
+from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from stem_edge.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.rows import RecordLayout
 
 # Token ids, whose rows are averaged (a token that is there twice counts twice), or a packed row.

@@ -6,7 +6,7 @@ A record holds, for each STEM layer in ascending order, the row's codes and then
 
 A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
 matrices of an expert. float32 and float16 rows are stored as they are and have no scales. int8 and
-int4 rows are cut into groups of `group_size` values that share one scale (stem_edge.quantize), and
+int4 rows are cut into groups of `group_size` values that share one scale (stem_edge.numerics.quantize), and
 no group has values of two lines of a matrix. Everything is little-endian. The layout of a store is
 written into the attributes of its zarr group.
 """
@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.block_search import search_scales
 from stem_edge.config import MAX_LAYERS, MAX_VOCAB
-from stem_edge.quantize import (
+from stem_edge.numerics.block_search import search_scales
+from stem_edge.numerics.quantize import (
     F32,
     MIN_BLOCK,
     U8,

@@ -26,7 +26,7 @@ import numpy as np
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, open_plain, read_at, unreadable
-from stem_edge.quantize import U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.zarr_json import array_document, compare, naming, read_json
 

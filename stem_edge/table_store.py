@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.config import MAX_VOCAB
-from stem_edge.quantize import I32, U8
+from stem_edge.numerics.quantize import I32, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
 from stem_edge.token_index import ENTRY_NBYTES, INDEX, read_index

@@ -13,7 +13,7 @@ from device_runs import exact_graphs
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import Activations, DeviceRows
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import BackendContext
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache

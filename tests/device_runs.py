@@ -12,8 +12,8 @@ from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.encoder import encode
-from stem_edge.quantize import F32, U8
-from stem_edge.rope import rope_tables
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.graphs import GraphSource, format_of
 from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU

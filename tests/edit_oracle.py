@@ -20,7 +20,7 @@ from torch_model import random_tensors, torch_logits
 import stem_edge
 from stem_edge import Edit
 from stem_edge.config import ModelConfig
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 
 TOLERANCE = 1e-4

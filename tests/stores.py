@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge.files import disk
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.model import Model

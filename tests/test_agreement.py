@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.rows import make_layout
 from stem_edge.runtime.backend import Backend, NotFiniteError
 from stem_edge.runtime.loading_device import FEW_TOKENS, MANY_TOKENS, agreeing_tokens

@@ -34,7 +34,7 @@ from stem_edge.errors import ExportError
 from stem_edge.export.hf_config import tensor_name
 from stem_edge.export.tokenizer import convert_tokenizer
 from stem_edge.graph.formats import EngineName
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 TOLERANCE = 1e-4
 Tensors = dict[str, Tensor]

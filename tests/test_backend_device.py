@@ -14,7 +14,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.device_rows import Activations
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtContext
 from stem_edge.runtime.needs_ort import device_needs

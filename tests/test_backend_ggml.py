@@ -16,7 +16,7 @@ import stem_edge
 from stem_edge import ggml_types
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import BackendError, InputError
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backend_ggml import GgmlContext, _mask
 from stem_edge.runtime.ggml_graph import CELLS, Graph, Memory, Scratch

@@ -23,7 +23,7 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph import linear
 from stem_edge.graph.names import HEAD
 from stem_edge.graph.variants import graphs
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import backend_portable
 from stem_edge.runtime.backend import BackendContext
 from stem_edge.runtime.backend_ort import OrtBackend

@@ -16,8 +16,8 @@ from torch.nn import functional
 from stem_edge import CheckpointError
 from stem_edge.export.blagpt import find_states, read_checkpoint
 from stem_edge.export.tokenizer import convert_tokenizer
-from stem_edge.quantize import F32
-from stem_edge.reference import forward, whole
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import forward, whole
 
 OPTIONS: dict[str, Any] = {
     "block_size": 32, "vocab_size": 24, "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 16,

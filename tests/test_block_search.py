@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from test_quantize import random_matrix
 
-from stem_edge.block_search import search_blocks, search_scales
-from stem_edge.quantize import (
+from stem_edge.numerics.block_search import search_blocks, search_scales
+from stem_edge.numerics.quantize import (
     F32,
     Blocks,
     dequantize_blocks,

@@ -11,7 +11,7 @@ import pytest
 from interrupts import interrupted
 from stores import arrays_of, ids, resident
 
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.rows import RecordLayout, RowType, make_layout
 from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
 from stem_edge.runtime.slots import ArraySlots

@@ -16,8 +16,8 @@ from stem_edge.export.hidden_states import HiddenStates
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.export.quantizers import Calibrated, head_positions
 from stem_edge.export.tokenizer import convert_tokenizer
-from stem_edge.quantize import F32, dequantize_blocks
-from stem_edge.reference import ArrayMatrix, Matrix, forward, whole
+from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.reference import ArrayMatrix, Matrix, forward, whole
 
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
 

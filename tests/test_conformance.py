@@ -17,8 +17,8 @@ from conftest import DATA, add_ggml
 import stem_edge
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.graph.formats import EngineName
-from stem_edge.quantize import F32
-from stem_edge.reference import forward
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import forward
 from stem_edge.runtime import Model
 
 CONFORMANCE = DATA / "conformance"

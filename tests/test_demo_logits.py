@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import DATA
 
-from stem_edge.distributions import divergence
-from stem_edge.quantize import F32
+from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.quantize import F32
 
 # Mean over the positions, and the greatest difference of logits. ARM64 was up to 9.5e-5 and 0.18
 # away; products that saturate, 1.8e-4 and 0.72.

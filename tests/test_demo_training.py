@@ -20,7 +20,7 @@ from train_demo import RECIPE, TEXT_RECIPE, main, parse_options
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.export.readers import read_checkpoint as read_any_checkpoint
 from stem_edge.export.tokenizer import convert_tokenizer
-from stem_edge.reference import forward
+from stem_edge.numerics.reference import forward
 
 pytestmark = pytest.mark.slow
 

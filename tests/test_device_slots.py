@@ -11,7 +11,7 @@ from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
-from stem_edge.quantize import U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.runtime import device_slots
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.device_memory import DeviceMemory

@@ -17,7 +17,7 @@ from interrupts import interrupted
 from stores import flip_bit, write_store
 
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.recipes import Recipe, compose, pack_row
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache

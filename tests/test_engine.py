@@ -11,7 +11,7 @@ from conftest import DEMO
 
 import stem_edge
 from stem_edge.bundle.manifest import TABLES, open_bundle
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import Engine, cut

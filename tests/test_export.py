@@ -18,7 +18,7 @@ from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
 from stem_edge.export.files import publish
 from stem_edge.export.lingua import read_checkpoint
-from stem_edge.reference import forward
+from stem_edge.numerics.reference import forward
 
 ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]
 

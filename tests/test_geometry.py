@@ -32,8 +32,8 @@ from stem_edge.measuring.geometry_rows import (
 )
 from stem_edge.measuring.geometry_text import choose, vectors
 from stem_edge.measuring.models import open_checkpoint
-from stem_edge.quantize import F32
-from stem_edge.reference import ArrayMatrix, hidden_states, whole
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, hidden_states, whole
 from stem_edge.rows import RecordLayout
 
 Capture = pytest.CaptureFixture[str]

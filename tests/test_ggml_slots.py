@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stem_edge import gguf_schema
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 from stem_edge.runtime.ggml_slots import BlockSlots
 

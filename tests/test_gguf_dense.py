@@ -32,8 +32,8 @@ from stem_edge.export.readers import read_checkpoint
 from stem_edge.ggml import Ggml, library_path, open_ggml
 from stem_edge.gguf_schema import gguf_name, tensor_types
 from stem_edge.graph.formats import GgufType
-from stem_edge.quantize import F32
-from stem_edge.reference import ArrayMatrix, forward
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, forward
 
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")

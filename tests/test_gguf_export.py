@@ -25,7 +25,7 @@ from stem_edge.export.readers import read_checkpoint
 from stem_edge.gguf_schema import gguf_name
 from stem_edge.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES
-from stem_edge.reference import forward, whole
+from stem_edge.numerics.reference import forward, whole
 
 gguf = pytest.importorskip("gguf")
 pytestmark = needs_ggml

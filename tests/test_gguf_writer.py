@@ -18,8 +18,8 @@ from stem_edge.export.gguf_writer import GgufValue, encode_header, write_gguf
 from stem_edge.export.report import ErrorMeter, errors
 from stem_edge.ggml import Ggml, open_ggml
 from stem_edge.ggml_types import WEIGHT_TYPES, TensorType
-from stem_edge.quantize import F32, U8
-from stem_edge.reference import ArrayMatrix
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.reference import ArrayMatrix
 
 gguf = pytest.importorskip("gguf")
 QUANTIZED = [t for t in WEIGHT_TYPES.values() if t.block > 1]

@@ -7,10 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from stem_edge.block_search import search_blocks
 from stem_edge.errors import ExportError
 from stem_edge.export.gptq import DAMPING, inverse_factor, solve
-from stem_edge.quantize import F32, Blocks, dequantize_blocks, quantize_asymmetric, quantize_blocks
+from stem_edge.numerics.block_search import search_blocks
+from stem_edge.numerics.quantize import (
+    F32,
+    Blocks,
+    dequantize_blocks,
+    quantize_asymmetric,
+    quantize_blocks,
+)
 
 K, N, T = 256, 96, 2048
 

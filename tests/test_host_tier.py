@@ -15,7 +15,7 @@ from stores import MemoryStore, ids
 
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.recipes import Recipe
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import RowCache

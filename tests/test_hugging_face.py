@@ -16,7 +16,7 @@ from hf_folders import edit, edit_tensors, refused
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.hugging_face import read_checkpoint
-from stem_edge.reference import forward
+from stem_edge.numerics.reference import forward
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,

@@ -14,7 +14,6 @@ from test_architectures import write as write_variant
 
 from stem_edge import ggml_types as types
 from stem_edge.config import ModelConfig
-from stem_edge.distributions import kullback_leibler, log_softmax
 from stem_edge.errors import BackendError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.export.gguf_values import TensorSource, encoder
@@ -23,8 +22,9 @@ from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.report import ErrorMeter
 from stem_edge.ggml import Ggml, open_ggml
 from stem_edge.ggml_types import TensorType
-from stem_edge.quantize import F32
-from stem_edge.reference import ArrayMatrix, forward, whole
+from stem_edge.numerics.distributions import kullback_leibler, log_softmax
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, forward, whole
 
 gguf = pytest.importorskip("gguf")
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]

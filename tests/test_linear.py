@@ -21,8 +21,8 @@ from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.graph.ir import Array, Graph
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts
 from stem_edge.graph.plan import WeightPlan
-from stem_edge.quantize import F32, dequantize_blocks, quantize_asymmetric
-from stem_edge.reference import ArrayMatrix
+from stem_edge.numerics.quantize import F32, dequantize_blocks, quantize_asymmetric
+from stem_edge.numerics.reference import ArrayMatrix
 from stem_edge.runtime.graphs import GraphSource
 from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU

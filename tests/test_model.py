@@ -12,7 +12,7 @@ from conftest import DEMO
 
 import stem_edge
 from stem_edge import InputError
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime import Model, loading
 from stem_edge.runtime.backend import BackendContext

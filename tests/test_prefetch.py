@@ -10,7 +10,7 @@ import pytest
 from stores import MemoryStore, arrays_of, ids, resident
 
 from stem_edge.errors import RowReadError
-from stem_edge.quantize import I32, I64, U8
+from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.recipes import Recipe
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache

@@ -18,7 +18,7 @@ from stem_edge.bundle.verdicts import Records
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import NotFiniteError
 from stem_edge.runtime.backend_ort import OrtContext
 from stem_edge.runtime.trial_worker import measure_prefill

@@ -15,13 +15,13 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import BundleError, InputError
-from stem_edge.distributions import log_softmax
 from stem_edge.export.lingua import read_checkpoint
 from stem_edge.measuring.logit_source import checkpoint_logits
 from stem_edge.measuring.quality import Quality
 from stem_edge.measuring.scores import side_by_side, split, windows
-from stem_edge.quantize import F64
-from stem_edge.reference import forward
+from stem_edge.numerics.distributions import log_softmax
+from stem_edge.numerics.quantize import F64
+from stem_edge.numerics.reference import forward
 
 CHECKPOINT = DATA / "conformance" / "full" / "consolidated"
 TEXT = "The capital of France is Paris. The capital of Peru is Lima. To read news there, learn é.\n"
@@ -184,7 +184,7 @@ def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(bundles: dict[str,
 def test_the_reference_model_in_pieces_is_the_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
-    monkeypatch.setattr("stem_edge.reference.READ_ROWS", 77)
+    monkeypatch.setattr("stem_edge.numerics.reference.READ_ROWS", 77)
     monkeypatch.setattr("stem_edge.measuring.logit_source.PIECE_NBYTES", 4 * 300 * 5)
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=tied)))
     ids = list(range(7, 30))
@@ -195,7 +195,7 @@ def test_the_reference_model_in_pieces_is_the_whole_one(
 
 
 def test_streams_of_different_pieces_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.distributions.PIECE_VALUES", 3 * 2)
+    monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 3 * 2)
     rows = np.arange(22, dtype=np.float32).reshape(11, 2)
     cuts = ([5, 6], [1, 8, 2])
     streams = [iter(np.split(rows, np.cumsum(cut)[:-1])) for cut in cuts]
@@ -216,7 +216,7 @@ def test_logits_of_a_text_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch
         return log_softmax(logits)
 
     monkeypatch.setattr("stem_edge.measuring.scores.log_softmax", watch)
-    monkeypatch.setattr("stem_edge.distributions.PIECE_VALUES", 1756 * 10)
+    monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 1756 * 10)
     evaluate(DEMO, TEXT * 6)
     assert max(held) == 10
 

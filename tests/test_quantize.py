@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from onnxruntime.capi import _pybind_state
 
-from stem_edge.quantize import (
+from stem_edge.numerics.quantize import (
     F32,
     U8,
     dequantize_blocks,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.recipes import compose, is_row, pack_row, plain, token_of, tokens_of
 from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 

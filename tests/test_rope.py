@@ -3,8 +3,8 @@ import numpy.typing as npt
 import pytest
 from test_config import config
 
-from stem_edge.quantize import F32
-from stem_edge.rope import rope_tables, rotate
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_tables, rotate
 
 POSITIONS, HEADS, WIDTH = 7, 3, 8
 MODEL = config(head_dim=WIDTH, rope_theta=100.0)

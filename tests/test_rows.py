@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.rows import MAX_RECORD_NBYTES, ROW_BITS, RecordLayout, RowType, make_layout
 
 STAIRS = list(range(-8, 8))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import InputError
-from stem_edge.quantize import F32, F64, I64
+from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.sampling import (
     BLOCK,
     MOST_NEEDED,

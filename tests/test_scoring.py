@@ -13,7 +13,7 @@ from conftest import DEMO
 
 import stem_edge
 from stem_edge import BackendError, InputError
-from stem_edge.quantize import F32, I64
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model, scoring
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.scoring import Pair, Score, Scorer

@@ -21,7 +21,7 @@ from stem_edge import CheckpointError
 from stem_edge.config import BIASED, LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.hf_config import tensor_name
 from stem_edge.export.hugging_face import read_checkpoint
-from stem_edge.reference import forward
+from stem_edge.numerics.reference import forward
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "dim": 40, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8,

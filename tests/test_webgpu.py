@@ -16,7 +16,7 @@ from device_parts import IDS, all_logits, on_device, on_host, step
 
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import BackendContext
 from stem_edge.runtime.device_memory import DeviceMemory
 from stem_edge.runtime.prefetch import Prefetcher

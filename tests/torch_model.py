@@ -1,6 +1,6 @@
 """Every model that ModelConfig describes, in plain torch: what graphs and readers are judged by.
 
-Written from the papers' equations, not from stem_edge.reference, so that a slip there shows.
+Written from the papers' equations, not from stem_edge.numerics.reference, so that a slip there shows.
 Tensors have the names of ModelConfig.backbone_shapes(); T tokens, D = dim, F = d_ff.
 """
 

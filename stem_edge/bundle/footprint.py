@@ -19,7 +19,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
-from stem_edge.quantize import fitting_block
+from stem_edge.numerics.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 from stem_edge.table_store import TableFormat
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from stem_edge.quantize import U8
+    from stem_edge.numerics.quantize import U8
 
 
 class MmapStore(LocalStore):

@@ -8,8 +8,8 @@ bundle says how far the two diverged over its probe tokens, and a first load mea
 from __future__ import annotations
 
 from stem_edge.bundle.manifest import Manifest
-from stem_edge.distributions import divergence
-from stem_edge.quantize import F32
+from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.quantize import F32
 
 PROBE_TOKENS = 48
 # From so many tokens on, the prefill graph is the faster one wherever that was measured. It is

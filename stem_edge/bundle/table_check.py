@@ -14,7 +14,7 @@ from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, read_piece
-from stem_edge.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
 from stem_edge.table_store import TableStore, open_table_store

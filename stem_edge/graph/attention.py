@@ -1,5 +1,5 @@
 """Attention of one layer as graph nodes: GroupQueryAttention over a KV buffer that is input and
-output at once. stem_edge.reference has the maths."""
+output at once. stem_edge.numerics.reference has the maths."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 | file | emits |
 |---|---|
 | layer.py | what every part of a layer uses: products, biases, norms |
-| attention.py, ffn.py | the two parts of a layer; stem_edge.reference has their maths |
+| attention.py, ffn.py | the two parts of a layer; stem_edge.numerics.reference has their maths |
 | linear.py | matrices, in the ways that onnxruntime multiplies with |
 | device.py, portable.py | variants of these graphs for accelerators |
 """

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from stem_edge.graph.names import row_codes, row_scales
-from stem_edge.quantize import I32, MIN_BLOCK, U8, zero_points
+from stem_edge.numerics.quantize import I32, MIN_BLOCK, U8, zero_points
 from stem_edge.rows import RecordLayout
 
 WORD = 4  # bytes

@@ -1,4 +1,4 @@
-"""The FFN of one layer as graph nodes, of whatever kind ModelConfig says. stem_edge.reference has
+"""The FFN of one layer as graph nodes, of whatever kind ModelConfig says. stem_edge.numerics.reference has
 the maths; a new kind of FFN is an entry of config.FFN_TERMS, or a function here.
 """
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from stem_edge.quantize import MIN_BLOCK
+from stem_edge.numerics.quantize import MIN_BLOCK
 
 MAX_BLOCK = 256
 EngineName = Literal["onnxruntime", "ggml"]

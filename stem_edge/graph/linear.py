@@ -10,7 +10,7 @@ import numpy as np
 from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
-from stem_edge.quantize import MIN_BLOCK, fitting_block
+from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 
 # onnxruntime packs a matrix into memory of its own while it loads: a head of 128,256 rows is cut
 # into pieces of this many values, so that this never takes more than a layer's matrix does.

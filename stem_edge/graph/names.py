@@ -21,7 +21,7 @@ is faster for many tokens and slower for one. All graphs share one KV cache.
 | slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [1] | tokens in the context after this call, less one |
 | total_length | int32 scalar | tokens in the context after this call |
-| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.rope, zero-padded |
+| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded |
 | keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |

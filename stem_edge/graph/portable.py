@@ -28,7 +28,7 @@ from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import backbone_shapes, kind_of, plain_norm
 from stem_edge.graph.portable_attention import attention
-from stem_edge.quantize import fitting_block
+from stem_edge.numerics.quantize import fitting_block
 from stem_edge.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}

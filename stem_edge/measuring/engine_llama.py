@@ -21,7 +21,7 @@ from stem_edge.errors import BackendError
 from stem_edge.ggml_types import TensorType
 from stem_edge.graph.formats import GgufType
 from stem_edge.measuring.worker import MeasuredEngine
-from stem_edge.reference import ArrayMatrix
+from stem_edge.numerics.reference import ArrayMatrix
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoint import Checkpoint

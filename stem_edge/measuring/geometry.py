@@ -27,7 +27,7 @@ from stem_edge.measuring.geometry_rows import (
     stream,
 )
 from stem_edge.measuring.workload import one_token
-from stem_edge.quantize import F32, I64
+from stem_edge.numerics.quantize import F32, I64
 
 if TYPE_CHECKING:
     from stem_edge.measuring.geometry_text import TextGeometry

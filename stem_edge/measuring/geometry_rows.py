@@ -16,8 +16,8 @@ import numpy as np
 
 from stem_edge.bundle.tables import Tables, open_tables
 from stem_edge.errors import BundleError
+from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32, I64, U8
 
 BINS = 100  # of the histogram
 # Percentiles that the histogram reaches from and to: single pairs far out would make it all one bin.

@@ -27,9 +27,9 @@ from stem_edge.graph.decode import whole
 from stem_edge.graph.encoder import encode
 from stem_edge.measuring.geometry_rows import Spread, random_p95, spread
 from stem_edge.measuring.workload import read_ids
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.rope import rope_tables
 from stem_edge.progress import Progress
-from stem_edge.quantize import F32, I64
-from stem_edge.rope import rope_tables
 from stem_edge.runtime.engines import check_installed
 from stem_edge.runtime.graphs import GraphSource, format_of
 from stem_edge.runtime.ort_session import open_session

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, Bundle
-from stem_edge.quantize import I32, I64
+from stem_edge.numerics.quantize import I32, I64
 from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.engine import cut

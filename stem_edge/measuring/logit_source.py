@@ -15,8 +15,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.models import is_bundle, open_checkpoint
 from stem_edge.measuring.scores import Logits, Task, split
-from stem_edge.quantize import F32
-from stem_edge.reference import head_forward, hidden_states
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.options import EngineChoice
 from stem_edge.system.memory import own_memory

@@ -21,8 +21,8 @@ from stem_edge.edit_file import Edit
 from stem_edge.errors import InputError
 from stem_edge.measuring.logit_source import bundle_logits, open_reference
 from stem_edge.measuring.scores import Documents, Logits, Scores, make_task, read_text, score
+from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
-from stem_edge.quantize import F64
 from stem_edge.runtime import load
 from stem_edge.runtime.options import DeviceKeywords, EngineChoice
 from stem_edge.runtime.text import TextCodec

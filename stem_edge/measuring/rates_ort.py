@@ -13,7 +13,7 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.ir import CONTRIB, Array, Graph
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
-from stem_edge.quantize import fitting_block
+from stem_edge.numerics.quantize import fitting_block
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.ort_session import new_session
 from stem_edge.runtime.providers import CPU

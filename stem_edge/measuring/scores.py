@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle
-from stem_edge.distributions import kullback_leibler, log_softmax, positions_at_once
 from stem_edge.errors import InputError
-from stem_edge.quantize import F32, F64, I64
+from stem_edge.numerics.distributions import kullback_leibler, log_softmax, positions_at_once
+from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.text import TextCodec
 
 LONGEST_WINDOW = 2048

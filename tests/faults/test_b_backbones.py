@@ -23,7 +23,7 @@ from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEd
 from stem_edge.ggml import Ggml
 from stem_edge.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, decoding
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import check_logits, check_memory, reason
 from stem_edge.runtime.backend_ggml import GgmlBackend
 from stem_edge.runtime.ort_session import BoundSession

@@ -20,7 +20,7 @@ from threads import poison, run_script, together, tokens
 import stem_edge
 from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
-from stem_edge.quantize import I64
+from stem_edge.numerics.quantize import I64
 from stem_edge.runtime import background
 from stem_edge.runtime.model import Model
 

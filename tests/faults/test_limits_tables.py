@@ -24,7 +24,7 @@ from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.quantize import U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.store import open_store

@@ -14,7 +14,7 @@ from stores import ids, resident
 import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
-from stem_edge.quantize import I64, U8
+from stem_edge.numerics.quantize import I64, U8
 from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import MOST_USES, RowCache
 from stem_edge.runtime.slots import ArraySlots

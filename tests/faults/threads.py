@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from stores import rows_of
 
-from stem_edge.quantize import U8
+from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.slots import ArraySlots, Slots

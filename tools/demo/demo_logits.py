@@ -16,7 +16,7 @@ import numpy as np
 from device_texts import PROMPTS
 
 import stem_edge
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.demo import demo_bundle
 

@@ -33,7 +33,7 @@ import stem_edge
 from stem_edge import Edit, Model, StemEdgeError, make_row_edit
 from stem_edge.errors import CheckpointError
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 CONTEXT = 64  # tokens: a question and an answer
 HELD_OUT = 2  # sentence forms

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.quantize import F32, Blocks, cut, encode, extremes, pack_codes, reciprocals
+from stem_edge.numerics.quantize import F32, Blocks, cut, encode, extremes, pack_codes, reciprocals
 
 # Codes by which the range of a candidate is narrower or wider than that of the block: narrower
 # spreads the values over too few codes, wider cuts off the greatest ones for the good of the others.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.quantize import F32, F64
+from stem_edge.numerics.quantize import F32, F64
 
 # Logits that are turned into float64 at once: some arrays of 8 MB, whatever the vocabulary.
 PIECE_VALUES = 1 << 20

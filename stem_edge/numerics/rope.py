@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
-from stem_edge.quantize import F32
+from stem_edge.numerics.quantize import F32
 
 
 def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:

@@ -5,7 +5,7 @@ one zero point: `value = (code - zero_point) * scale`. Symmetric blocks all have
 2**(bits-1), which need not be stored. 4-bit codes and zero points are packed two to a byte, low
 nibble first, each row from a whole byte on.
 
-Here scales are those of the block's range (round to nearest); stem_edge.block_search finds better
+Here scales are those of the block's range (round to nearest); stem_edge.numerics.block_search finds better
 ones.
 """
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import FFN_TERMS, ModelConfig
-from stem_edge.quantize import F32
-from stem_edge.rope import rope_tables, rotate
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_tables, rotate
 
 # Rows of a matrix that are read at once: a head of 128,256 rows must not become one 1 GB array.
 READ_ROWS = 8192
