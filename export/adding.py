@@ -31,8 +31,8 @@ from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
-from stem_edge.rows import RecordLayout
-from stem_edge.table_store import open_table_store
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import open_table_store
 
 TOKENS = 32  # whose rows are compared
 VALUES = 1 << 26  # and how many values, at most; but always two tokens: experts are large

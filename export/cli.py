@@ -22,7 +22,7 @@ from stem_edge.export.options import (
 from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
 from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.inspect_cli import table
-from stem_edge.token_counts import read_counts
+from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
 
 LLAMA = "llama.cpp"

@@ -57,7 +57,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
-from stem_edge.token_counts import count_tokens, encode_counts
+from stem_edge.tables.token_counts import count_tokens, encode_counts
 
 NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"
 

@@ -19,8 +19,8 @@ from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.tokenizer import ExportedTokenizer
 from stem_edge.ggml import Ggml
 from stem_edge.graph.formats import GgufFormat
-from stem_edge.rows import RecordLayout
-from stem_edge.token_counts import Counts
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.token_counts import Counts
 
 Advance = Callable[[int], object]
 Tell = Callable[[str], object]

@@ -11,9 +11,9 @@ import numpy as np
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoint import Checkpoint
 from stem_edge.numerics.quantize import I32, I64
-from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
-from stem_edge.table_store import TableFormat
-from stem_edge.token_counts import Counts, counts_of_records
+from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
+from stem_edge.tables.store import TableFormat
+from stem_edge.tables.token_counts import Counts, counts_of_records
 
 ExportTables = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_TABLES: tuple[ExportTables, ...] = get_args(ExportTables)

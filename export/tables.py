@@ -21,11 +21,11 @@ from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.weights import Threads
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.reference import Matrix
-from stem_edge.rows import RecordLayout
-from stem_edge.shards import ShardGrid, array_metadata
-from stem_edge.table_store import group_metadata
-from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
-from stem_edge.zarr_json import encode_metadata
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.store import group_metadata
+from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
+from stem_edge.tables.zarr_json import encode_metadata
 
 # A reader of the format holds a shard at a time, so shards must not grow with the tables.
 SHARD_NBYTES = 128 << 20

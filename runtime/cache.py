@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.slots import Slots, Staged
-from stem_edge.token_counts import Counts
+from stem_edge.tables.token_counts import Counts
 
 # Counts are halved after this many uses per slot: short enough to follow a change of topic, long
 # enough to know the frequent words. Chosen on real text with 512 to 8192 slots

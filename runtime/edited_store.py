@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.recipes import Recipe, compose, token_of, tokens_of
 from stem_edge.system.memory import own_pages
+from stem_edge.tables.lookup import Recipe, compose, token_of, tokens_of
 
 if TYPE_CHECKING:
     from stem_edge.runtime.host_tier import HostTier

@@ -26,10 +26,10 @@ import numpy as np
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.recipes import Recipe
 from stem_edge.runtime.backend import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
 from stem_edge.runtime.prefetch import Rows
 from stem_edge.system.memory import raise_out_of_memory
+from stem_edge.tables.lookup import Recipe
 
 T = TypeVar("T")
 Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step

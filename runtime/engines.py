@@ -17,11 +17,11 @@ from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import INSTALL, library_path
 from stem_edge.graph.formats import EngineName
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.slots import Slots
+from stem_edge.tables.rows import RecordLayout
 
 AUTO = "auto"
 T = TypeVar("T")

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from stem_edge import ggml_types, gguf_schema
 from stem_edge.numerics.quantize import U8, unpack_codes
-from stem_edge.rows import FP16_MAX, RecordLayout, Scales
 from stem_edge.runtime.slots import Slots
 from stem_edge.system.memory import page_aligned
+from stem_edge.tables.rows import FP16_MAX, RecordLayout, Scales
 
 
 class BlockSlots(Slots):

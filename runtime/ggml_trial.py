@@ -29,12 +29,12 @@ from stem_edge.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.graph.formats import GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
-from stem_edge.rows import ROW_BITS, RowType, make_layout
 from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.ggml_graph import Columns, Graph, Scratch
 from stem_edge.runtime.ggml_slots import BlockSlots
 from stem_edge.runtime.ggml_weights import can_repack
 from stem_edge.system.child import limit_this_process
+from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
 
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # should whoever waits for it be gone

@@ -22,7 +22,6 @@ from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.graph.variants import obstacle
 from stem_edge.numerics.quantize import F32, I32
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend import Backend, NotFiniteError
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.device_memory import DeviceMemory
@@ -37,6 +36,7 @@ from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import Provider
 from stem_edge.runtime.slots import ArraySlots, Slots, placeholder_rows
 from stem_edge.system.memory import free_on_nvidia
+from stem_edge.tables.rows import RecordLayout
 
 # Half as wide where the provider can, then exact, then what needs least of it.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")

@@ -9,7 +9,6 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml_check import checked_ggml
 from stem_edge.gguf_schema import kv_type
 from stem_edge.gguf_tensors import locate
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.engines import check_absent
 from stem_edge.runtime.ggml_slots import BlockSlots
@@ -17,6 +16,7 @@ from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs, Part
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.slots import Slots
+from stem_edge.tables.rows import RecordLayout
 
 FIXED_NBYTES = 4 << 20  # of the library, descriptions of tensors and graphs
 TILE = 64  # tokens, and as many cells, that a thread attends to at once

@@ -12,7 +12,6 @@ from stem_edge.bundle.manifest import Bundle
 from stem_edge.bundle.prefill_check import prefill_refusal
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime import prepared as preparing
 from stem_edge.runtime.backend_ort import OrtBackend
 from stem_edge.runtime.engines import AUTO, EngineLoader, check_absent
@@ -22,6 +21,7 @@ from stem_edge.runtime.plan import Needs
 from stem_edge.runtime.prefetch import ANY_NUMBER
 from stem_edge.runtime.providers import CPU, resolve
 from stem_edge.runtime.slots import ArraySlots, Slots
+from stem_edge.tables.rows import RecordLayout
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:

@@ -16,10 +16,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_file import Edit, NewRows, Replacement
 from stem_edge.edit_schemes import Lookup, align, fits
 from stem_edge.errors import InputError
-from stem_edge.recipes import Recipe, Row
 from stem_edge.runtime.spans import AbsentError, TokenText, find_spans, text_of, tokens_after
 from stem_edge.runtime.stem_ids import check_recipe
 from stem_edge.runtime.text import TextCodec
+from stem_edge.tables.lookup import Recipe, Row
 
 if TYPE_CHECKING:
     from stem_edge.runtime.engine import Engine

@@ -18,7 +18,7 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backend import LEAST_CHUNK
-from stem_edge.shards import CRC_NBYTES
+from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import format_size, parse_size
 
 # Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.

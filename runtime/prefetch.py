@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I64
-from stem_edge.recipes import Recipe
 from stem_edge.runtime.background import Background
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.host_tier import HostTier
 from stem_edge.runtime.slots import Staged
 from stem_edge.runtime.store import RowStore
+from stem_edge.tables.lookup import Recipe
 
 T = TypeVar("T")
 ANY_NUMBER = 1 << 30

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stem_edge.bundle.footprint import array_slot_nbytes
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I32, U8
-from stem_edge.rows import Codes, RecordLayout
+from stem_edge.tables.rows import Codes, RecordLayout
 
 # Records as `stage` gives them: an array [n, ...] of a type that these slots know.
 Staged: TypeAlias = npt.NDArray[Any]

@@ -9,7 +9,7 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.recipes import Recipe, plain, tokens_of
+from stem_edge.tables.lookup import Recipe, plain, tokens_of
 from stem_edge.text_table import shown
 
 MOST_IDS = 1 << 26  # more than any context holds

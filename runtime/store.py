@@ -27,9 +27,9 @@ from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.flash import EmulatedFlash
-from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
 from stem_edge.system.memory import own_pages
-from stem_edge.table_store import TableFormat, TableStore, open_table_store
+from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, crc32c
+from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
 ReadMode = Literal["pread", "mmap"]
 READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)

@@ -21,7 +21,7 @@ from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder
-from stem_edge.token_counts import Counts, counts_of_records, read_counts, write_counts
+from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts, write_counts
 
 COUNTS = "counts"  # folder in the user's cache folder
 # Reading goes on while graphs are loaded, and at most this long.

@@ -34,7 +34,7 @@ from stem_edge import ggml_types as types
 from stem_edge.config import ModelConfig
 from stem_edge.ggml_types import TensorType
 from stem_edge.graph.formats import GgufType
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 ARCHITECTURE = "stem"
 ALIGNMENT = 32

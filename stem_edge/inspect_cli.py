@@ -31,7 +31,7 @@ from stem_edge.providers_cli import (
     parse_providers,
     show_listing,
 )
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 from stem_edge.text_table import printable
 from stem_edge.units import format_size
 

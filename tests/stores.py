@@ -9,16 +9,16 @@ import numpy as np
 
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefetch import Prefetcher
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import RowStore
-from stem_edge.shards import ShardGrid, array_metadata
-from stem_edge.table_store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
-from stem_edge.token_index import INDEX, encode_index, index_chunk, index_metadata
-from stem_edge.zarr_json import encode_metadata
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
+from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
+from stem_edge.tables.zarr_json import encode_metadata
 
 
 class MemoryStore(RowStore):

@@ -28,7 +28,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.errors import BundleError
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
 GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"

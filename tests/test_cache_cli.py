@@ -21,7 +21,7 @@ from stem_edge.ggml_check import check_library
 from stem_edge.runtime.cache_cli import entries
 from stem_edge.runtime.prepared import FORMAT, RECORD, Prepared, marks
 from stem_edge.system.user_folder import cpu_digest
-from stem_edge.token_counts import write_counts
+from stem_edge.tables.token_counts import write_counts
 
 Capture = pytest.CaptureFixture[str]
 

@@ -16,7 +16,7 @@ from stem_edge.export import calibration as module
 from stem_edge.export.calibration import probe_ids, read_token_ids
 from stem_edge.export.tokenizer import convert_tokenizer
 from stem_edge.numerics.distributions import divergence
-from stem_edge.token_counts import read_counts
+from stem_edge.tables.token_counts import read_counts
 
 BYTES = convert_tokenizer("bytes", None, add_bos=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from stem_edge.graph.device_rows import Activations, DeviceRows, Slab, fits, repeats
 from stem_edge.numerics.quantize import MIN_BLOCK
-from stem_edge.rows import Parts, RecordLayout, RowType
+from stem_edge.tables.rows import Parts, RecordLayout, RowType
 
 ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
 

@@ -18,13 +18,13 @@ from stores import flip_bit, write_store
 
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.recipes import Recipe, compose, pack_row
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import EditedStore
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import open_store
+from stem_edge.tables.lookup import Recipe, compose, pack_row
+from stem_edge.tables.rows import RecordLayout
 
 V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4
 LAYOUT = RecordLayout(records=V, layers=LAYERS, parts=((WIDTH,),), row_type="fp32")

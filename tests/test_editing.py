@@ -22,8 +22,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_file import SCOPES, Scope
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime import Model
+from stem_edge.tables.rows import RecordLayout
 
 # Scheme, source, target, options, and what each letter of the source looks up.
 CASES: list[tuple[str, str, str, dict[str, Any], list[str]]] = [

@@ -18,7 +18,7 @@ from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.report import ErrorMeter, errors
 from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.numerics.quantize import F32, I32
-from stem_edge.token_counts import Counts
+from stem_edge.tables.token_counts import Counts
 
 V, LAYERS, D_FF = 101, (1, 4), 64
 STEM = config(vocab_size=V, n_layers=5, stem_layers=LAYERS, d_ff=D_FF)

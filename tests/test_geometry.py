@@ -34,7 +34,7 @@ from stem_edge.measuring.geometry_text import choose, vectors
 from stem_edge.measuring.models import open_checkpoint
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, hidden_states, whole
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "The cat sat on the mat, and the dog on the hat. 0123456789 ABCDEFGHIJKLMNOPQRSTUVW!\n"

@@ -26,8 +26,8 @@ from stem_edge.ggml_check import (
 )
 from stem_edge.ggml_types import WEIGHT_TYPES
 from stem_edge.gguf_schema import repacks, tensor_types
-from stem_edge.rows import ROW_BITS
 from stem_edge.runtime.ggml_trial import LOST, WrongResultError, cases, compare
+from stem_edge.tables.rows import ROW_BITS
 
 GOOD = {"repack": True}
 # Lets the real trial see a wrong number in what `place` returns wherever the condition says so.

@@ -7,8 +7,8 @@ import pytest
 
 from stem_edge import gguf_schema
 from stem_edge.numerics.quantize import F32
-from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
 from stem_edge.runtime.ggml_slots import BlockSlots
+from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 
 gguf = pytest.importorskip("gguf")
 

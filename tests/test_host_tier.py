@@ -16,8 +16,6 @@ from stores import MemoryStore, ids
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.recipes import Recipe
-from stem_edge.rows import make_layout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.edited_store import READ_AT_ONCE
 from stem_edge.runtime.host_tier import HostTier
@@ -26,7 +24,9 @@ from stem_edge.runtime.slots import ArraySlots
 from stem_edge.runtime.store import open_store
 from stem_edge.runtime.warm import counts_file, expected_records, fill
 from stem_edge.system.user_folder import cache_folder
-from stem_edge.token_counts import write_counts
+from stem_edge.tables.lookup import Recipe
+from stem_edge.tables.rows import make_layout
+from stem_edge.tables.token_counts import write_counts
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)

@@ -19,7 +19,7 @@ from stem_edge.numerics.reference import ArrayMatrix, forward
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.warm import counts_file
 from stem_edge.system.user_folder import cache_folder
-from stem_edge.token_counts import read_counts
+from stem_edge.tables.token_counts import read_counts
 
 # Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
 TEXT = "the cat sat on the mat and the dog sat on the hat " * 8

@@ -13,10 +13,10 @@ from conftest import DEMO
 import stem_edge
 from stem_edge import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime import Model, loading
 from stem_edge.runtime.backend import BackendContext
 from stem_edge.runtime.sampling import top_ids
+from stem_edge.tables.rows import RecordLayout
 
 # Bytes that the demo model needs at the least with its whole context; some are for slots.
 LEAST_OF_DEMO = 18_000_000

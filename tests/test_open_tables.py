@@ -10,7 +10,7 @@ import stem_edge
 from stem_edge.bundle.tables import Tables, open_tables
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 VOCAB, WIDTH, PER_SHARD = 600, 16, 260
 LAYOUT = RecordLayout(records=VOCAB, layers=(1, 4), parts=((WIDTH,),), row_type="fp32")

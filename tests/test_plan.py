@@ -24,7 +24,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.rows import make_layout
 from stem_edge.runtime import plan as module
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.needs_ort import cpu_needs
@@ -37,7 +36,8 @@ from stem_edge.runtime.plan import (
     MemoryPlan,
 )
 from stem_edge.runtime.slots import ArraySlots
-from stem_edge.shards import CRC_NBYTES
+from stem_edge.tables.rows import make_layout
+from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import parse_size
 
 CONTEXT = 512

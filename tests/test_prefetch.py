@@ -11,11 +11,11 @@ from stores import MemoryStore, arrays_of, ids, resident
 
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
-from stem_edge.recipes import Recipe
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.slots import ArraySlots, Staged
+from stem_edge.tables.lookup import Recipe
+from stem_edge.tables.rows import RecordLayout
 
 V, SLOTS = 50, 4
 LAYOUT = RecordLayout(records=V, layers=(1, 2), parts=((4,),), row_type="fp32")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.recipes import compose, is_row, pack_row, plain, token_of, tokens_of
-from stem_edge.rows import RecordLayout, RowType, ScaleType, make_layout
+from stem_edge.tables.lookup import compose, is_row, pack_row, plain, token_of, tokens_of
+from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 
 V, LAYERS = 12, (1, 4, 5)
 

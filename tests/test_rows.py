@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.rows import MAX_RECORD_NBYTES, ROW_BITS, RecordLayout, RowType, make_layout
+from stem_edge.tables.rows import MAX_RECORD_NBYTES, ROW_BITS, RecordLayout, RowType, make_layout
 
 STAIRS = list(range(-8, 8))
 DOUBLE = [2 * value for value in STAIRS]

@@ -10,8 +10,8 @@ from stores import check_shard, write_array
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
-from stem_edge.rows import RecordLayout
-from stem_edge.shards import ShardGrid, array_metadata, crc32c, open_grid
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import ShardGrid, array_metadata, crc32c, open_grid
 
 # Three records of 20 bytes, two in a shard; the second is all zero.
 LAYOUT = RecordLayout(records=3, layers=(1,), parts=((16,),), row_type="int8", group_size=16)

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from stores import flip_bit, ids, write_store
 
-from stem_edge import shards
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.store import ReadMode, open_store
-from stem_edge.table_store import TableFormat
+from stem_edge.tables import shards
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import TableFormat
 
 V = 11
 LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8", group_size=16)

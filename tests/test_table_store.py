@@ -14,8 +14,8 @@ from test_shards import LAYOUT, RECORDS, edit
 
 from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
-from stem_edge.rows import RecordLayout
-from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import TableFormat, open_table_store
 
 PLAIN = TableFormat(tokens=3, tables=LAYOUT)
 # Of four records, of which two are rare, and six tokens.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stem_edge.token_counts import count_tokens, encode_counts, read_counts, write_counts
+from stem_edge.tables.token_counts import count_tokens, encode_counts, read_counts, write_counts
 
 COUNTS = np.array([3, 0, 1, 4294967295], np.uint32)
 

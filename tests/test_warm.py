@@ -15,7 +15,7 @@ import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.runtime.warm import counts_file
 from stem_edge.system.user_folder import cache_folder
-from stem_edge.token_counts import encode_counts, read_counts, write_counts
+from stem_edge.tables.token_counts import encode_counts, read_counts, write_counts
 
 PROMPT = "The capital of France is Paris. The capital of Peru is"
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Needs, Part
 from stem_edge.runtime.slots import ArraySlots
+from stem_edge.tables.rows import RecordLayout
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> list[ToyLoader]:

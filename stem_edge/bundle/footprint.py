@@ -20,8 +20,8 @@ from stem_edge.graph.formats import (
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
 from stem_edge.numerics.quantize import fitting_block
-from stem_edge.rows import RecordLayout
-from stem_edge.table_store import TableFormat
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
 SLOT_BOOKKEEPING_NBYTES = 16  # stem_edge.runtime.cache

@@ -5,9 +5,9 @@
     backbone.onnx                     a graph over it for other tools; nothing here reads it
     prefill.data                      optional: int8 matrices for prompts
     backbone.gguf                     stem_edge.gguf_schema: the backbone for ggml
-    tables.zarr/                          stem_edge.table_store; a dense model has none
+    tables.zarr/                          stem_edge.tables.store; a dense model has none
     tokenizer.json  tokenizer_config.json
-    token_counts.npy                      optional: stem_edge.token_counts
+    token_counts.npy                      optional: stem_edge.tables.token_counts
 
 A bundle has one backbone or both; they share everything else. manifest.json lists every other file
 with its size and sha256. Unknown fields are refused, so that a bundle never means more than this
@@ -33,9 +33,9 @@ from stem_edge.files.strict_json import decode_json, one_line
 from stem_edge.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
-from stem_edge.rows import RecordLayout
-from stem_edge.table_store import TableFormat
-from stem_edge.token_index import INDEX
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import TableFormat
+from stem_edge.tables.token_index import INDEX
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@ zarr's LocalStore opens, seeks and copies at every request; this one maps a file
 asked for and hands out views. Needs the extra `stem-edge[zarr]`.
 
 zarr takes a missing shard, and a record that an index calls empty, for zeros, and lets metadata name
-any codec. So this store holds only what stem_edge.table_store accepts: descriptions are compared when
+any codec. So this store holds only what stem_edge.tables.store accepts: descriptions are compared when
 it is made, a shard's size and index when it is mapped, and any other file below the folder is none of
 its keys.
 """
@@ -29,8 +29,8 @@ from zarr.storage import LocalStore
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, open_plain
-from stem_edge.table_store import TableStore, open_table_store
-from stem_edge.token_index import INDEX
+from stem_edge.tables.store import TableStore, open_table_store
+from stem_edge.tables.token_index import INDEX
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest

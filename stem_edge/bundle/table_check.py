@@ -15,9 +15,9 @@ from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, read_piece
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.rows import RecordLayout
-from stem_edge.shards import CRC_NBYTES, ShardGrid, crc32c
-from stem_edge.table_store import TableStore, open_table_store
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, crc32c
+from stem_edge.tables.store import TableStore, open_table_store
 
 PIECE_NBYTES = 8 << 20  # read at a time; a record may be larger
 

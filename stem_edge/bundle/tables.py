@@ -20,9 +20,9 @@ from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, unreadable
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.rows import RecordLayout
-from stem_edge.shards import ShardGrid
-from stem_edge.table_store import open_table_store
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import ShardGrid
+from stem_edge.tables.store import open_table_store
 
 Ids: TypeAlias = "int | slice | npt.ArrayLike"
 

@@ -16,11 +16,11 @@ from stem_edge.edit_file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Sc
 from stem_edge.edit_schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.workload import one_token
-from stem_edge.recipes import pack_row
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.overlay import Overlay
 from stem_edge.runtime.spans import tokens_after
 from stem_edge.runtime.text import TextCodec
+from stem_edge.tables.lookup import pack_row
+from stem_edge.tables.rows import RecordLayout
 
 
 def make_edit(

@@ -23,7 +23,7 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
 from stem_edge.graph.plan import WeightPlan
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 BACKBONE_DATA = "backbone.onnx.data"
 PREFILL_DATA = "prefill.data"

@@ -19,7 +19,7 @@ from stem_edge.graph.device_rows import Activations, DeviceRows, fits
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 GATHER_BLOCKS, FLOAT_PRODUCT = "GatherBlockQuantized", "FusedMatMul"
 HALF, WIDE = ".fp16", ".fp32"  # end the names of what was cast

@@ -15,7 +15,7 @@ import numpy as np
 
 from stem_edge.graph.names import row_codes, row_scales
 from stem_edge.numerics.quantize import I32, MIN_BLOCK, U8, zero_points
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 WORD = 4  # bytes
 Activations = Literal["fp32", "fp16"]

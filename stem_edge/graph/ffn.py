@@ -13,7 +13,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB, Attribute, GraphError
 from stem_edge.graph.layer import LayerGraph
 from stem_edge.graph.linear import gather_blocks
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 # Far enough apart that the softmax of the expert operator gives 1 and 0.
 CHOSEN = 100.0

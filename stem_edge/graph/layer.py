@@ -12,7 +12,7 @@ from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.names import head_width
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 Shapes = dict[str, tuple[int, ...]]
 NORM = "SimplifiedLayerNormalization"

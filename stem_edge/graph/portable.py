@@ -29,7 +29,7 @@ from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import backbone_shapes, kind_of, plain_norm
 from stem_edge.graph.portable_attention import attention
 from stem_edge.numerics.quantize import fitting_block
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
 

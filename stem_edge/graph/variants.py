@@ -16,7 +16,7 @@ from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import Variant
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 
 def obstacle(

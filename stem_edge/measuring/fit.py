@@ -44,7 +44,7 @@ from stem_edge.runtime.needs_ort import cpu_needs
 from stem_edge.runtime.options import DEFAULT_CONTEXT, EngineChoice
 from stem_edge.runtime.plan import MemoryPlan, Needs, Planner
 from stem_edge.system.memory import available_memory, usable_cpus
-from stem_edge.token_counts import counts_of_records, read_counts
+from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
 # Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.

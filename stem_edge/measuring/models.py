@@ -10,10 +10,10 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
-from stem_edge.rows import RowType, make_layout
 from stem_edge.runtime.engines import engine_names
 from stem_edge.runtime.options import EngineChoice
-from stem_edge.table_store import TableFormat
+from stem_edge.tables.rows import RowType, make_layout
+from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoint import Checkpoint

@@ -29,9 +29,9 @@ from stem_edge.runtime.flash import PROFILES, FlashName
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.warm import known_counts
-from stem_edge.shards import CRC_NBYTES
 from stem_edge.system.memory import available_memory
-from stem_edge.token_counts import Counts
+from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.tables.token_counts import Counts
 
 NeedsAt: TypeAlias = Callable[[int], Needs]  # of a context of so many tokens
 

@@ -53,7 +53,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.rows import ROW_BITS, RecordLayout, ScaleType
+from stem_edge.tables.rows import ROW_BITS, RecordLayout, ScaleType
 
 VOCABULARY = 8  # at least; the prompt has ids below
 ONE_TOKEN = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}

@@ -23,7 +23,7 @@ from stem_edge.edit_file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edi
 from stem_edge.edit_folder import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
-from stem_edge.token_counts import encode_counts, read_counts
+from stem_edge.tables.token_counts import encode_counts, read_counts
 
 CONTENT: dict[str, Any] = {
     "made_for": "0123456789abcdef" * 4,

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from contract import judged, refused, takes
 
-from stem_edge import config, edit_file, shards, token_index, zarr_json
+from stem_edge import config, edit_file
 from stem_edge.bundle import manifest as bundle
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit, read_edit
 from stem_edge.errors import BundleError, EditError
 from stem_edge.files.names import check_names
 from stem_edge.files.strict_json import check_depth, check_json, one_line
+from stem_edge.tables import shards, token_index, zarr_json
 
 # Names
 

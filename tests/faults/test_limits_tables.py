@@ -18,18 +18,18 @@ from stores import check_shard, flip_bit, write_store
 from test_limits_disk import open_files
 from test_z_tables import FORMAT, LAYOUT, NOWHERE, RECORDS, STRIDE, index_of, root, shard
 
-from stem_edge import shards
 from stem_edge.bundle import table_check
 from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.store import open_store
-from stem_edge.shards import open_grid
-from stem_edge.table_store import TableFormat
+from stem_edge.tables import shards
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import open_grid
+from stem_edge.tables.store import TableFormat
 
 __all__ = ["root"]  # the fixture
 FLOATS = RecordLayout(records=3, layers=(2, 5), parts=((4,),), row_type="fp32")

@@ -25,7 +25,7 @@ from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk, plain_files
 from stem_edge.graph.decode import BACKBONE_DATA
-from stem_edge.table_store import open_table_store
+from stem_edge.tables.store import open_table_store
 
 NOT_APPLICABLE: dict[str, str] = {
     "M16": "Nothing is fetched from anywhere: a bundle comes to the machine by other means.",

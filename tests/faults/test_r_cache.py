@@ -15,9 +15,9 @@ import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.cache import MOST_USES, RowCache
 from stem_edge.runtime.slots import ArraySlots
+from stem_edge.tables.rows import RecordLayout
 
 V = 1000
 LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")

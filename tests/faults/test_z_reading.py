@@ -27,9 +27,9 @@ from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.table_plan import EXPORT_TABLES, ExportTables
 from stem_edge.export.tables import _make_grid
 from stem_edge.files import disk
-from stem_edge.rows import RecordLayout, RowType, make_layout
 from stem_edge.runtime.store import open_store
-from stem_edge.table_store import TableFormat
+from stem_edge.tables.rows import RecordLayout, RowType, make_layout
+from stem_edge.tables.store import TableFormat
 
 __all__ = ["root"]  # the fixture
 EVERY = np.arange(5)
@@ -124,7 +124,7 @@ from pathlib import Path
 import numpy as np
 from stem_edge.errors import BundleError
 from stem_edge.runtime.store import open_store
-from stem_edge.table_store import open_table_store
+from stem_edge.tables.store import open_table_store
 
 root = Path(sys.argv[1])
 format = open_table_store(root).format

@@ -19,9 +19,9 @@ from test_shards import edit, slow_crc32c
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.rows import RecordLayout
 from stem_edge.runtime.store import ReadMode, RowStore, open_store
-from stem_edge.table_store import TableFormat, open_table_store
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import TableFormat, open_table_store
 
 # Five records of 20 bytes, two in a shard: the last shard has an empty place.
 LAYOUT = RecordLayout(records=5, layers=(1,), parts=((16,),), row_type="int8", group_size=16)

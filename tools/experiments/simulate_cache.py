@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge.measuring.hit_rates import simulate
-from stem_edge.token_counts import count_tokens
+from stem_edge.tables.token_counts import count_tokens
 
 
 def main() -> None:

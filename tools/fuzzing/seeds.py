@@ -17,11 +17,11 @@ import stem_edge
 from fuzzing.mutants import join
 from fuzzing.running import SEEDS
 from stem_edge.edit_file import Edit, NewRows, Replacement, encode_edit
-from stem_edge.rows import RecordLayout
-from stem_edge.shards import ShardGrid, array_metadata
-from stem_edge.table_store import TableFormat, group_metadata
-from stem_edge.token_index import encode_index, index_metadata
-from stem_edge.zarr_json import encode_metadata
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.store import TableFormat, group_metadata
+from stem_edge.tables.token_index import encode_index, index_metadata
+from stem_edge.tables.zarr_json import encode_metadata
 
 Seed: TypeAlias = tuple[str, str, bytes]  # target, name of the file, its bytes
 

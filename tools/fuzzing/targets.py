@@ -25,9 +25,9 @@ from stem_edge.export.safetensors_files import open_tensors
 from stem_edge.export.stored import StoredTensor
 from stem_edge.export.torch_files import load_tensors
 from stem_edge.runtime.store import RowStore
-from stem_edge.table_store import open_table_store
+from stem_edge.tables.store import open_table_store
+from stem_edge.tables.zarr_json import parse_json
 from stem_edge.tokenizer_gate import read_tokenizer
-from stem_edge.zarr_json import parse_json
 
 
 class Target(NamedTuple):

@@ -1,9 +1,9 @@
 """The table store on disk: a zarr v3 group, read here without zarr.
 
     tables.zarr/zarr.json        group; its attributes hold a TableFormat
-    tables.zarr/records/         array of records (stem_edge.shards)
+    tables.zarr/records/         array of records (stem_edge.tables.shards)
     tables.zarr/rare_records/    optional: those of rare tokens, with fewer bits
-    tables.zarr/index/           optional: token -> record (stem_edge.token_index)
+    tables.zarr/index/           optional: token -> record (stem_edge.tables.token_index)
 
 Records are numbered through both arrays. Without an index token t has record t.
 """
@@ -18,10 +18,10 @@ import numpy as np
 
 from stem_edge.config import MAX_VOCAB
 from stem_edge.numerics.quantize import I32, U8
-from stem_edge.rows import RecordLayout
-from stem_edge.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
-from stem_edge.token_index import ENTRY_NBYTES, INDEX, read_index
-from stem_edge.zarr_json import compare, naming, read_json
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
+from stem_edge.tables.token_index import ENTRY_NBYTES, INDEX, read_index
+from stem_edge.tables.zarr_json import compare, naming, read_json
 
 RECORDS, RARE_RECORDS = "records", "rare_records"
 ATTRIBUTE = "stem_edge"  # of the group: the format

@@ -14,8 +14,8 @@ import numpy as np
 from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import check_folder, read_plain
 from stem_edge.numerics.quantize import I32
-from stem_edge.shards import CRC_NBYTES, crc32c
-from stem_edge.zarr_json import array_document, compare, naming, read_json
+from stem_edge.tables.shards import CRC_NBYTES, crc32c
+from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
 
 INDEX = "index"
 ENTRY_NBYTES = 4

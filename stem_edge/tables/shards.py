@@ -27,8 +27,8 @@ from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, open_plain, read_at, unreadable
 from stem_edge.numerics.quantize import U8
-from stem_edge.rows import RecordLayout
-from stem_edge.zarr_json import array_document, compare, naming, read_json
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
 
 CRC_NBYTES = 4
 INDEX_ENTRY_NBYTES = 16

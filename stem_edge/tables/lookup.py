@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout
 
 # Token ids, whose rows are averaged (a token that is there twice counts twice), or a packed row.
 Row: TypeAlias = tuple[int, ...] | bytes
