@@ -6,9 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stem_edge.chat_template import ChatTemplate, checked_messages
 from stem_edge.errors import InputError
 from stem_edge.runtime.text import TextCodec
+from stem_edge.text.chat_template import ChatTemplate, checked_messages
 
 Messages = Sequence[Mapping[str, str]]
 

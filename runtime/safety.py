@@ -28,12 +28,12 @@ from stem_edge.bundle.manifest import (
     open_manifest,
 )
 from stem_edge.bundle.table_check import check_tables
-from stem_edge.chat_template import ChatTemplate, read_template
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import Progress
 from stem_edge.runtime.engines import is_installed
 from stem_edge.runtime.trial import try_first
-from stem_edge.tokenizer_gate import read_tokenizer
+from stem_edge.text.chat_template import ChatTemplate, read_template
+from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.units import format_size
 
 # Names of what a system or an interpreter would run.

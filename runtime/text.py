@@ -15,8 +15,8 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
+from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text_table import printable
-from stem_edge.tokenizer_gate import check_tokenizer
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

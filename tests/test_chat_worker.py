@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stem_edge import chat_template, chat_worker
-from stem_edge.chat_template import _end, _Worker
-from stem_edge.chat_worker import answer, serve
 from stem_edge.system.child import module_command, run_child
+from stem_edge.text import chat_template, chat_worker
+from stem_edge.text.chat_template import _end, _Worker
+from stem_edge.text.chat_worker import answer, serve
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -126,7 +126,7 @@ def test_it_serves_until_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_without_requests_it_ends() -> None:
-    ended = run_child(module_command("stem_edge.chat_worker"), 60)
+    ended = run_child(module_command("stem_edge.text.chat_worker"), 60)
     assert (ended.status, ended.stdout.strip()) == (0, b"ready")
 
 

@@ -36,11 +36,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
-from stem_edge.chat_template import read_template
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
 from stem_edge.runtime.options import LoadOptions
 from stem_edge.runtime.scoring import Scorer
+from stem_edge.text.chat_template import read_template
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and ids of both
 Message = dict[str, str]  # role and content

@@ -35,7 +35,7 @@ QUICK = Limits(1 << 30, 60, 60.0)
 UNCHECKED = """
 import sys
 from stem_edge.runtime import text, trial_worker
-from stem_edge.tokenizer_gate import CheckedTokenizer
+from stem_edge.text.tokenizer_gate import CheckedTokenizer
 read = lambda path, *_: CheckedTokenizer(path.read_text("utf-8"), 1, 1, ())
 text.check_tokenizer = read
 sys.exit(trial_worker.main())"""

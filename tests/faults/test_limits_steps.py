@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 from contract import takes
 
-from stem_edge import tokenizer_steps
-from stem_edge.tokenizer_steps import KINDS, check_model, check_steps
+from stem_edge.text import tokenizer_steps
+from stem_edge.text.tokenizer_steps import KINDS, check_model, check_steps
 
 SIZE = 100
 Step = dict[str, Any]

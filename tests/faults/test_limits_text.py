@@ -11,12 +11,12 @@ import pytest
 from contract import refused, takes
 from tokenizers import Tokenizer
 
-from stem_edge import tokenizer_gate
 from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime import text
 from stem_edge.runtime.text import TextCodec, TokenStream
-from stem_edge.tokenizer_gate import AddedToken, check_tokenizer
+from stem_edge.text import tokenizer_gate
+from stem_edge.text.tokenizer_gate import AddedToken, check_tokenizer
 
 WORDS: dict[str, Any] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
 SIZE = 100

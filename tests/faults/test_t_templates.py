@@ -13,8 +13,8 @@ import psutil
 import pytest
 from contract import refused
 
-from stem_edge.chat_template import SECONDS, ChatTemplate
 from stem_edge.errors import BundleError, InputError
+from stem_edge.text.chat_template import SECONDS, ChatTemplate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TURNS = (

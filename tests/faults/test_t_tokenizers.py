@@ -23,8 +23,8 @@ from tokenizers import processors as posts
 
 from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.text import TextCodec, probe_texts
-from stem_edge.tokenizer_gate import read_tokenizer
-from stem_edge.tokenizer_steps import KINDS, MAX_DEPTH
+from stem_edge.text.tokenizer_gate import read_tokenizer
+from stem_edge.text.tokenizer_steps import KINDS, MAX_DEPTH
 
 SIZE = 1756
 DEMO_JSON = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))

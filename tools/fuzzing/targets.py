@@ -18,8 +18,6 @@ import numpy as np
 from fuzzing import mutants
 from fuzzing.running import SEEDS
 from stem_edge.bundle.manifest import encode_manifest, parse_manifest
-from stem_edge.chat_template import SAMPLE, ChatTemplate, read_template
-from stem_edge.chat_worker import environment
 from stem_edge.edit_file import encode_edit, read_edit
 from stem_edge.export.safetensors_files import open_tensors
 from stem_edge.export.stored import StoredTensor
@@ -27,7 +25,9 @@ from stem_edge.export.torch_files import load_tensors
 from stem_edge.runtime.store import RowStore
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json
-from stem_edge.tokenizer_gate import read_tokenizer
+from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
+from stem_edge.text.chat_worker import environment
+from stem_edge.text.tokenizer_gate import read_tokenizer
 
 
 class Target(NamedTuple):

@@ -2,7 +2,7 @@
 
 A template is a program of whoever made the bundle. Jinja's sandbox keeps it from everything but
 its own values, this process' bounds from eating the machine, and the parent from waiting for ever:
-see stem_edge/chat_template.py. A request and an answer are each a line of JSON.
+see stem_edge/text/chat_template.py. A request and an answer are each a line of JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Conversations as the text that a chat model was trained on, by the template of its tokenizer.
 
-The template comes with the bundle, so it runs in a process of its own (stem_edge/chat_worker.py),
+The template comes with the bundle, so it runs in a process of its own (stem_edge/text/chat_worker.py),
 for so long and with so much memory. That process stays for the next rendering, and is ended when
 the template is closed or forgotten, or when it does not answer.
 """
@@ -189,7 +189,7 @@ class _Worker:
 
     def __init__(self) -> None:
         process = subprocess.Popen(
-            module_command("stem_edge.chat_worker"),
+            module_command("stem_edge.text.chat_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

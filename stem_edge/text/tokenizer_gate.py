@@ -19,8 +19,8 @@ import msgspec
 from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
+from stem_edge.text.tokenizer_steps import check_model, check_steps
 from stem_edge.text_table import printable
-from stem_edge.tokenizer_steps import check_model, check_steps
 
 MAX_NBYTES = 64 << 20  # twice the largest of published models
 MAX_ADDED = 1 << 15
