@@ -45,8 +45,8 @@ from stem_edge.export.sources import Sources, check_apart
 from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_check import checked_ggml
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import (
     BackboneFormat,
     GgufFormat,

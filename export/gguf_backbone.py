@@ -1,11 +1,10 @@
-"""The backbone for ggml: one GGUF file (stem_edge.gguf_schema) with the checkpoint's tensors."""
+"""The backbone for ggml: one GGUF file (stem_edge.ggml.gguf_schema) with the checkpoint's tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stem_edge import gguf_schema
 from stem_edge.bundle.manifest import GGUF, FileEntry, tables_hash
 from stem_edge.export.calibration import sequences
 from stem_edge.export.gguf_tokenizer import tokenizer_metadata
@@ -14,6 +13,7 @@ from stem_edge.export.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.job import Advance, Job, Tell
 from stem_edge.export.report import ErrorMeter
+from stem_edge.ggml import gguf_schema
 from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.numerics.quantize import F32
 

@@ -30,7 +30,7 @@ from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.sources import Sources, check_apart
 from stem_edge.files import disk
-from stem_edge.ggml_check import checked_ggml
+from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress

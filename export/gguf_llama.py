@@ -6,7 +6,7 @@
 | norms of q and k; biases of q, k and v | qwen3, which rotates halves |
 
 Where a model rotates in the other way, the rows of q and k change places within each head, which
-changes no product. The mixtures of tensor types are llama.cpp's (stem_edge.gguf_schema). What the
+changes no product. The mixtures of tensor types are llama.cpp's (stem_edge.ggml.gguf_schema). What the
 two architectures cannot compute is refused: STEM layers, norms after attention and FFN, soft caps,
 windows, and the rest of `_obstacles`.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 import stem_edge
-from stem_edge import gguf_schema
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.errors import ExportError
@@ -29,9 +28,10 @@ from stem_edge.export.gguf_values import TensorSource
 from stem_edge.export.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.heads import HeadRows
 from stem_edge.export.report import ErrorMeter
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_types import F32 as FLOAT32
-from stem_edge.ggml_types import TensorType
+from stem_edge.ggml import gguf_schema
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import F32 as FLOAT32
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, Matrix

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.export.report import ErrorMeter
-from stem_edge.ggml import INSTALL, Ggml
-from stem_edge.ggml_types import F16, TensorType
-from stem_edge.ggml_types import F32 as FLOAT32
+from stem_edge.ggml.library import INSTALL, Ggml
+from stem_edge.ggml.types import F16, TensorType
+from stem_edge.ggml.types import F32 as FLOAT32
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.reference import Matrix
 

@@ -20,9 +20,9 @@ from stem_edge.export.files import BundleFile
 from stem_edge.export.gguf_values import TensorSource, encoder
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.weights import Weights, all_rows
-from stem_edge.ggml import Ggml
-from stem_edge.gguf_schema import ALIGNMENT
-from stem_edge.gguf_tensors import encode_tensors, lay_out
+from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
+from stem_edge.ggml.library import Ggml
 from stem_edge.numerics.quantize import U8
 from stem_edge.numerics.reference import whole
 

@@ -17,7 +17,7 @@ from stem_edge.export.options import ExportOptions
 from stem_edge.export.report import ErrorMeter
 from stem_edge.export.table_plan import TablePlan
 from stem_edge.export.tokenizer import ExportedTokenizer
-from stem_edge.ggml import Ggml
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_tensors import GgufWeights
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.gguf_tensors import GgufWeights
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.names import EARLY, layer_graphs
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.rope import frequency_factors

@@ -2,7 +2,7 @@
 
     prepared/<key>/    prepared.json and the graphs, rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
-    ggml/<key>.json    that a library of ggml computes what it should (stem_edge.ggml_check)
+    ggml/<key>.json    that a library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  whether a bundle loads (stem_edge.bundle.verdicts)
     places/<key>.json  that the files at a path are those of a bundle's manifest
 
@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 import onnxruntime as ort
 
-from stem_edge import ggml_check
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime import prepared
 from stem_edge.runtime.warm import COUNTS
 from stem_edge.system.user_folder import cache_folder, cpu_digest

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from stem_edge.bundle.manifest import BACKBONE_FILES, Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml import INSTALL, library_path
+from stem_edge.ggml.library import INSTALL, library_path
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backend import Backend
 from stem_edge.runtime.options import LoadOptions

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.ggml import SUCCESS, Ggml, InitParams
-from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_schema import ALIGNMENT
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.library import SUCCESS, Ggml, InitParams
+from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import DAMAGED, LESS_MEMORY
 from stem_edge.system.memory import page_aligned

@@ -14,7 +14,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import ggml_types, gguf_schema
+from stem_edge.ggml import gguf_schema
+from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import U8, unpack_codes
 from stem_edge.runtime.slots import Slots
 from stem_edge.system.memory import page_aligned

@@ -1,6 +1,6 @@
 """Tries ggml in a process of its own: python -m stem_edge.runtime.ggml_trial LIBRARY.
 
-Not a command for users: `stem_edge.ggml_check` starts it, and says why. Small models with every type
+Not a command for users: `stem_edge.ggml.check` starts it, and says why. Small models with every type
 of weights and rows run as they do once they are loaded, a prompt and then one token; their logits
 are compared with those of the numpy model. Each is a line of stdout before it is computed, so that
 whoever started it can tell where it crashed; the last line is the result as JSON. Otherwise stderr
@@ -19,13 +19,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stem_edge import ggml_types as types
 from stem_edge.config import Llama3Rope, ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_check import DIFFERS, REFUSED, Told
-from stem_edge.gguf_schema import BASE, kv_type
-from stem_edge.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.ggml import types
+from stem_edge.ggml.check import DIFFERS, REFUSED, Told
+from stem_edge.ggml.gguf_schema import BASE, kv_type
+from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward

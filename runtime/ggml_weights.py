@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.files import disk
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_schema import repacks
-from stem_edge.gguf_tensors import GgufTensor, GgufWeights
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.gguf_schema import repacks
+from stem_edge.ggml.gguf_tensors import GgufTensor, GgufWeights
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.ggml_graph import Arena, Memory, Tensor, freed_with
 from stem_edge.system.memory import advise_huge_pages

@@ -6,9 +6,9 @@ from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
 from stem_edge.bundle.manifest import GGUF, Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml_check import checked_ggml
-from stem_edge.gguf_schema import kv_type
-from stem_edge.gguf_tensors import locate
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.gguf_schema import kv_type
+from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
 from stem_edge.runtime.engines import check_absent
 from stem_edge.runtime.ggml_slots import BlockSlots

@@ -85,7 +85,7 @@ def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
     if not is_installed(engine):
         return f"{engine} is not installed"
     if engine == "ggml":
-        from stem_edge.ggml_check import checked_ggml
+        from stem_edge.ggml.check import checked_ggml
 
         try:
             checked_ggml(cache_dir)
@@ -96,7 +96,7 @@ def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
 
 def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
     """Whether there are matrices that this build of ggml rearranges."""
-    from stem_edge.ggml_check import checked_ggml
+    from stem_edge.ggml.check import checked_ggml
     from stem_edge.runtime.ggml_weights import can_repack
 
     ggml = checked_ggml(cache_dir)

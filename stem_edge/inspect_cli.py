@@ -18,7 +18,7 @@ from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, QualityRep
 from stem_edge.command_line import engine_name
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.gguf_schema import matrix_types
+from stem_edge.ggml.gguf_schema import matrix_types
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
 from stem_edge.measuring.cost_report import cost_figures, cost_report, cost_table

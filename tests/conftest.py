@@ -17,8 +17,8 @@ import pytest
 
 import stem_edge
 from stem_edge.bundle.verdicts import PLACES, TRIALS
-from stem_edge.ggml import library_path
-from stem_edge.ggml_check import checked_ggml
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.library import library_path
 from stem_edge.graph.formats import EngineName
 
 if TYPE_CHECKING:

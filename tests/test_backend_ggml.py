@@ -13,9 +13,9 @@ from conftest import needs_ggml
 from test_conformance import stepwise
 
 import stem_edge
-from stem_edge import ggml_types
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import BackendError, InputError
+from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backend_ggml import GgmlContext, _mask

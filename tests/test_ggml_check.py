@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from test_ggml_library import compiled, needs_compiler, needs_library, version_source
 
-from stem_edge import ggml_check
 from stem_edge.errors import BackendError
-from stem_edge.ggml import REINSTALL, installed_library
-from stem_edge.ggml_check import (
+from stem_edge.ggml import check as ggml_check
+from stem_edge.ggml.check import (
     check_library,
     checked_ggml,
     read_verdict,
     rebuild,
     verdict_file,
 )
-from stem_edge.ggml_types import WEIGHT_TYPES
-from stem_edge.gguf_schema import repacks, tensor_types
+from stem_edge.ggml.gguf_schema import repacks, tensor_types
+from stem_edge.ggml.library import REINSTALL, installed_library
+from stem_edge.ggml.types import WEIGHT_TYPES
 from stem_edge.runtime.ggml_trial import LOST, WrongResultError, cases, compare
 from stem_edge.tables.rows import ROW_BITS
 
@@ -125,7 +125,7 @@ def test_the_processor_the_system_or_stem_edge_changed(
 ) -> None:
     trials.count()
     value = "another" if what == "__version__" else lambda: "another"
-    monkeypatch.setattr(f"stem_edge.ggml_check.{what}", value)
+    monkeypatch.setattr(f"stem_edge.ggml.check.{what}", value)
     assert [trials.count(), trials.count()] == [1, 0]
 
 

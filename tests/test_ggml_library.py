@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge import ggml as module
-from stem_edge import ggml_types
 from stem_edge.errors import BackendError
-from stem_edge.ggml import (
+from stem_edge.ggml import library as module
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.check import ARM, USUAL, X86
+from stem_edge.ggml.library import (
     KNOWN_VERSIONS,
     PROTOTYPES,
     REINSTALL,
@@ -25,7 +26,6 @@ from stem_edge.ggml import (
     library_path,
     open_ggml,
 )
-from stem_edge.ggml_check import ARM, USUAL, X86
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = library_path()

@@ -29,8 +29,8 @@ from stem_edge.export.gguf_dense import TokenizerDiffers, export_dense_gguf
 from stem_edge.export.gguf_llama import write_dense
 from stem_edge.export.heads import HeadRows
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.ggml import Ggml, library_path, open_ggml
-from stem_edge.gguf_schema import gguf_name, tensor_types
+from stem_edge.ggml.gguf_schema import gguf_name, tensor_types
+from stem_edge.ggml.library import Ggml, library_path, open_ggml
 from stem_edge.graph.formats import GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, forward

@@ -22,8 +22,8 @@ from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter, weights
 from stem_edge.export.readers import read_checkpoint
-from stem_edge.gguf_schema import gguf_name
-from stem_edge.gguf_tensors import planned_tensors
+from stem_edge.ggml.gguf_schema import gguf_name
+from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES
 from stem_edge.numerics.reference import forward, whole
 

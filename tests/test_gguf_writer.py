@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from stem_edge import CheckpointError, ExportError
-from stem_edge import ggml_types as types
 from stem_edge.errors import BackendError
 from stem_edge.export import weights
 from stem_edge.export.gguf_values import EVERY, TensorSource
 from stem_edge.export.gguf_writer import GgufValue, encode_header, write_gguf
 from stem_edge.export.report import ErrorMeter, errors
-from stem_edge.ggml import Ggml, open_ggml
-from stem_edge.ggml_types import WEIGHT_TYPES, TensorType
+from stem_edge.ggml import types
+from stem_edge.ggml.library import Ggml, open_ggml
+from stem_edge.ggml.types import WEIGHT_TYPES, TensorType
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.reference import ArrayMatrix
 

@@ -12,7 +12,6 @@ from make_checkpoint import Shape, write_checkpoint
 from test_architectures import HASHED, SIZES
 from test_architectures import write as write_variant
 
-from stem_edge import ggml_types as types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.export.checkpoint import Checkpoint
@@ -20,8 +19,9 @@ from stem_edge.export.gguf_values import TensorSource, encoder
 from stem_edge.export.hidden_states import importance_vectors
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.export.report import ErrorMeter
-from stem_edge.ggml import Ggml, open_ggml
-from stem_edge.ggml_types import TensorType
+from stem_edge.ggml import types
+from stem_edge.ggml.library import Ggml, open_ggml
+from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, forward, whole

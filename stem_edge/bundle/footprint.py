@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stem_edge import ggml_types, gguf_schema
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
+from stem_edge.ggml import gguf_schema
+from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import (
     VOCABULARY_KINDS,

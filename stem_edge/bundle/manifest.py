@@ -4,7 +4,7 @@
     backbone.onnx.data                the backbone for onnxruntime, as stem_edge.graph plans it
     backbone.onnx                     a graph over it for other tools; nothing here reads it
     prefill.data                      optional: int8 matrices for prompts
-    backbone.gguf                     stem_edge.gguf_schema: the backbone for ggml
+    backbone.gguf                     stem_edge.ggml.gguf_schema: the backbone for ggml
     tables.zarr/                          stem_edge.tables.store; a dense model has none
     tokenizer.json  tokenizer_config.json
     token_counts.npy                      optional: stem_edge.tables.token_counts
@@ -30,7 +30,7 @@ from stem_edge.files import disk
 from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
-from stem_edge.gguf_tensors import locate
+from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.tables.rows import RecordLayout

@@ -37,8 +37,8 @@ from stem_edge.bundle.manifest import (
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml import library_path
-from stem_edge.ggml_check import library_files
+from stem_edge.ggml.check import library_files
+from stem_edge.ggml.library import library_path
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest

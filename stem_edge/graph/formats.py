@@ -17,7 +17,7 @@ MatrixKind = Literal["embedding", "head", "qkv", "wo", "gate", "up", "down", "pr
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
-# As llama.cpp names its mixtures of tensor types (stem_edge.gguf_schema).
+# As llama.cpp names its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 

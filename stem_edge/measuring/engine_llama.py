@@ -15,10 +15,10 @@ import llama_cpp
 import numpy as np
 from msgspec.structs import replace
 
-from stem_edge import ggml_types
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.ggml_types import TensorType
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
 from stem_edge.measuring.worker import MeasuredEngine
 from stem_edge.numerics.reference import ArrayMatrix
@@ -51,8 +51,8 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
     from stem_edge.export.gguf_dense import publish_file
     from stem_edge.export.gguf_llama import write_dense
     from stem_edge.export.gguf_writer import GgufValue
-    from stem_edge.ggml import open_ggml
-    from stem_edge.gguf_schema import tensor_types
+    from stem_edge.ggml.gguf_schema import tensor_types
+    from stem_edge.ggml.library import open_ggml
 
     sizes = (config.vocab_size, config.dim, config.d_ff, config.n_layers)
     heads = (config.n_heads, config.n_kv_heads, config.head_dim)

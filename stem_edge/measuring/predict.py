@@ -19,7 +19,7 @@ import numpy as np
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
-from stem_edge.gguf_schema import repacked_nbytes
+from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.models import is_bundle

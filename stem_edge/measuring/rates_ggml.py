@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import ggml_types
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.ggml import Ggml
-from stem_edge.ggml_check import checked_ggml
-from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_schema import (
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.gguf_schema import (
     ALIGNMENT,
     backbone_nbytes,
     kv_type,
     repacks,
     tensor_types,
 )
-from stem_edge.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.backend import LEAST_CHUNK

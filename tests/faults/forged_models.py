@@ -42,8 +42,8 @@ from stem_edge.config import (
     RopeScaling,
     YarnRope,
 )
-from stem_edge.gguf_schema import ALIGNMENT
-from stem_edge.gguf_tensors import encode_tensors, planned_tensors
+from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import (
     GGUF_TYPES,

@@ -20,8 +20,8 @@ from stores import write_store
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, TABLES, open_bundle
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
-from stem_edge.ggml import Ggml
-from stem_edge.gguf_tensors import locate
+from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.decode import BACKBONE_DATA, decoding
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backend import check_logits, check_memory, reason

@@ -3,7 +3,7 @@
 ggml comes as shared libraries with llama-cpp-python, which is not imported: the one handle on
 libggml resolves everything. Structs are opaque pointers. ggml ends the process when an argument is
 wrong, so callers check sizes and types before; and they open it by `checked_ggml` of
-`stem_edge.ggml_check`, which has tried the library in another process.
+`stem_edge.ggml.check`, which has tried the library in another process.
 """
 
 from __future__ import annotations

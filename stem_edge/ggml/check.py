@@ -23,7 +23,7 @@ from stem_edge import __version__
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml import AGAIN, REINSTALL, Ggml, installed_library
+from stem_edge.ggml.library import AGAIN, REINSTALL, Ggml, installed_library
 from stem_edge.system.child import (
     SIGKILL,
     WINDOWS_CRASH,

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import msgspec
 
-from stem_edge import ggml_types as types
 from stem_edge.config import ModelConfig
-from stem_edge.ggml_types import TensorType
+from stem_edge.ggml import types
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
 from stem_edge.tables.rows import RecordLayout
 
@@ -178,7 +178,7 @@ def slot_nbytes(layout: RecordLayout) -> int:
 def repacks(stored: TensorType, rows: int) -> bool:
     """Whether ggml can rearrange a matrix of so many rows for faster products.
 
-    Builds for some processors cannot: stem_edge.ggml_check finds out.
+    Builds for some processors cannot: stem_edge.ggml.check finds out.
     """
     return stored in (types.Q4_0, types.Q4_K) and rows % 8 == 0
 

@@ -17,8 +17,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
-from stem_edge.ggml_types import TensorType
-from stem_edge.gguf_schema import ALIGNMENT, gguf_name, tensor_types
+from stem_edge.ggml.gguf_schema import ALIGNMENT, gguf_name, tensor_types
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
 
 EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge export CHECKPOINT OUT --engine gguf"
