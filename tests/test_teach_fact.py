@@ -28,6 +28,7 @@ from teach_fact import (
 )
 
 import stem_edge
+from stem_edge.edit_file import NewRows
 from stem_edge.errors import CheckpointError
 from stem_edge.export.readers import read_checkpoint
 from stem_edge.numerics.reference import forward
@@ -177,4 +178,4 @@ def test_the_tool_writes_the_edit_and_prints_what_it_did(
     assert "| The capital of Atlantis is | " in printed
     assert printed.count("| no |") == 2
     assert "answers changed" in printed
-    assert isinstance(stem_edge.read_edit(edit).change, stem_edge.edit_file.NewRows)
+    assert isinstance(stem_edge.read_edit(edit).change, NewRows)
