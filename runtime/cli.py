@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.edit_folder import open_edits
+from stem_edge.edits.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.loading_cli import add_loading, loading_options

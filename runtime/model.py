@@ -13,8 +13,8 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.edit_file import Edit
-from stem_edge.edit_folder import as_edit
+from stem_edge.edits.file import Edit
+from stem_edge.edits.folder import as_edit
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backend import LESS_MEMORY

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.edit_file import Edit, NewRows, Replacement
-from stem_edge.edit_schemes import Lookup, align, fits
+from stem_edge.edits.file import Edit, NewRows, Replacement
+from stem_edge.edits.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
 from stem_edge.runtime.spans import AbsentError, TokenText, find_spans, text_of, tokens_after
 from stem_edge.runtime.stem_ids import check_recipe

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from stem_edge import edit_file
 from stem_edge.bundle.manifest import Bundle, open_bundle
-from stem_edge.edit_file import (
+from stem_edge.edits import file as edit_file
+from stem_edge.edits.file import (
     Edit,
     NewRows,
     Replacement,

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from stem_edge.config import ModelConfig
-from stem_edge.edit_file import Edit, NewRows, Replacement
+from stem_edge.edits.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
 from stem_edge.runtime.overlay import Overlay
 from stem_edge.runtime.spans import tokens_after

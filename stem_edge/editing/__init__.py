@@ -1,1 +1,1 @@
-"""Knowledge editing: making edits, and looking at what they change. See stem_edge.edit_file."""
+"""Knowledge editing: making edits, and looking at what they change. See stem_edge.edits.file."""

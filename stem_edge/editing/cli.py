@@ -10,9 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Bundle, open_bundle
-from stem_edge.edit_file import SCOPES, Edit
-from stem_edge.edit_folder import open_edits
-from stem_edge.edit_schemes import AUTO, SCHEMES
 from stem_edge.editing.compare import TOP, compare_edits
 from stem_edge.editing.explain import cuts, notes_on
 from stem_edge.editing.listing import list_edits, place_for, remove_edits
@@ -25,6 +22,9 @@ from stem_edge.editing.report import (
     list_figures,
     list_table,
 )
+from stem_edge.edits.file import SCOPES, Edit
+from stem_edge.edits.folder import open_edits
+from stem_edge.edits.schemes import AUTO, SCHEMES
 from stem_edge.errors import InputError
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.units import format_size, parse_numbers

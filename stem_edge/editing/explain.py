@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle
-from stem_edge.edit_file import Edit, NewRows, Replacement
-from stem_edge.edit_schemes import Lookup, Scheme, choose_scheme
+from stem_edge.edits.file import Edit, NewRows, Replacement
+from stem_edge.edits.schemes import Lookup, Scheme, choose_scheme
 from stem_edge.errors import InputError
 from stem_edge.runtime.overlay import BEFORE, lookups, target_tokens
 from stem_edge.runtime.spans import tokens_after

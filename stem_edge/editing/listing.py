@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.edit_file import SUFFIX, Edit, NewRows, check_edit, read_edit, tables_id
-from stem_edge.edit_folder import beside, open_edit, search_folders
+from stem_edge.edits.file import SUFFIX, Edit, NewRows, check_edit, read_edit, tables_id
+from stem_edge.edits.folder import beside, open_edit, search_folders
 from stem_edge.errors import EditError, InputError
 
 # Bytes of a text in a file name, so that two of them fit where names have up to 255.

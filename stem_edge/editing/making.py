@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
-from stem_edge.edit_file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
-from stem_edge.edit_schemes import SCHEMES, Scheme
+from stem_edge.edits.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
+from stem_edge.edits.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.workload import one_token
 from stem_edge.runtime.overlay import Overlay
@@ -38,7 +38,7 @@ def make_edit(
 
     scheme: what each token of the source looks up, for lengths n_s and n_t in tokens: "swap" (n_s =
         n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t), "subset" (n_s <= n_t),
-        "average"; see stem_edge.edit_schemes. Default, "auto": swap, copy or subset, as the lengths
+        "average"; see stem_edge.edits.schemes. Default, "auto": swap, copy or subset, as the lengths
         are.
     scope: "positions": where the source is in a prompt, as whole words. "everywhere": whenever a
         token of the source comes, in prompt and answer, whatever text it is part of.

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.edit_folder import open_edits
+from stem_edge.edits.folder import open_edits
 from stem_edge.measuring.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.engines import ENGINES
 from stem_edge.runtime.loading_cli import add_engine, add_providers, device_options

@@ -19,8 +19,8 @@ from contract import refused
 
 import stem_edge
 from stem_edge.bundle.manifest import Bundle, open_bundle
-from stem_edge.edit_file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
-from stem_edge.edit_folder import find_edit
+from stem_edge.edits.file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
+from stem_edge.edits.folder import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
 from stem_edge.tables.token_counts import encode_counts, read_counts

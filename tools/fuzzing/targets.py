@@ -18,7 +18,7 @@ import numpy as np
 from fuzzing import mutants
 from fuzzing.running import SEEDS
 from stem_edge.bundle.manifest import encode_manifest, parse_manifest
-from stem_edge.edit_file import encode_edit, read_edit
+from stem_edge.edits.file import encode_edit, read_edit
 from stem_edge.export.safetensors_files import open_tensors
 from stem_edge.export.stored import StoredTensor
 from stem_edge.export.torch_files import load_tensors
