@@ -10,16 +10,16 @@ from pathlib import Path
 from stem_edge.bundle.manifest import TOKEN_COUNTS, WORKING, Bundle
 from stem_edge.command_line import BACKBONE_FOR, own_command
 from stem_edge.errors import ExportError
+from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_with
-from stem_edge.export.gguf_dense import export_dense_gguf
-from stem_edge.export.options import (
+from stem_edge.export.job.options import (
     BACKBONES,
     BLOCK_SIZE,
     CALIBRATION_TOKENS,
     QUANTIZERS,
     ExportOptions,
 )
-from stem_edge.export.table_plan import EXPORT_TABLES, FREQUENT
+from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT
 from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.inspect_cli import table
 from stem_edge.tables.token_counts import read_counts

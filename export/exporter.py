@@ -27,24 +27,24 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.verdicts import keep_good
 from stem_edge.errors import CheckpointError, ExportError
-from stem_edge.export.acceptance import accept
-from stem_edge.export.adding import check_base, keep_files, open_base
-from stem_edge.export.calibration import observe, probe_ids, read_token_ids
-from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.files import LOCK, check_free, publish, write_file
-from stem_edge.export.gguf_backbone import write_backbone
-from stem_edge.export.gguf_values import import_gguf
-from stem_edge.export.job import Advance, Job, Tell, Work
-from stem_edge.export.journal import Journal
-from stem_edge.export.lora import merge_lora
-from stem_edge.export.onnx_backbone import OnnxBackbone
-from stem_edge.export.options import ExportEngine, ExportOptions
-from stem_edge.export.readers import read_checkpoint
-from stem_edge.export.report import ErrorMeter
-from stem_edge.export.sources import Sources, check_apart
-from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.add_backbone import check_base, keep_files, open_base
+from stem_edge.export.backbone.gguf import write_backbone
+from stem_edge.export.backbone.gguf_values import import_gguf
+from stem_edge.export.backbone.onnx import OnnxBackbone
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.checkpoints.lora import merge_lora
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.checkpoints.sources import Sources, check_apart
+from stem_edge.export.job.files import LOCK, check_free, publish, write_file
+from stem_edge.export.job.job import Advance, Job, Tell, Work
+from stem_edge.export.job.journal import Journal
+from stem_edge.export.job.options import ExportEngine, ExportOptions
+from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.quality_check import accept
+from stem_edge.export.quantization.calibration import observe, probe_ids, read_token_ids
+from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
-from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import (
@@ -87,7 +87,7 @@ def export_bundle(
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Bundle:
-    """Export a checkpoint (stem_edge.export.readers says of whom) to a bundle in the folder `out`.
+    """Export a checkpoint (stem_edge.export.checkpoints.readers says of whom) to a bundle in the folder `out`.
 
     engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: that of the
         backbone's type, else onnx.

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge.bundle.manifest import FileEntry
-from stem_edge.export.checkpoint import check_finite
-from stem_edge.export.files import BundleFile, write_file
-from stem_edge.export.job import Advance, Work
-from stem_edge.export.report import ErrorMeter
-from stem_edge.export.table_plan import TablePlan
-from stem_edge.export.weights import Threads
+from stem_edge.export.checkpoints.checkpoint import check_finite
+from stem_edge.export.job.files import BundleFile, write_file
+from stem_edge.export.job.job import Advance, Work
+from stem_edge.export.job.table_plan import TablePlan
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.weights import Threads
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.reference import Matrix
 from stem_edge.tables.rows import RecordLayout

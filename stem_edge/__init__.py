@@ -109,7 +109,7 @@ _HOMES = {
     "stem_edge.editing.compare": ("Comparison", "compare_edits"),
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),
     "stem_edge.export": ("export_bundle",),
-    "stem_edge.export.gguf_dense": ("export_dense_gguf",),
+    "stem_edge.export.dense_gguf": ("export_dense_gguf",),
     "stem_edge.measuring.bench": ("bench",),
     "stem_edge.measuring.fit": ("Fit", "fit"),
     "stem_edge.measuring.geometry": ("geometry",),

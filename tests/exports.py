@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stem_edge import CheckpointError
-from stem_edge.export.journal import Journal
+from stem_edge.export.job.journal import Journal
 
 
 class Steps:

@@ -11,7 +11,7 @@ import exports
 import torch
 from safetensors.torch import load_file, save_file
 
-from stem_edge.export.hugging_face import read_checkpoint
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint
 
 
 def edit(folder: Path, file: str = "config.json", **values: Any) -> None:

@@ -31,8 +31,8 @@ from stem_edge.config import (
     YarnRope,
 )
 from stem_edge.errors import ExportError
-from stem_edge.export.hf_config import tensor_name
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.checkpoints.hf_config import tensor_name
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
 

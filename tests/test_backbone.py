@@ -9,8 +9,8 @@ import pytest
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge.export.heads import pad_heads
-from stem_edge.export.lingua import read_checkpoint
+from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.reference import whole
 
 

@@ -14,8 +14,8 @@ from conftest import DATA
 from torch.nn import functional
 
 from stem_edge import CheckpointError
-from stem_edge.export.blagpt import find_states, read_checkpoint
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.checkpoints.blagpt import find_states, read_checkpoint
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward, whole
 

@@ -9,13 +9,13 @@ import pytest
 from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
-from stem_edge.export.calibration import SEQUENCE_TOKENS, probe_ids, sequences
-from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.export.heads import pad_heads
-from stem_edge.export.hidden_states import HiddenStates
-from stem_edge.export.lingua import read_checkpoint
-from stem_edge.export.quantizers import Calibrated, head_positions
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.export.quantization.calibration import SEQUENCE_TOKENS, probe_ids, sequences
+from stem_edge.export.quantization.hidden_states import HiddenStates
+from stem_edge.export.quantization.quantizers import Calibrated, head_positions
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32, dequantize_blocks
 from stem_edge.numerics.reference import ArrayMatrix, Matrix, forward, whole
 

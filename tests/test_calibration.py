@@ -12,9 +12,9 @@ import stem_edge
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.errors import ExportError
-from stem_edge.export import calibration as module
-from stem_edge.export.calibration import probe_ids, read_token_ids
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.quantization import calibration as module
+from stem_edge.export.quantization.calibration import probe_ids, read_token_ids
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.distributions import divergence
 from stem_edge.tables.token_counts import read_counts
 

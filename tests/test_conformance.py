@@ -15,7 +15,7 @@ import pytest
 from conftest import DATA, add_ggml
 
 import stem_edge
-from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward

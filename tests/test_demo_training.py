@@ -17,9 +17,9 @@ from demo_model import DemoConfig, DemoModel
 from demo_training import Budget, shares_done, train
 from train_demo import RECIPE, TEXT_RECIPE, main, parse_options
 
-from stem_edge.export.lingua import read_checkpoint
-from stem_edge.export.readers import read_checkpoint as read_any_checkpoint
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.export.checkpoints.readers import read_checkpoint as read_any_checkpoint
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.reference import forward
 
 pytestmark = pytest.mark.slow

@@ -105,7 +105,7 @@ def test_a_checkpoint_without_torch_says_what_to_install(
     real = builtins.__import__
 
     def no_torch(name: str, *rest: Any) -> Any:
-        if name == "stem_edge.export.readers":
+        if name == "stem_edge.export.checkpoints.readers":
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
         return real(name, *rest)
 

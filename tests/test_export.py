@@ -16,8 +16,8 @@ from stem_edge import CheckpointError, ExportError
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
-from stem_edge.export.files import publish
-from stem_edge.export.lingua import read_checkpoint
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.export.job.files import publish
 from stem_edge.numerics.reference import forward
 
 ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]

@@ -9,7 +9,7 @@ import pytest
 
 import stem_edge
 from stem_edge import ExportError
-from stem_edge.export.options import ExportOptions
+from stem_edge.export.job.options import ExportOptions
 
 GGUF = {"engine": "gguf"}
 

@@ -17,7 +17,7 @@ from stem_edge import ExportError
 from stem_edge.bundle.footprint import expected_footprint, footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle
 from stem_edge.cli import main
-from stem_edge.export.options import QUANTIZERS
+from stem_edge.export.job.options import QUANTIZERS
 from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 
 
@@ -162,7 +162,9 @@ def test_the_search_loses_less_than_rounding(tiny_checkpoint: Path, tmp_path: Pa
 def test_any_number_of_threads_gives_identical_bytes(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.export.weights.PIECE_VALUES", 4096)  # several pieces
+    monkeypatch.setattr(
+        "stem_edge.export.quantization.weights.PIECE_VALUES", 4096
+    )  # several pieces
     for name, threads in (("a", 1), ("b", 3)):
         stem_edge.export_bundle(
             tiny_checkpoint, tmp_path / name, quantizer="gptq", calibration=text, threads=threads

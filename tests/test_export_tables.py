@@ -14,9 +14,9 @@ from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import tables as module
-from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.report import ErrorMeter, errors
-from stem_edge.export.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.tables.token_counts import Counts
 

@@ -18,7 +18,7 @@ import tiktoken
 from tokenizers import Tokenizer, models
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 # The trainer's cut, written down again: a slip in the module must not repeat itself here.
 PATTERN = (
@@ -360,7 +360,7 @@ def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_bytes_and_json_do_not_import_transformers() -> None:
     code = (
-        "import sys; from stem_edge.export.tokenizer import convert_tokenizer as c;"
+        "import sys; from stem_edge.export.tokenizers.tokenizer import convert_tokenizer as c;"
         "c('bytes', None, add_bos=True); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

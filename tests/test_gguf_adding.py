@@ -20,7 +20,7 @@ from test_export import contents
 import stem_edge
 from stem_edge import ExportError
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TOKEN_COUNTS, Bundle, open_bundle
-from stem_edge.export import adding
+from stem_edge.export import add_backbone as adding
 
 pytest.importorskip("gguf")
 pytestmark = needs_ggml

@@ -24,11 +24,11 @@ from torch_model import random_tensors
 from stem_edge import BackendError, CheckpointError, ExportError
 from stem_edge.cli import main
 from stem_edge.config import Llama3Rope, ModelConfig, YarnRope
-from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.gguf_dense import TokenizerDiffers, export_dense_gguf
-from stem_edge.export.gguf_llama import write_dense
-from stem_edge.export.heads import HeadRows
-from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.backbone.gguf_llama import write_dense
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.checkpoints.heads import HeadRows
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.dense_gguf import TokenizerDiffers, export_dense_gguf
 from stem_edge.ggml.gguf_schema import gguf_name, tensor_types
 from stem_edge.ggml.library import Ggml, library_path, open_ggml
 from stem_edge.graph.formats import GgufType
@@ -314,7 +314,7 @@ def test_nothing_is_left_behind(
         write_dense(path, *args, **options)
         raise error
 
-    monkeypatch.setattr("stem_edge.export.gguf_dense.write_dense", interrupted)
+    monkeypatch.setattr("stem_edge.export.dense_gguf.write_dense", interrupted)
     with pytest.raises((KeyboardInterrupt, ExportError)):
         export_dense_gguf(folder, out, force=True)
     assert out.read_bytes() == before

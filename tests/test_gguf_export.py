@@ -20,8 +20,9 @@ from stem_edge import BackendError, ExportError
 from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle, tables_hash
 from stem_edge.cli import main
 from stem_edge.config import ModelConfig
-from stem_edge.export import exporter, weights
-from stem_edge.export.readers import read_checkpoint
+from stem_edge.export import exporter
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.quantization import weights
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES

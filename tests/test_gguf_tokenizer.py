@@ -16,7 +16,7 @@ from conftest import DEMO
 from test_export_tokenizer import TEXTS, train_ranks, train_sp, write_ranks
 from tokenizers import Tokenizer
 
-from stem_edge.export.gguf_tokenizer import (
+from stem_edge.export.backbone.gguf_tokenizer import (
     GPT2,
     LLAMA3,
     QWEN2,
@@ -24,8 +24,8 @@ from stem_edge.export.gguf_tokenizer import (
     differences,
     tokenizer_metadata,
 )
-from stem_edge.export.gguf_writer import encode_header
-from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.export.backbone.gguf_writer import encode_header
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

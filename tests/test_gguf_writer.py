@@ -11,10 +11,10 @@ import pytest
 
 from stem_edge import CheckpointError, ExportError
 from stem_edge.errors import BackendError
-from stem_edge.export import weights
-from stem_edge.export.gguf_values import EVERY, TensorSource
-from stem_edge.export.gguf_writer import GgufValue, encode_header, write_gguf
-from stem_edge.export.report import ErrorMeter, errors
+from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
+from stem_edge.export.backbone.gguf_writer import GgufValue, encode_header, write_gguf
+from stem_edge.export.quantization import weights
+from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml, open_ggml
 from stem_edge.ggml.types import WEIGHT_TYPES, TensorType

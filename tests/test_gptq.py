@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import ExportError
-from stem_edge.export.gptq import DAMPING, inverse_factor, solve
+from stem_edge.export.quantization.gptq import DAMPING, inverse_factor, solve
 from stem_edge.numerics.block_search import search_blocks
 from stem_edge.numerics.quantize import (
     F32,

@@ -20,7 +20,7 @@ from test_architectures import SIZES, VARIANTS, write
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle, open_bundle
 from stem_edge.config import ModelConfig
-from stem_edge.export import weight_file
+from stem_edge.export.backbone import weight_file
 from stem_edge.graph import names as io
 from stem_edge.graph import variants
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts, whole

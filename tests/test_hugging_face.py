@@ -14,8 +14,8 @@ import transformers
 from hf_folders import edit, edit_tensors, refused
 
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
-from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.export.hugging_face import read_checkpoint
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint
 from stem_edge.numerics.reference import forward
 
 SIZES: dict[str, Any] = {

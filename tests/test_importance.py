@@ -14,11 +14,11 @@ from test_architectures import write as write_variant
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.export.checkpoint import Checkpoint
-from stem_edge.export.gguf_values import TensorSource, encoder
-from stem_edge.export.hidden_states import importance_vectors
-from stem_edge.export.readers import read_checkpoint
-from stem_edge.export.report import ErrorMeter
+from stem_edge.export.backbone.gguf_values import TensorSource, encoder
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml, open_ggml
 from stem_edge.ggml.types import TensorType

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.files import BundleFile
-from stem_edge.export.quantizers import Quantizer
-from stem_edge.export.report import ErrorMeter
-from stem_edge.export.weight_file import WeightFile, worth_balancing
-from stem_edge.export.weights import Weights
+from stem_edge.export.backbone.weight_file import WeightFile, worth_balancing
+from stem_edge.export.job.files import BundleFile
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.quantizers import Quantizer
+from stem_edge.export.quantization.weights import Weights
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.lora import merge_lora
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, whole
 

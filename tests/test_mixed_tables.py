@@ -11,7 +11,7 @@ import pytest
 import stem_edge
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.export.lingua import read_checkpoint
+from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.inspect_cli import table
 from stem_edge.measuring.hit_rates import record_ids
 from stem_edge.measuring.predict import warm_counts

@@ -15,7 +15,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import BundleError, InputError
-from stem_edge.export.lingua import read_checkpoint
+from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.logit_source import checkpoint_logits
 from stem_edge.measuring.quality import Quality
 from stem_edge.measuring.scores import side_by_side, split, windows

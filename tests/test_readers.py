@@ -18,10 +18,10 @@ from torch_model import random_tensors
 import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.hf_config import tensor_name
-from stem_edge.export.journal import Journal
-from stem_edge.export.readers import read_checkpoint
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.checkpoints.hf_config import tensor_name
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job.journal import Journal
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 
 CONFIG = ModelConfig(
     vocab_size=260, dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64,

@@ -19,8 +19,8 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 
 from stem_edge import CheckpointError
 from stem_edge.config import BIASED, LinearRope, Llama3Rope, ModelConfig, YarnRope
-from stem_edge.export.hf_config import tensor_name
-from stem_edge.export.hugging_face import read_checkpoint
+from stem_edge.export.checkpoints.hf_config import tensor_name
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint
 from stem_edge.numerics.reference import forward
 
 SIZES: dict[str, Any] = {

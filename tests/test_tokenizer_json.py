@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer, models, processors
 
 from stem_edge import CheckpointError
-from stem_edge.export.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 
 def make_tokenizer(folder: Path, config: dict[str, Any], adds: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Write a STEM model of any trainer in the schema that stem_edge/export/stem_schema.py describes.
+"""Write a STEM model of any trainer in the schema that stem_edge/export/checkpoints/stem_schema.py describes.
 
     state = torch.load("last.pt", weights_only=True)["model"]
     names = {
@@ -25,11 +25,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
-from stem_edge.export.hf_config import FULL, SLIDING, tensor_name
-from stem_edge.export.hugging_face import CONFIG, TOKENIZER, read_checkpoint
-from stem_edge.export.safetensors_files import INDEX, WEIGHTS
-from stem_edge.export.stem_schema import BIAS_NAMES, MODEL_TYPE
-from stem_edge.export.tokenizer import ExportedTokenizer
+from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, tensor_name
+from stem_edge.export.checkpoints.hugging_face import CONFIG, TOKENIZER, read_checkpoint
+from stem_edge.export.checkpoints.stem_schema import BIAS_NAMES, MODEL_TYPE
+from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 
 SHARD_NBYTES = 5_000_000_000
 

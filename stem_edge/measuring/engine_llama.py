@@ -24,7 +24,7 @@ from stem_edge.measuring.worker import MeasuredEngine
 from stem_edge.numerics.reference import ArrayMatrix
 
 if TYPE_CHECKING:
-    from stem_edge.export.checkpoint import Checkpoint
+    from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
 
 # A mixture of tensor types, and the type of all matrices where that is another.
@@ -48,9 +48,9 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
 
     Raises BackendError, ExportError.
     """
-    from stem_edge.export.gguf_dense import publish_file
-    from stem_edge.export.gguf_llama import write_dense
-    from stem_edge.export.gguf_writer import GgufValue
+    from stem_edge.export.backbone.gguf_llama import write_dense
+    from stem_edge.export.backbone.gguf_writer import GgufValue
+    from stem_edge.export.dense_gguf import publish_file
     from stem_edge.ggml.gguf_schema import tensor_types
     from stem_edge.ggml.library import open_ggml
 
@@ -137,7 +137,7 @@ class _Repeated(ArrayMatrix):
 
 def _random(config: ModelConfig) -> Checkpoint:
     """A dense model of this shape, which llama.cpp can compute."""
-    from stem_edge.export.checkpoint import Checkpoint, SourceMatrix, TokenizerSource
+    from stem_edge.export.checkpoints.checkpoint import Checkpoint, SourceMatrix, TokenizerSource
 
     config = replace(
         config.dense_twin(),

@@ -23,7 +23,7 @@ from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
-    from stem_edge.export.checkpoint import Checkpoint
+    from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
 # Logits of the reference model at a time: its head is read anew for each such piece.
 PIECE_NBYTES = 128 << 20
@@ -49,7 +49,7 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
     Of the tables only the rows of a window's tokens are read; the backbone is read once a window.
     Raises CheckpointError for logits that are no numbers.
     """
-    from stem_edge.export.checkpoint import check_finite
+    from stem_edge.export.checkpoints.checkpoint import check_finite
 
     hidden = hidden_states(source.config, source.backbone, source.rows, token_ids)
     step = max(1, PIECE_NBYTES // (4 * source.config.vocab_size))

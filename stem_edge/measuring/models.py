@@ -16,7 +16,7 @@ from stem_edge.tables.rows import RowType, make_layout
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
-    from stem_edge.export.checkpoint import Checkpoint
+    from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
 # What may be written from a checkpoint, most exact first.
 CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
@@ -43,7 +43,7 @@ def is_bundle(path: Path) -> bool:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint that stem-edge export takes. Raises CheckpointError, or says what to install."""
     try:
-        from stem_edge.export.readers import read_checkpoint
+        from stem_edge.export.checkpoints.readers import read_checkpoint
     except ImportError as error:
         if error.name is None or error.name.startswith("stem_edge"):
             raise

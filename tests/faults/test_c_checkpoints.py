@@ -25,10 +25,10 @@ import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import exporter
-from stem_edge.export.calibration import read_token_ids
-from stem_edge.export.hf_config import tensor_name
-from stem_edge.export.readers import read_checkpoint
-from stem_edge.export.tokenizer import convert_tokenizer
+from stem_edge.export.checkpoints.hf_config import tensor_name
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.quantization.calibration import read_token_ids
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 
 CONFIG = ModelConfig(
     vocab_size=260, dim=32, n_layers=6, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64,

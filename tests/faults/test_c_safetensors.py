@@ -17,9 +17,9 @@ import pytest
 from contract import refused
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export import safetensors_files
-from stem_edge.export.safetensors_files import INDEX, TensorFiles, open_tensors
-from stem_edge.export.stored import StoredTensor
+from stem_edge.export.tensor_files import safetensors as safetensors_files
+from stem_edge.export.tensor_files.safetensors import INDEX, TensorFiles, open_tensors
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 
 HEADER: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

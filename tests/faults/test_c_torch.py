@@ -15,9 +15,9 @@ from contract import refused
 from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.lingua import read_checkpoint
-from stem_edge.export.readers import read_checkpoint as read_any
-from stem_edge.export.torch_files import load_tensors
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.export.checkpoints.readers import read_checkpoint as read_any
+from stem_edge.export.tensor_files.torch import load_tensors
 
 ROOT = Path(__file__).parents[2]
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}

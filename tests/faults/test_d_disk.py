@@ -15,7 +15,7 @@ from faulty_disk import CHANGES, Failing, shorten, watch
 from tiny_exports import Exports, Kind, TinyExport, bundle_files
 
 from stem_edge.errors import ExportError
-from stem_edge.export.files import Leftover
+from stem_edge.export.job.files import Leftover
 from stem_edge.files import disk
 
 MAX_CALLS = 500

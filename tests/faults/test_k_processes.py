@@ -76,7 +76,7 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
     """An exporter that stands still once it has its lock."""
     script = (
         "import sys, time, stem_edge\n"
-        "from stem_edge.export.journal import Journal\n"
+        "from stem_edge.export.job.journal import Journal\n"
         "Journal.__init__ = lambda *_: (print('locked', flush=True), time.sleep(600))\n"
         "stem_edge.export_bundle(sys.argv[1], sys.argv[2], force=True)\n"
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stem_edge.export import torch_zip
-from stem_edge.export.stored import SourceFile
-from stem_edge.export.torch_zip import Member, read_member, read_members
+from stem_edge.export.tensor_files import torch_zip
+from stem_edge.export.tensor_files.stored_tensor import SourceFile
+from stem_edge.export.tensor_files.torch_zip import Member, read_member, read_members
 
 PARTS = {"a/data.pkl": b"pickle", "a/data/0": b"12345678"}
 LONG = 0xFFFFFFFF

@@ -12,9 +12,10 @@ import pytest
 from contract import refused
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export import json_files, stored
-from stem_edge.export.json_files import read_json, reason_of
-from stem_edge.export.stored import (
+from stem_edge.export.tensor_files import json as json_files
+from stem_edge.export.tensor_files import stored_tensor as stored
+from stem_edge.export.tensor_files.json import read_json, reason_of
+from stem_edge.export.tensor_files.stored_tensor import (
     Checksum,
     SourceFile,
     StoredTensor,

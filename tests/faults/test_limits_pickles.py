@@ -14,15 +14,21 @@ from contract import refused
 from test_limits_archives import archive
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export import torch_files, torch_pickle
-from stem_edge.export.stored import VALUE_NBYTES, SourceFile, StoredTensor, joined
-from stem_edge.export.torch_files import (
+from stem_edge.export.tensor_files import torch as torch_files
+from stem_edge.export.tensor_files import torch_pickle
+from stem_edge.export.tensor_files.stored_tensor import (
+    VALUE_NBYTES,
+    SourceFile,
+    StoredTensor,
+    joined,
+)
+from stem_edge.export.tensor_files.torch import (
     describe,
     guarded,
     load_tensors,
     read_archive,
 )
-from stem_edge.export.torch_pickle import CONSTANT, Made, Name, read_pickle
+from stem_edge.export.tensor_files.torch_pickle import CONSTANT, Made, Name, read_pickle
 
 
 def value(data: bytes, most: int | None = None) -> Any:

@@ -16,7 +16,7 @@ from tiny_exports import Exports, bundle_files, run_export
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.files import Leftover
+from stem_edge.export.job.files import Leftover
 from stem_edge.files import disk
 
 __all__ = ["nothing_is_synced"]  # a fixture

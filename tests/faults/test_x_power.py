@@ -35,7 +35,7 @@ from tiny_exports import KINDS, OPTIONS, Exports, TinyExport, bundle_files, many
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.files import Leftover
+from stem_edge.export.job.files import Leftover
 from stem_edge.files import disk
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.export.table_plan import EXPORT_TABLES, ExportTables
+from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
 from stem_edge.export.tables import _make_grid
 from stem_edge.files import disk
 from stem_edge.runtime.store import open_store

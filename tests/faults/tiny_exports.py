@@ -89,5 +89,5 @@ def many_writes(patch: pytest.MonkeyPatch) -> None:
     """Write in small pieces, and let no name depend on chance."""
     numbers = iter(range(1 << 30))
     patch.setattr("stem_edge.files.whole_file.secrets.token_hex", lambda _: f"{next(numbers):016x}")
-    patch.setattr("stem_edge.export.files.BUFFER_NBYTES", PIECE_NBYTES)
+    patch.setattr("stem_edge.export.job.files.BUFFER_NBYTES", PIECE_NBYTES)
     shorten(patch, PIECE_NBYTES)

@@ -32,7 +32,7 @@ from torch.nn import functional
 import stem_edge
 from stem_edge import Edit, Model, StemEdgeError, make_row_edit
 from stem_edge.errors import CheckpointError
-from stem_edge.export.readers import read_checkpoint
+from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.numerics.quantize import F32
 
 CONTEXT = 64  # tokens: a question and an answer

@@ -17,7 +17,7 @@ from typing import Any
 
 from stem_edge import evaluate, export_bundle, open_bundle
 from stem_edge.bundle.footprint import Footprint, footprint_of
-from stem_edge.export.options import UNWEIGHTED
+from stem_edge.export.job.options import UNWEIGHTED
 
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
 BLIND: dict[str, Any] = {"calibration": None, "calibration_tokens": None}

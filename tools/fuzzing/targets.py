@@ -19,9 +19,9 @@ from fuzzing import mutants
 from fuzzing.running import SEEDS
 from stem_edge.bundle.manifest import encode_manifest, parse_manifest
 from stem_edge.edits.file import encode_edit, read_edit
-from stem_edge.export.safetensors_files import open_tensors
-from stem_edge.export.stored import StoredTensor
-from stem_edge.export.torch_files import load_tensors
+from stem_edge.export.tensor_files.safetensors import open_tensors
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor
+from stem_edge.export.tensor_files.torch import load_tensors
 from stem_edge.runtime.store import RowStore
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json

@@ -1,0 +1,78 @@
+"""The backbone for ggml: one GGUF file (stem_edge.ggml.gguf_schema) with the checkpoint's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stem_edge.bundle.manifest import GGUF, FileEntry, tables_hash
+from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
+from stem_edge.export.backbone.gguf_values import TensorSource
+from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
+from stem_edge.export.job.job import Advance, Job, Tell
+from stem_edge.export.quantization.calibration import sequences
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.hidden_states import importance_vectors
+from stem_edge.ggml import gguf_schema
+from stem_edge.graph.formats import GgufFormat, GgufType
+from stem_edge.numerics.quantize import F32
+
+# llama.cpp's numbers of its mixtures: general.file_type.
+FILE_TYPES: dict[GgufType, int] = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q8_0": 7,
+    "q4_k_m": 15,
+    "q5_k_m": 17,
+    "q6_k": 18,
+}
+STACKED = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # as the quality report names matrices
+
+
+def write_backbone(
+    job: Job,
+    format: GgufFormat,
+    written: Callable[[], Mapping[str, FileEntry]],
+    tell: Tell,
+    meter: ErrorMeter,
+    advance: Advance,
+) -> dict[Path, FileEntry]:
+    """Write backbone.gguf; written: files of the steps before, the table store among them."""
+    if job.ggml is None:
+        raise ValueError("an export for ggml needs the library")
+    source, config, weights = job.source, job.source.config, format.weights
+    importance: Mapping[str, F32] = {}
+    if format.importance:
+        ids = sequences(job.text_ids, job.options.text_tokens, config.max_context)
+        importance = importance_vectors(source, ids, tell)
+        tell("exporting")
+    types = gguf_schema.tensor_types(config, weights)
+    tensors = [
+        TensorSource(
+            gguf_schema.gguf_name(name),
+            source.backbone[name],
+            types[name],
+            kind=_kind(name),
+            importance=importance.get(name),
+        )
+        for name in config.backbone_shapes()
+    ]
+    values: dict[str, GgufValue] = {
+        "general.architecture": gguf_schema.ARCHITECTURE,
+        "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
+        "general.file_type": FILE_TYPES[weights],
+        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
+        "general.alignment": gguf_schema.ALIGNMENT,
+        **gguf_schema.model_metadata(config),
+    }
+    if config.stem_layers:
+        values[gguf_schema.TABLES_KEY] = tables_hash(written())
+    values |= tokenizer_metadata(job.converted, config.vocab_size)
+    threads, path = job.options.cpus, job.folder / GGUF
+    return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
+
+
+def _kind(name: str) -> str:
+    part = name.rsplit(".", 1)[-1]
+    return STACKED.get(part, part)

@@ -1,0 +1,169 @@
+"""Dense models as llama.cpp computes them: its architectures, keys and tensors.
+
+| model | architecture in the file |
+|---|---|
+| no norms of q and k; biases anywhere but at the head | llama, which rotates pairs |
+| norms of q and k; biases of q, k and v | qwen3, which rotates halves |
+
+Where a model rotates in the other way, the rows of q and k change places within each head, which
+changes no product. The mixtures of tensor types are llama.cpp's (stem_edge.ggml.gguf_schema). What the
+two architectures cannot compute is refused: STEM layers, norms after attention and FFN, soft caps,
+windows, and the rest of `_obstacles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+import stem_edge
+from stem_edge.bundle.manifest import FileEntry
+from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.errors import ExportError
+from stem_edge.export.backbone.gguf import FILE_TYPES
+from stem_edge.export.backbone.gguf_values import TensorSource
+from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.heads import HeadRows
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.ggml import gguf_schema
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import F32 as FLOAT32
+from stem_edge.ggml.types import TensorType
+from stem_edge.graph.formats import GgufType
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, Matrix
+from stem_edge.numerics.rope import frequency_factors
+
+LLAMA, QWEN3 = "llama", "qwen3"
+BIASES = {
+    LLAMA: ("wq", "wk", "wv", "wo", "gate", "up", "down"),
+    QWEN3: ("wq", "wk", "wv"),
+}
+ROTATED = ("wq", "wk", "q_norm", "k_norm")
+ROPE_FACTORS = "rope_freqs.weight"
+YARN_TURNS = (32.0, 1.0)
+
+
+def write_dense(
+    path: Path,
+    ggml: Ggml,
+    source: Checkpoint,
+    weights: GgufType,
+    tokenizer: Mapping[str, GgufValue],
+    *,
+    types: Mapping[str, TensorType] | None = None,
+    importance: Mapping[str, F32] | None = None,
+    threads: int = 1,
+    advance: Callable[[int], object] = lambda nbytes: None,
+) -> FileEntry:
+    """Write the file itself. Raises ExportError for a model that llama.cpp cannot compute.
+
+    types: of tensors of the backbone, where they are not those of the mixture `weights`.
+    """
+    architecture = architecture_of(source)
+    config, importance = source.config, importance or {}
+    chosen = {**gguf_schema.tensor_types(config, weights), **(types or {})}
+    keys, factors = _rope(config, architecture)
+    values: dict[str, GgufValue] = {
+        "general.architecture": architecture,
+        "general.name": source.path.name or "model",
+        "general.description": f"exported by stem-edge {stem_edge.__version__}",
+        "general.file_type": FILE_TYPES[weights],
+        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
+        **_model_metadata(config, architecture),
+        **keys,
+        **tokenizer,
+    }
+    tensors = []
+    if factors is not None:
+        tensors.append(TensorSource(ROPE_FACTORS, ArrayMatrix(factors), FLOAT32, "rope"))
+    for name, shape in config.backbone_shapes().items():
+        part = name.split(".")[2] if name.startswith("layers.") else name
+        matrix = _turned(config, architecture, part, source.backbone[name])
+        vector = importance.get(name) if len(shape) == 2 else None
+        tensors.append(
+            TensorSource(gguf_schema.gguf_name(name), matrix, chosen[name], part, vector)
+        )
+    return write_gguf(path, ggml, values, tensors, threads, ErrorMeter(), advance)
+
+
+def architecture_of(source: Checkpoint) -> str:
+    """llama.cpp's architecture for a model. Raises ExportError if it has none that computes it."""
+    architecture = LLAMA if source.config.qk_norm_eps is None else QWEN3
+    found = _obstacles(source.config, architecture)
+    if found:
+        raise ExportError(
+            f"{source.path}: has {' and '.join(found)}, which llama.cpp's {architecture} models "
+            "do not; export it as a bundle: stem-edge export CHECKPOINT OUT"
+        )
+    return architecture
+
+
+def _obstacles(config: ModelConfig, architecture: str) -> list[str]:
+    """What of a model the architecture cannot compute."""
+    biases = [name for name in config.biases if name not in BIASES[architecture]]
+    scaling, norm = config.rope_scaling, config.qk_norm_eps
+    by_factors = isinstance(scaling, Llama3Rope) or _own_ramp(scaling)
+    found = {
+        f"STEM layers {config.stem_layers}": bool(config.stem_layers),
+        f"biases of {', '.join(biases)}": bool(biases),
+        f"q and k norms of epsilon {norm} beside others of {config.norm_eps}": norm is not None
+        and norm != config.norm_eps,
+        "norms after attention and FFN": config.post_norms,
+        f"a logit_softcap of {config.logit_softcap}": config.logit_softcap != 0,
+        f"a sliding_window of {config.sliding_window}": any(
+            0 < config.window(layer) < config.max_context for layer in range(config.n_layers)
+        ),
+        "RoPE scaled by factors of its own": architecture == QWEN3 and by_factors,
+    }
+    return [what for what, there in found.items() if there]
+
+
+def _model_metadata(config: ModelConfig, architecture: str) -> dict[str, GgufValue]:
+    ours = gguf_schema.ARCHITECTURE + "."
+    return {
+        architecture + "." + key.removeprefix(ours): value
+        for key, value in gguf_schema.model_metadata(config).items()
+        if key != gguf_schema.CONFIG_KEY
+    }
+
+
+def _rope(config: ModelConfig, architecture: str) -> tuple[dict[str, GgufValue], F32 | None]:
+    """Keys of RoPE's scaling, and divisors of its frequencies [head_dim / 2] where no key says it."""
+    at, scaling = f"{architecture}.rope.scaling.", config.rope_scaling
+    match scaling:
+        case LinearRope(factor):
+            return {at + "type": "linear", at + "factor": float(factor)}, None
+        case YarnRope() if not _own_ramp(scaling):
+            # llama.cpp has a factor on cosines and sines of its own, on top of which this one goes.
+            usual = 1 + 0.1 * np.log(scaling.factor)
+            return {
+                at + "type": "yarn",
+                at + "factor": float(scaling.factor),
+                at + "original_context_length": scaling.original_context,
+                at + "attn_factor": float(scaling.attention_factor / usual),
+            }, None
+        case YarnRope():
+            return {at + "attn_factor": float(scaling.attention_factor)}, frequency_factors(config)
+        case Llama3Rope():
+            return {}, frequency_factors(config)
+    return {}, None
+
+
+def _own_ramp(scaling: object) -> bool:
+    """Whether YaRN's ramp is another than llama.cpp's: that ends at whole dimensions, and these
+    models take no other turns."""
+    if not isinstance(scaling, YarnRope):
+        return False
+    return not scaling.truncate or (scaling.beta_fast, scaling.beta_slow) != YARN_TURNS
+
+
+def _turned(config: ModelConfig, architecture: str, part: str, matrix: Matrix) -> Matrix:
+    """A tensor whose heads are rotated as the architecture does it."""
+    if part not in ROTATED or config.rope_interleaved == (architecture == LLAMA):
+        return matrix
+    pairs = np.arange(config.head_dim).reshape((2, -1) if architecture == LLAMA else (-1, 2))
+    return HeadRows(matrix, pairs.T.ravel())

@@ -1,0 +1,127 @@
+"""Rows of a matrix as ggml stores them: float32, float16, or codes from ggml's own quantizers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import ExportError
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.ggml.library import INSTALL, Ggml
+from stem_edge.ggml.types import F16, TensorType
+from stem_edge.ggml.types import F32 as FLOAT32
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.reference import Matrix
+
+GREATEST = float(np.finfo(np.float16).max)  # of a value, and of the scales of quantized blocks
+EVERY = 4  # rows of which one is measured
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor to be written, and how. Raises ValueError where type or importance does not fit."""
+
+    name: str  # in the file
+    matrix: Matrix  # [rows, width], or a vector [rows]
+    type: TensorType
+    kind: str  # under which its quantization error is counted
+    importance: F32 | None = None  # [width]: of a quantized type, how much each channel counts
+
+    def __post_init__(self) -> None:
+        *rows, width = self.matrix.shape
+        if width % self.type.block or (not rows and self.type != FLOAT32):
+            raise ValueError(
+                f"{self.name}: {list(self.matrix.shape)} cannot be {self.type.name}; expected "
+                f"rows of a multiple of {self.type.block} values, and vectors as F32"
+            )
+        if self.importance is not None and self.importance.shape != (width,):
+            raise ValueError(
+                f"{self.name}: importance {list(self.importance.shape)}, rows of {width} values"
+            )
+
+
+def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:
+    """work(rows [n, K]) -> their bytes in the tensor's type, for any thread.
+
+    A row is coded by itself, so that it does not matter which rows come together. The meter gets the
+    error of every fourth row, because measuring all would double the time of the fast types. They
+    are read by the gguf package, whose reading is not ggml's own.
+    """
+    type = tensor.type
+    if type == FLOAT32:
+        return lambda values: _bytes(values.astype("<f4"))
+    gguf = import_gguf()
+    number = gguf.GGMLQuantizationType(type.number)
+    code = _half if type == F16 else _quantizer(ggml, tensor)
+
+    def work(values: F32) -> U8:
+        _check_range(tensor, values)
+        coded = code(values)
+        sample = np.ascontiguousarray(coded.reshape(len(values), -1)[::EVERY])
+        meter.add(tensor.kind, values[::EVERY], gguf.quants.dequantize(sample, number))
+        return coded
+
+    return work
+
+
+def _half(values: F32) -> U8:
+    return _bytes(values.astype("<f2"))
+
+
+def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
+    """ggml's quantizer of a type; ctypes lets other threads run meanwhile."""
+    type, weights = tensor.type, tensor.importance
+    ggml.quantize_init(type.number)  # before threads: it fills tables of the library
+    if weights is not None:
+        weights = np.ascontiguousarray(weights, np.float32)
+
+    def code(values: F32) -> U8:
+        rows, width = values.shape
+        source = np.ascontiguousarray(values, np.float32)
+        coded = np.empty(rows * type.row_nbytes(width), np.uint8)
+        written = ggml.quantize_chunk(
+            type.number,
+            source.ctypes.data,
+            coded.ctypes.data,
+            0,
+            rows,
+            width,
+            None if weights is None else weights.ctypes.data,
+        )
+        if written != coded.nbytes:
+            raise ExportError(
+                f"{tensor.name}: ggml wrote {written} bytes of {type.name}, expected {coded.nbytes}; "
+                f"install the library again with: {INSTALL}"
+            )
+        return coded
+
+    return code
+
+
+def import_gguf() -> Any:
+    """The gguf package, which only exports for ggml need. Raises ExportError."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as error:
+        raise ExportError(
+            f"the quantization error is measured with the gguf package, which did not import "
+            f"({error}); install it with: {INSTALL}"
+        ) from error
+
+
+def _check_range(tensor: TensorSource, values: F32) -> None:
+    peak = float(np.abs(values).max(initial=0))
+    if peak > GREATEST:
+        raise ExportError(
+            f"{tensor.name}: holds {peak:g}, {tensor.type.name} goes to {GREATEST:g}; the checkpoint "
+            "may be damaged, or export with --backbone f32"
+        )
+
+
+def _bytes(values: npt.NDArray[Any]) -> U8:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

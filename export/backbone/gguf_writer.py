@@ -1,0 +1,126 @@
+"""GGUF files, version 3, in a stream: header, metadata, and tensors piece by piece.
+
+The format is ggml's docs/gguf.md. Only what this project writes is here: little-endian, alignment
+32, tensors in the order that they are given. Writers that others offer open files of their own;
+this one writes through BundleFile, which hashes and fsyncs, and holds a few pieces of a matrix.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle.manifest import FileEntry
+from stem_edge.export.backbone.gguf_values import TensorSource, encoder
+from stem_edge.export.checkpoints.checkpoint import check_finite
+from stem_edge.export.job.files import BundleFile
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.weights import Weights, all_rows
+from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
+from stem_edge.ggml.library import Ggml
+from stem_edge.numerics.quantize import U8
+from stem_edge.numerics.reference import whole
+
+MAGIC, VERSION = b"GGUF", 3
+# Of the types of values in the file: those that are written here.
+UINT32, INT32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+
+# int is a uint32 and a tuple of them an array of uint32; an array says its type itself, and for
+# str, bool and float there is one.
+GgufValue = (
+    str
+    | bool
+    | int
+    | float
+    | tuple[int, ...]
+    | Sequence[str]
+    | npt.NDArray[np.int32]
+    | npt.NDArray[np.float32]
+)
+
+
+def write_gguf(
+    path: Path,
+    ggml: Ggml,
+    metadata: Mapping[str, GgufValue],
+    tensors: Sequence[TensorSource],
+    threads: int,
+    meter: ErrorMeter,
+    advance: Callable[[int], object],
+) -> FileEntry:
+    """Write a whole file; returns its size and checksum.
+
+    metadata: keys -> values in their order, general.architecture first.
+    advance: gets the bytes of values that were read, as float32.
+
+    Raises CheckpointError for values that are not finite, ExportError for those too great for the
+    type.
+    """
+    header = encode_header(metadata, tensors)
+    with Weights(threads, meter, advance) as weights, BundleFile(path) as file:
+        file.write(header)
+        for tensor in tensors:
+            file.align(ALIGNMENT)
+            for piece in _pieces(tensor, ggml, weights):
+                file.write(piece.data)
+        file.align(ALIGNMENT)
+    return file.entry
+
+
+def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
+    """The tensor as bytes [n], in order."""
+    if len(tensor.matrix.shape) == 1:
+        values = check_finite(tensor.name, 0, whole(tensor.matrix))
+        weights.progress(values.nbytes)
+        yield values.astype("<f4").view(np.uint8)
+        return
+    work = encoder(ggml, tensor, weights.meter)
+    yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
+
+
+def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSource]) -> bytes:
+    """Everything before the values of the first tensor, less the padding before that.
+
+    Raises ValueError for a value of metadata that has no type here.
+    """
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        parts += [_string(key), _typed(key, value)]
+    placed = lay_out((one.name, one.type, one.matrix.shape) for one in tensors)
+    return b"".join([*parts, encode_tensors(placed)])
+
+
+def _typed(key: str, value: GgufValue) -> bytes:
+    """A value after the number of its type."""
+    match value:
+        case bool():
+            return struct.pack("<I?", BOOL, value)
+        case int() if 0 <= value < 1 << 32:
+            return struct.pack("<II", UINT32, value)
+        case float():
+            return struct.pack("<If", FLOAT, value)
+        case str():
+            return struct.pack("<I", STRING) + _string(value)
+        case np.ndarray(dtype=np.int32, ndim=1):
+            return _array(INT32, len(value), value.astype("<i4").tobytes())
+        case np.ndarray(dtype=np.float32, ndim=1):
+            return _array(FLOAT, len(value), value.astype("<f4").tobytes())
+        case [*items] if items and all(isinstance(item, str) for item in items):
+            return _array(STRING, len(items), b"".join(_string(str(item)) for item in items))
+        case [*items] if items and all(type(i) is int and 0 <= i < 1 << 32 for i in items):
+            return _array(UINT32, len(items), np.array(items, "<u4").tobytes())
+    raise ValueError(f"{key}: {value!r} is no value that GGUF files are written with here")
+
+
+def _array(type_number: int, count: int, data: bytes) -> bytes:
+    return struct.pack("<IIQ", ARRAY, type_number, count) + data
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data

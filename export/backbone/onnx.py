@@ -1,0 +1,93 @@
+"""The backbone for onnxruntime: its weights, those for prompts, and a graph for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, FileEntry
+from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
+from stem_edge.export.job.files import BundleFile, write_file
+from stem_edge.export.job.job import Advance, Job, Tell, Work
+from stem_edge.export.quantization.calibration import sequences
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.hidden_states import HiddenStates
+from stem_edge.export.quantization.quantizers import Calibrated, Quantizer
+from stem_edge.export.quantization.weights import Weights
+from stem_edge.graph.decode import decoding, prompts, whole
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.plan import WeightPlan
+from stem_edge.numerics.quantize import F32
+
+PREFILL_STEP = "prefill"
+
+
+def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
+    """The format with what the calibration text decides. Raises ExportError if it cannot be."""
+    format = job.options.format
+    if not isinstance(format, BackboneFormat):
+        raise TypeError(f"{format} is not for onnxruntime")
+    described = job.source.config, job.layout
+    decoding(*described, format)
+    if not job.options.prefill:
+        return format
+    plain = prompts(*described, format).plan
+    return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
+
+
+class OnnxBackbone:
+    """Writes the backbone of one export.
+
+    peaks: greatest magnitude of every input channel [K], as stem_edge.export.quantization.calibration.observe
+        has them.
+    """
+
+    def __init__(self, job: Job, peaks: dict[str, F32], tell: Tell) -> None:
+        self._job, self._peaks, self._tell = job, peaks, tell
+        self._format = planned_format(job, peaks)
+        self._config, self._options = job.source.config, job.options
+        self._tensors = PaddedTensors(self._config, job.source.backbone)
+
+    def steps(self) -> list[tuple[str, Work]]:
+        """Name and work of each step."""
+        steps: list[tuple[str, Work]] = [("backbone", self._backbone)]
+        return steps + ([(PREFILL_STEP, self._prefill)] if self._options.prefill else [])
+
+    def _backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        """Weights that decode, and a graph over them for other tools."""
+        described = self._config, self._job.layout, self._format
+        plan, graph = decoding(*described).plan, self._job.folder / BACKBONE_GRAPH
+        written = self._write(plan, meter, advance, quantizer=self._quantizer())
+        return written | {graph: write_file(graph, encode(whole(*described)))}
+
+    def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+        plan = prompts(self._config, self._job.layout, self._format).plan
+        return self._write(plan, meter, advance)
+
+    def _write(
+        self,
+        plan: WeightPlan,
+        meter: ErrorMeter,
+        advance: Advance,
+        quantizer: Quantizer | None = None,
+    ) -> dict[Path, FileEntry]:
+        path = self._job.folder / plan.file
+        with Weights(self._options.cpus, meter, advance) as weights, BundleFile(path) as data:
+            WeightFile(data, self._tensors, weights, quantizer, self._peaks).write(plan)
+        return {path: data.entry}
+
+    def _quantizer(self) -> Quantizer:
+        format, text = self._format, self._job.text_ids
+        search = format.quantizer != "rtn" and format.quantized
+        if not search or not len(text):
+            return Quantizer(asymmetric=format.asymmetric, search=search)
+        ids = sequences(text, self._options.text_tokens, self._config.max_context)
+        return Calibrated(
+            HiddenStates(self._job.source, ids),
+            self._config,
+            asymmetric=format.asymmetric,
+            gptq=format.quantizer == "gptq",
+            tell=self._tell,
+        )

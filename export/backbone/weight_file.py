@@ -1,0 +1,206 @@
+"""Writes a weight file of onnxruntime: each item of its plan, where the plan says that it lies.
+
+Input channels are balanced for prompts (SmoothQuant, arXiv 2211.10438).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.checkpoint import check_finite
+from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.job.files import BundleFile
+from stem_edge.export.quantization.quantizers import Quantizer
+from stem_edge.export.quantization.weights import Rows, Weights, all_rows
+from stem_edge.graph.ir import Array, Tensor
+from stem_edge.graph.linear import INT8_MAX
+from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Item, Piece, Vector, WeightPlan
+from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
+from stem_edge.numerics.quantize import Blocks as Quantized
+from stem_edge.numerics.reference import Matrix, whole
+
+# Below this, a channel's greatest value over the median channel's is no outlier worth a pass.
+OUTLIER = 8.0
+
+
+class PaddedTensors(Mapping[str, Matrix]):
+    """Tensors of a checkpoint, those with a head in their shape padded to the graph's width."""
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Matrix]) -> None:
+        self._config, self._tensors = config, tensors
+        self._layer, self._padded = -1, dict[str, Matrix]()
+
+    def __getitem__(self, name: str) -> Matrix:
+        if not name.startswith("layers."):
+            return self._tensors[name]
+        _, number, part = name.split(".", 2)
+        if self._layer != int(number):  # of one layer at a time: they are read into memory
+            names = self._config.layer_shapes(int(number))
+            layer = {n: self._tensors[f"layers.{number}.{n}"] for n in names}
+            self._padded = dict(pad_heads(self._config, layer))
+            self._layer = int(number)
+        return self._padded[part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class WeightFile:
+    """One weight file that is being written.
+
+    quantizer: of codes in blocks; peaks: consumer of prompts -> greatest magnitude of every input
+    channel [K], as calibration.observe has them.
+    """
+
+    def __init__(
+        self,
+        file: BundleFile,
+        tensors: Mapping[str, Matrix],
+        weights: Weights,
+        quantizer: Quantizer | None = None,
+        peaks: Mapping[str, F32] | None = None,
+    ) -> None:
+        self._file, self._tensors, self._weights = file, tensors, weights
+        self._quantizer, self._peaks = quantizer, peaks or {}
+        self._consumed: dict[str, list[str]] = {}  # consumer -> its matrices and those of its twin
+        self._balances: dict[str, F32] = {}  # of the last consumer
+
+    def write(self, plan: WeightPlan) -> None:
+        """Write all items in their order. Raises CheckpointError for values that are not finite."""
+        for item in plan.items:
+            if isinstance(item, Columns) and item.consumer:
+                self._consumed.setdefault(item.consumer, []).extend(item.parts)
+        for item in plan.items:
+            self._write(item)
+
+    def _write(self, item: Item) -> None:
+        match item:
+            case Vector():
+                self._put(item.tensor, [self._vector(item)])
+            case Balance():
+                self._put(item.tensor, [1 / self._balance(item.consumer)])
+            case Floats():
+                pieces = self._weights.stream(item.tensor.name, self._rows(item.parts), _same)
+                self._put(item.tensor, pieces)
+            case Blocks():
+                self._blocks(item)
+            case Columns():
+                self._columns(item)
+
+    def _put(self, tensor: Tensor, pieces: Sequence[Array] | Iterator[Array]) -> None:
+        """Values in C order at the tensor's place, and zeros before it."""
+        self._file.write(bytes(tensor.offset - self._file.nbytes))
+        for piece in pieces:
+            self._file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+        if (end := self._file.nbytes) != tensor.offset + tensor.nbytes:
+            raise ValueError(
+                f"{tensor.name} ends at {end}, planned was {tensor.offset}+{tensor.nbytes}"
+            )
+
+    def _rows(self, parts: Sequence[str]) -> list[Rows]:
+        return all_rows(self._tensors[part] for part in parts)
+
+    def _vector(self, item: Vector) -> F32:
+        values = [self._part(part) for part in item.parts]
+        joined = np.concatenate(values)
+        if item.divided_by:
+            joined = np.asarray(joined / self._balance(item.divided_by), np.float32)
+        return joined
+
+    def _part(self, name: str) -> F32:
+        try:
+            return check_finite(name, 0, whole(self._tensors[name]))
+        except KeyError:  # a bias, while those that are stacked with it have one
+            return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
+
+    def _balance(self, consumer: str) -> F32:
+        """The factor of each input channel of a product, from what was seen in it and its columns."""
+        if consumer not in self._balances:
+            matrices = [self._tensors[part] for part in self._consumed[consumer]]
+            self._balances = {consumer: _balance(self._peaks.get(consumer), matrices)}
+        return self._balances[consumer]
+
+    def _blocks(self, item: Blocks) -> None:
+        """Codes as they come, then the scales and zero points that came with them."""
+        if self._quantizer is None:
+            raise ValueError(f"{item.name} is quantized, and there is no quantizer")
+        work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)
+
+        def quantize(values: F32) -> tuple[Quantized, F32]:
+            blocks = work(values)
+            stored = dequantize_blocks(blocks.codes, blocks.scales, item.bits, blocks.zero_points)
+            self._weights.meter.add(item.kind, values, stored)
+            return blocks, stored
+
+        for piece in item.pieces:
+            rows, made = self._rows(item.parts), list[Quantized]()
+            if len(item.pieces) > 1:
+                rows = [(rows[0][0], piece.start, piece.stop)]
+            stream = self._weights.stream(item.name, rows, quantize)
+            self._put(piece.codes, self._codes(item, stream, made))
+            self._put_scales(item, piece, made)
+
+    def _codes(
+        self, item: Blocks, stream: Iterator[tuple[Quantized, F32]], made: list[Quantized]
+    ) -> Iterator[U8]:
+        for blocks, stored in stream:
+            if self._quantizer is not None:
+                self._quantizer.keep(item.name, stored)
+            made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
+            yield blocks.codes
+
+    def _put_scales(self, item: Blocks, piece: Piece, made: list[Quantized]) -> None:
+        scales = np.concatenate([one.scales for one in made])
+        self._put(piece.scales, [scales])
+        if piece.points is not None:
+            own = [one.zero_points for one in made if one.zero_points is not None]
+            middle = [zero_points(len(scales), scales.shape[1], item.bits)]
+            self._put(piece.points, own or middle)
+
+    def _columns(self, item: Columns) -> None:
+        balance = self._balance(item.consumer) if item.consumer else np.float32(1)
+
+        def quantize(values: F32) -> tuple[U8, F32]:
+            values = values * balance
+            scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(INT8_MAX)
+            codes = np.rint(values / np.where(scales > 0, scales, 1))
+            self._weights.meter.add("prefill", values, codes * scales)
+            return codes.astype(np.int8).view(np.uint8), scales[:, 0]
+
+        made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
+        self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
+        self._put(item.scales, [scales for _, scales in made])
+
+
+def _same(values: F32) -> F32:
+    return values
+
+
+def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
+    """Factors [K]: the square root of peak over column, ones where nothing was seen."""
+    width = matrices[0].shape[1]
+    if peaks is None or len(peaks) != width:
+        return np.ones(width, np.float32)
+    columns = np.maximum.reduce([np.abs(whole(matrix)).max(axis=0) for matrix in matrices])
+    known = (peaks > 0) & (columns > 0)
+    balance = np.sqrt(np.where(known, peaks, 1) / np.where(known, columns, 1))
+    balance = np.where(known, balance, np.median(balance[known]) if known.any() else 1)
+    return np.asarray(balance, np.float32)
+
+
+def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
+    """Products without a norm before them in whose inputs outliers were seen."""
+    plain = [one for one in plan.items if isinstance(one, Columns) and not one.consumer]
+    return tuple(one.name for one in plain if _has_outliers(peaks.get(one.name), one))
+
+
+def _has_outliers(peaks: F32 | None, item: Columns) -> bool:
+    if peaks is None or len(peaks) != item.codes.dims[0]:
+        return False
+    return bool(peaks.max() > OUTLIER * np.median(peaks))

@@ -1,0 +1,256 @@
+"""Checkpoints of BlaGPT's trainer: state_step*.pt and best_model*.pt.
+
+Such a file holds the model's options and tensors, and the trainer's source, which nothing reads.
+What the options mean is a fact about that trainer and stated where it is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import (
+    Checkpoint,
+    SourceMatrix,
+    TokenizerSource,
+    check_shapes,
+    module_names,
+    same_values,
+)
+from stem_edge.export.checkpoints.heads import HeadRows
+from stem_edge.export.tensor_files.json import one_line, read_options
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor
+from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
+
+STATES = ("best_model*.pt", "state_step*.pt")  # as a last resort, and as a rule
+
+TOP_NAMES = {"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"}
+LAYER_NAMES = {
+    "ln_1": "attention_norm",
+    "ln_2": "ffn_norm",
+    "ln_3": "attention_post_norm",
+    "ln_4": "ffn_post_norm",
+    "attn.q_proj": "wq",
+    "attn.q_norm": "q_norm",
+    "attn.k_norm": "k_norm",
+    "attn.c_proj": "wo",
+    "mlp.c_gate": "gate",
+    "mlp.c_fc": "up",
+    "mlp.c_proj": "down",
+    "attn.kv_proj": "wkv",
+    "mlp.stem_embedding": "table",
+}
+FUSED, TABLE = "wkv", "table"
+TURNED = ("wq", "wk", "q_norm", "k_norm")  # rows in the order that RoPE pairs them
+
+EPS = 1e-8  # of all its norms
+SPANS = {"1/3": 3, "1/2": 2, "full": 1}  # stem_ratio -> the last of so many layers has a table
+BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down")
+
+EXPECTED: dict[str, tuple[object, ...]] = {
+    "attention": ("regular",),
+    "norm_layer": ("rmsnorm",),
+    "activation": ("swiglu",),
+    "pos_encoding": ("rotary",),
+    "rope_variant": ("standard",),
+    "n_predict": (1,),
+}
+NEEDED = ("attention", "norm_layer", "activation", "pos_encoding")  # older than the others
+# These train, or belong to parts of which others say that they are off.
+IGNORED = {
+    *("dropout", "z_loss_weight", "zero_init_proj_layers", "optimizer_name", "optimizer_args"),
+    *("top_window_size", "top_loss_weight", "top_force_optimized", "share_prediction_heads"),
+    *("n_latentd", "polycom_order", "per_layer_token_emb_dim", "param_token_num"),
+    *("engram_variant", "engram_ngram", "engram_vocab_mult", "engram_share_embedding"),
+    *("kda_chunk_size", "kda_use_short_conv", "kda_decay_rank"),
+    *("kda_interleave_with", "kda_interleave_ratio", "segment_sizes", "dilation_rates"),
+    *("weight_sharing_pattern", "weight_sharing_groups"),
+}
+
+
+class Options(msgspec.Struct):
+    """The part of `model_config` that describes the model; an option younger than it is off."""
+
+    vocab_size: int
+    n_layer: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]  # it sizes lists before ModelConfig
+    n_head: Annotated[int, msgspec.Meta(ge=1)]
+    n_embd: int
+    block_size: int
+    n_kv_head: int | None = None
+    bias: bool = False
+    use_qkv_bias: bool = False
+    tie_embed_weights: bool = False
+    rmsnorm_before_qk: bool = False
+    use_pre_post_norm: bool = False
+    rope_theta: float = 10000.0
+    use_stem: bool = False
+    stem_ratio: str | None = None
+    stem_layers: list[int] = []
+    use_top: bool = False
+
+    def stem(self) -> tuple[int, ...]:
+        """Layers with a table: as listed, else by the ratio, never the first."""
+        if not self.use_stem:
+            return ()
+        span = SPANS.get(self.stem_ratio or "", self.n_layer + 1)
+        ratio = range(span - 1, self.n_layer, span)
+        return tuple(n for n in range(1, self.n_layer) if n in (self.stem_layers or ratio))
+
+
+def find_states(path: Path) -> list[Path]:
+    """The file itself, or those in a folder, the one to export last."""
+    if path.is_file():
+        return [path] if path.suffix == ".pt" else []
+    return [p for glob in STATES for p in sorted(path.glob(glob), key=_step) if p.is_file()]
+
+
+def _step(path: Path) -> tuple[int, str]:
+    digits = re.findall(r"\d+", path.stem)
+    return (int(digits[-1][:18]) if digits else -1, path.name)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a state of BlaGPT's trainer, or the last one in a folder. Raises CheckpointError."""
+    states = find_states(Path(path))
+    if not states:
+        raise CheckpointError(
+            f"{path}: no state of BlaGPT's trainer; expected {' or '.join(reversed(STATES))}"
+        )
+    file, others = states[-1], ", ".join(state.name for state in states[:-1])
+    config, tensors = _read_state(file)
+    backbone, tables = _convert(config, tensors)
+    checkpoint = Checkpoint(
+        path=file,
+        config=config,
+        backbone=backbone,
+        tables=tables,
+        tokenizer=TokenizerSource("json", file.with_name("tokenizer.json"), add_bos=False),
+        notes=(f"{file.name} of {len(states)} states, not {one_line(others)}",) if others else (),
+        # Only modules whose matrix is the trainer's own, row by row.
+        names={
+            theirs: ours
+            for theirs, ours in _names(config).items()
+            if ours.rpartition(".")[2] not in (*TURNED, FUSED, TABLE)
+        },
+    )
+    return check_shapes(checkpoint)
+
+
+def _read_state(path: Path) -> tuple[ModelConfig, dict[str, StoredTensor]]:
+    """What a file says of the model, the two halves compared."""
+    state = load_tensors(path)
+    described, saved = state.get("model_config"), state.get("model")
+    if not isinstance(described, dict) or not isinstance(saved, dict):
+        raise CheckpointError(
+            f"{path}: found {one_line(', '.join(map(str, state)))}; expected 'model_config' and "
+            "'model', as BlaGPT's trainer saves them: give one of its state_step*.pt"
+        )
+    options = read_options(
+        path,
+        dict.fromkeys(NEEDED) | described,
+        Options,
+        expected=EXPECTED,
+        ignored=IGNORED,
+        advice="such a model cannot be exported",
+    )
+    tensors = named_tensors(path, saved)
+    _check_tables(path, options, tensors)
+    if options.use_top:
+        tensors.pop("top_head.weight", None)  # trains the others, predicts nothing
+    if options.tie_embed_weights:
+        _drop_tied_head(path, tensors)
+    return _model_config(path, options), tensors
+
+
+def _check_tables(path: Path, options: Options, tensors: Mapping[str, StoredTensor]) -> None:
+    layers = range(options.n_layer)
+    found = [n for n in layers if f"transformer.h.{n}.mlp.stem_embedding.weight" in tensors]
+    if found != list(options.stem()):
+        raise CheckpointError(
+            f"{path}: model_config asks for tables in layers {list(options.stem())}, the weights "
+            f"have them in {found}; the file was put together from two runs"
+        )
+
+
+def _drop_tied_head(path: Path, tensors: dict[str, StoredTensor]) -> None:
+    head, embedding = tensors.pop("lm_head.weight", None), tensors.get("transformer.wte.weight")
+    if head is None or embedding is None:
+        return
+    if head.dtype != embedding.dtype or not same_values(head, embedding):
+        raise CheckpointError(
+            f"{path}: tie_embed_weights is True, but lm_head.weight is not transformer.wte.weight; "
+            "expected them to be equal: one of them was changed after training"
+        )
+
+
+def _convert(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> tuple[dict[str, SourceMatrix], dict[int, SourceMatrix]]:
+    """Backbone and tables; a tensor that is not known keeps its name, for check_shapes to refuse."""
+    backbone: dict[str, SourceMatrix] = {}
+    tables: dict[int, SourceMatrix] = {}
+    names = _names(config)
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        known = names.get(module, module)
+        end = "" if kind == "weight" else f".{kind}"
+        at, _, part = known.rpartition(".")
+        if module not in names:
+            backbone[name] = tensor
+        elif part == TABLE and not end:
+            tables[int(at.removeprefix("layers."))] = tensor
+        elif part == FUSED:
+            split = config.n_kv_heads * config.head_dim
+            backbone[f"{at}.wk{end}"] = _turned(tensor.part(0, split), config.head_dim)
+            backbone[f"{at}.wv{end}"] = tensor.part(split, tensor.shape[0])
+        else:
+            turned = part in TURNED
+            backbone[known + end] = _turned(tensor, config.head_dim) if turned else tensor
+    return backbone, tables
+
+
+def _turned(tensor: StoredTensor, head_dim: int) -> SourceMatrix:
+    """Rows of q or k with the halves of each head swapped.
+
+    The trainer turns (a, b) by the negative angle; that is (b, a) turned by the positive one.
+    """
+    rows = tensor.shape[0]
+    if rows % head_dim or rows > MAX_WIDTH:
+        return tensor  # which check_shapes refuses
+    return HeadRows(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel(), tensor.nbytes)
+
+
+def _names(config: ModelConfig) -> dict[str, str]:
+    return module_names("transformer.h.{}.", config.n_layers, TOP_NAMES, LAYER_NAMES)
+
+
+def _model_config(path: Path, options: Options) -> ModelConfig:
+    qkv = BIASED[:3] if options.use_qkv_bias else ()
+    try:
+        return ModelConfig(
+            vocab_size=options.vocab_size,
+            dim=options.n_embd,
+            n_layers=options.n_layer,
+            n_heads=options.n_head,
+            n_kv_heads=options.n_kv_head or options.n_head,
+            head_dim=options.n_embd // options.n_head,
+            d_ff=4 * options.n_embd,
+            stem_layers=options.stem(),
+            norm_eps=EPS,
+            rope_theta=options.rope_theta,
+            max_context=options.block_size,
+            tied_head=options.tie_embed_weights,
+            rope_interleaved=False,
+            qk_norm_eps=EPS if options.rmsnorm_before_qk else None,
+            post_norms=options.use_pre_post_norm,
+            biases=BIASED if options.bias else qkv,
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{path}: model_config: {error}") from error

@@ -1,0 +1,172 @@
+"""What the exporter needs of a trained checkpoint, whichever trainer wrote it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import READ_ROWS, IndexedMatrix, Matrix
+
+LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
+MOST_SHOWN = 6  # kinds of tensors in a message
+PIECE_VALUES = 1 << 20  # read at once where only a look is needed
+
+
+class SourceMatrix(Matrix, Protocol):
+    """A matrix of a checkpoint: rows as float32, and the bytes it takes there."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the checkpoint."""
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """Which tokenizer the model was trained with, as its trainer names it."""
+
+    kind: str
+    path: Path | None
+    add_bos: bool | None  # None: as its file says
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint by canonical names, its tensors not read yet.
+
+    backbone has the names and shapes of ModelConfig.backbone_shapes(); tables maps each STEM layer
+    to its [records, row width] table (ModelConfig.records, row_parts).
+    """
+
+    path: Path
+    config: ModelConfig  # bos_id and eos_ids are the tokenizer's to fill in
+    backbone: Mapping[str, SourceMatrix]
+    tables: Mapping[int, SourceMatrix]
+    tokenizer: TokenizerSource
+    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    index: npt.NDArray[np.int32] | None = None  # token -> record [V], where tokens share records
+    # The trainer's name of a module -> this project's name of its matrix; LoRA adapters use the first.
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Mapping[int, Matrix]:
+        """STEM layer -> a row a token [vocab_size, row width], as stem_edge.numerics.reference takes them."""
+        if self.index is None:
+            return self.tables
+        return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as the checkpoint stores them."""
+        matrices = [*self.backbone.values(), *self.tables.values()]
+        return sum(matrix.nbytes for matrix in matrices)
+
+
+def module_names(
+    inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
+) -> dict[str, str]:
+    """A trainer's name of each module -> this project's name of its weight.
+
+    inside: how the trainer names what is in a layer, with {} for its number.
+    """
+    return dict(top) | {
+        inside.format(layer) + theirs: f"layers.{layer}.{ours}"
+        for layer in range(layers)
+        for theirs, ours in parts.items()
+    }
+
+
+def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, if every tensor is there with the shape that its config asks for."""
+    config = checkpoint.config
+    expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
+    table = (config.records, config.record_values // max(1, len(config.stem_layers)))
+    expected |= {f"table of layer {l}": table for l in config.stem_layers}
+    found = {name: matrix.shape for name, matrix in checkpoint.backbone.items()}
+    found |= {f"table of layer {l}": table.shape for l, table in checkpoint.tables.items()}
+    wrong = [
+        (name, f"{list(found[name]) if name in found else 'missing'}, expected {list(shape)}")
+        for name, shape in expected.items()
+        if found.get(name) != shape
+    ]
+    wrong += [(name, "not part of such a model") for name in sorted(found.keys() - expected)]
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensors and configuration disagree: {_in_short(wrong)}; "
+            "check that all files are of the same run and step"
+        )
+    return checkpoint
+
+
+def _in_short(wrong: list[tuple[str, str]]) -> str:
+    """Tensors and what is wrong with each; the same of several layers is said once."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for name, what in wrong:
+        numbers = [int(number) for number in LAYER.findall(name)[:1]]
+        layers.setdefault((LAYER.sub("{}", name, count=1), what), []).extend(numbers)
+    said = [
+        f"{one_line(name).replace('{}', _ranges(numbers))} is {what}"
+        for (name, what), numbers in list(layers.items())[:MOST_SHOWN]
+    ]
+    more = f" (and {len(layers) - MOST_SHOWN} more)" if len(layers) > MOST_SHOWN else ""
+    return "; ".join(said) + more
+
+
+def _ranges(numbers: list[int]) -> str:
+    """3, or (1, 3-7): layers in short."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return text if len(numbers) == 1 else f"({one_line(text, 160)})"
+
+
+def check_finite(name: str, start: int, values: F32) -> F32:
+    """`values`, rows of the matrix `name` from row `start` on, if all of them are finite."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row = int(np.argwhere(bad)[0][0]) + start
+        raise CheckpointError(
+            f"{name}: {int(bad.sum())} NaN or infinite values, the first in row {row}; "
+            "training diverged or the file is damaged: export an earlier step"
+        )
+    return values
+
+
+def same_values(one: SourceMatrix, other: SourceMatrix) -> bool:
+    """Whether two matrices are the same, value by value."""
+    starts = range(0, other.shape[0], READ_ROWS)
+    return one.shape == other.shape and all(
+        np.array_equal(one.rows(at, at + READ_ROWS), other.rows(at, at + READ_ROWS))
+        for at in starts
+    )
+
+
+def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, with a note about tables that are nothing but zeros.
+
+    They are exported: tables of stem-plus may begin so, and the bundle computes what the checkpoint
+    does. But a table that was never loaded, or lies in a hole of a file, looks like that, too.
+    """
+    zero = [layer for layer, table in checkpoint.tables.items() if _is_zero(table)]
+    if not zero:
+        return checkpoint
+    note = f"the table of layer {_ranges(zero)} is all zeros: check that the checkpoint is complete"
+    return replace(checkpoint, notes=(*checkpoint.notes, note))
+
+
+def _is_zero(table: SourceMatrix) -> bool:
+    step = max(1, PIECE_VALUES // max(1, table.shape[1]))
+    return not any(table.rows(at, at + step).any() for at in range(0, table.shape[0], step))

@@ -1,0 +1,252 @@
+"""Hugging Face models: config.json as a ModelConfig, and the names of their tensors.
+
+| model_type | beyond what all have |
+|---|---|
+| llama | attention_bias, mlp_bias |
+| mistral | sliding_window |
+| qwen2 | biases of q, k and v; windows in some layers |
+| qwen3 | norms of q and k; attention_bias; windows in some layers |
+| stem | this project's own, see stem_schema.py |
+
+A key that no one here knows may change what the model computes, so it is refused, unless it is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.rope import read_rope
+from stem_edge.export.tensor_files.json import one_line, read_json, read_options
+
+TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LAYER = {
+    "attention_norm": "input_layernorm",
+    "wq": "self_attn.q_proj",
+    "wk": "self_attn.k_proj",
+    "wv": "self_attn.v_proj",
+    "wo": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "attention_post_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",  # before the FFN: the name counts from the other side
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "project": "mlp.stem_project",
+    "ffn_post_norm": "post_mlp_layernorm",
+}
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Of training, of generating text (the tokenizer's reader takes eos_token_id), and of no meaning now.
+_HARMLESS = """
+architectures model_type transformers_version torch_dtype dtype use_cache _name_or_path
+bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
+initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop pretraining_tp
+output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
+torchscript use_bfloat16 is_decoder is_llama_config transformers.js_config
+id2label label2id num_labels problem_type task_specific_params finetuning_task
+attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
+unsloth_version unsloth_fixed unsloth_processed
+max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
+forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+begin_suppress_tokens prefix tokenizer_class tf_legacy_loss gradient_checkpointing
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+# The only values that these may have where a model does not read them.
+FIXED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_interleaved": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "pruned_heads": ({},),
+    "tie_encoder_decoder": (False,),
+}
+# Code of the checkpoint's own. Nothing here runs it, or could.
+CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
+
+
+class Decoder(msgspec.Struct, kw_only=True):
+    """What all models here have, with the defaults of transformers."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # They size lists and divide before ModelConfig sees them.
+        for key, most in (("num_hidden_layers", MAX_LAYERS), ("num_attention_heads", MAX_WIDTH)):
+            if not 0 < getattr(self, key) <= most:
+                raise ValueError(f"{key} is {getattr(self, key)}; expected 1 to {most}")
+
+    def extras(self) -> dict[str, Any]:
+        """Fields of ModelConfig that this kind of model sets."""
+        return {}
+
+    def model(self) -> ModelConfig:
+        """Raises ValueError."""
+        theta, scaling = read_rope(
+            self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
+        )
+        fields: dict[str, Any] = {
+            "vocab_size": self.vocab_size,
+            "dim": self.hidden_size,
+            "n_layers": self.num_hidden_layers,
+            "n_heads": self.num_attention_heads,
+            "n_kv_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+            "d_ff": self.intermediate_size,
+            "stem_layers": (),
+            "norm_eps": self.rms_norm_eps,
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "rope_interleaved": False,
+            "max_context": self.max_position_embeddings,
+            "tied_head": self.tie_word_embeddings,
+        }
+        return ModelConfig(**(fields | self.extras()))
+
+
+class Llama(Decoder, kw_only=True):
+    """Llama 1 to 3, SmolLM, SmolLM2, TinyLlama, and many others."""
+
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def extras(self) -> dict[str, Any]:
+        attention = ("wq", "wk", "wv", "wo") if self.attention_bias else ()
+        return {"biases": attention + (("gate", "up", "down") if self.mlp_bias else ())}
+
+
+class Mistral(Decoder, kw_only=True):
+    """Mistral 7B and what has its form."""
+
+    num_key_value_heads: int | None = 8
+    sliding_window: int | None = 4096
+
+    def extras(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window or 0}
+
+
+class Windowed(Decoder, kw_only=True):
+    """Models with a window in the layers that layer_types names."""
+
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+
+    def windows(self, default: list[str]) -> dict[str, Any]:
+        """sliding_window and window_layers of ModelConfig."""
+        types = self.layer_types or default
+        if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
+            raise ValueError(
+                f"layer_types is {one_line(repr(types))}; expected {FULL} or {SLIDING} for each of "
+                f"{self.num_hidden_layers} layers"
+            )
+        layers = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
+        if layers and not self.sliding_window:
+            raise ValueError(f"layer_types has {SLIDING}, but no sliding_window is in use")
+        if not layers:
+            return {}
+        everywhere = len(layers) == self.num_hidden_layers
+        window = {"sliding_window": self.sliding_window}
+        return window if everywhere else window | {"window_layers": layers}
+
+
+class Qwen2(Windowed, kw_only=True):
+    """Qwen2 and Qwen2.5."""
+
+    num_key_value_heads: int | None = 32
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sliding_window = self.sliding_window if self.use_sliding_window else None
+
+    def extras(self) -> dict[str, Any]:
+        first = self.max_window_layers if self.sliding_window else self.num_hidden_layers
+        layers = range(self.num_hidden_layers)
+        windows = self.windows([SLIDING if layer >= first else FULL for layer in layers])
+        return {"biases": ("wq", "wk", "wv")} | windows
+
+
+class Qwen3(Qwen2, kw_only=True):
+    """Qwen3 without experts."""
+
+    head_dim: int | None = 128
+    attention_bias: bool = False
+
+    def extras(self) -> dict[str, Any]:
+        biases = ("wq", "wk", "wv", "wo") if self.attention_bias else ()
+        return super().extras() | {"biases": biases, "qk_norm_eps": self.rms_norm_eps}
+
+
+def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The model that the config.json at `path` describes, if it is one of `kinds`; and notes."""
+    given = read_json(path, "a model's configuration", dict[str, Any])
+    kind = given.get("model_type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise CheckpointError(
+            f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
+        )
+    if (quantized := given.get("quantization_config")) is not None:
+        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
+        raise CheckpointError(
+            f"{path}: quantization_config: already quantized ({one_line(method)}); export the original"
+        )
+    fields = kinds[kind].__struct_fields__  # of which null says something
+    decoder = read_options(
+        path,
+        {key: value for key, value in given.items() if value is not None or key in fields},
+        kinds[kind],
+        expected=FIXED,
+        ignored=HARMLESS.union(CODE),
+        advice=f"it may change what {kind} models compute; take it out only if it does not",
+        unknown_off=False,
+    )
+    try:
+        config = decoder.model()
+    except (ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
+    named = ", ".join(key for key in CODE if given.get(key))
+    return config, (f"{path.name} names code ({named}), which was not run",) if named else ()
+
+
+def tensor_name(name: str) -> str:
+    """Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
+    matrix = name.removesuffix(".bias")
+    ending = ".weight" if matrix == name else ".bias"
+    if matrix in TOP:
+        return TOP[matrix] + ending
+    _, layer, part = matrix.split(".")
+    return f"model.layers.{layer}.{LAYER[part]}{ending}"
+
+
+def module_names(names: Iterable[str]) -> dict[str, str]:
+    """Hugging Face's name of a module -> this project's name of its weight."""
+    weights = [name for name in names if not name.endswith(".bias")]
+    return {tensor_name(name).removesuffix(".weight"): name for name in weights}

@@ -1,0 +1,278 @@
+"""Checkpoints of the public STEM trainer, which is built on Meta Lingua.
+
+Two layouts, and any mixture of their halves:
+
+    consolidated/  consolidated.pth  consolidated_stem.pth  params.json
+    0000000100/    .metadata  __0_0.distcp ...  stem_shards/stem_model_mp<n>.pt  params.json
+
+The trainer's defaults (its transformer arguments, its rule for the FFN width, interleaved RoPE) are
+facts about its models and stated where they are used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from stem_edge.config import MAX_LAYERS, ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import (
+    Checkpoint,
+    SourceMatrix,
+    TokenizerSource,
+    check_shapes,
+    module_names,
+)
+from stem_edge.export.tensor_files.json import one_line, read_json
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor, check_type, joined
+from stem_edge.export.tensor_files.torch import WRAPPERS, load_tensors, named_tensors
+from stem_edge.export.tensor_files.torch_distributed import load_distributed
+
+PARAMS = "params.json"
+BACKBONE = "consolidated.pth"
+TABLES = "consolidated_stem.pth"
+SHARDS = "stem_shards"
+LAYER_NAMES = {
+    "attention.wq": "wq",
+    "attention.wk": "wk",
+    "attention.wv": "wv",
+    "attention.wo": "wo",
+    "feed_forward.w1": "gate",
+    "feed_forward.w2": "down",
+    "feed_forward.w3": "up",
+    "attention_norm": "attention_norm",
+    "ffn_norm": "ffn_norm",
+}
+TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
+# No part of the backbone, or a copy: of the embedding, where it is the head.
+SKIPPED = ("stem_embeddings.", "rope_embeddings.", "output.tied_module.")
+SHOWN_TABLES = 800  # characters about tables in a message
+
+
+class Params(msgspec.Struct):
+    """The part of params.json that describes the model, with the trainer's own defaults."""
+
+    dim: int = 512
+    n_layers: int = 8
+    head_dim: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    ffn_dim_multiplier: float | None = None
+    multiple_of: int = 256
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    max_seqlen: int = 1024
+    vocab_size: int = -1
+    weight_tying: bool = False
+    sliding_window: int | None = None
+    stem_layers: list[int] | None = None
+    stem_embedding_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n_layers <= MAX_LAYERS:  # it sizes lists before ModelConfig sees it
+            raise ValueError(f"n_layers is {self.n_layers}; expected 1 to {MAX_LAYERS}")
+
+
+class TokenizerParams(msgspec.Struct):
+    """`data.tokenizer` of params.json."""
+
+    name: str = "bytes"
+    path: str | None = None
+
+
+class DataParams(msgspec.Struct):
+    """`data` of params.json."""
+
+    tokenizer: TokenizerParams = msgspec.field(default_factory=TokenizerParams)
+    add_bos: bool = True
+
+
+class DistributedParams(msgspec.Struct):
+    """`distributed` of params.json."""
+
+    stem_parallel_size: int | None = None
+
+
+class TrainParams(msgspec.Struct):
+    """params.json; what it says beyond this does not change the model."""
+
+    model: Params
+    data: DataParams = msgspec.field(default_factory=DataParams)
+    distributed: DistributedParams = msgspec.field(default_factory=DistributedParams)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a checkpoint folder of the public STEM trainer. Raises CheckpointError."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: no such folder; give the folder that holds {PARAMS} and the weights"
+        )
+    params = read_json(
+        folder / PARAMS,
+        "the parameters of the public STEM trainer",
+        TrainParams,
+        missing="give the folder of one training step or a consolidated folder",
+    )
+    names = module_names("layers.{}.", params.model.n_layers, TOP_NAMES, LAYER_NAMES)
+    backbone = _read_backbone(folder, names)
+    listed = params.model.stem_layers
+    dense = all(f"layers.{layer}.up" in backbone for layer in range(params.model.n_layers))
+    # Without tables, this is a model of the trainer that the public one is built on.
+    default = [] if dense else list(range(1, params.model.n_layers))
+    order = default if listed is None else listed
+    _check_stem_layers(folder, params.model, order, backbone)
+    tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
+    notes: tuple[str, ...] = ()
+    if params.model.sliding_window is not None:
+        # The trainer's default attention takes no window, in training and in its own generation.
+        notes = (f"sliding_window {params.model.sliding_window} is ignored, as the trainer does",)
+    checkpoint = Checkpoint(
+        path=folder,
+        config=_config(folder, params.model, order, backbone),
+        backbone=backbone,
+        tables=tables,
+        tokenizer=_tokenizer(folder, params.data),
+        notes=notes,
+        names=names,
+    )
+    return check_shapes(checkpoint)
+
+
+def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMatrix]:
+    """The backbone by this project's names; what is not known keeps its own."""
+    found: Mapping[str, SourceMatrix]
+    path = folder / BACKBONE
+    if path.is_file():
+        state = load_tensors(path)
+        found = named_tensors(path, state.get("model", state), SKIPPED)
+    elif (folder / ".metadata").is_file():
+        found = {WRAPPERS.sub("", n): matrix for n, matrix in load_distributed(folder).items()}
+    else:
+        listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+        raise CheckpointError(
+            f"{folder}: no weights; expected {BACKBONE} or a distributed checkpoint (.metadata and "
+            f"__*.distcp), found only {listed}"
+        )
+    modules = {n.removesuffix(".weight"): m for n, m in found.items() if not n.startswith(SKIPPED)}
+    return {names.get(module, module): matrix for module, matrix in modules.items()}
+
+
+def _check_stem_layers(
+    folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
+) -> None:
+    """A STEM layer is one without an up projection; params.json must say the same."""
+    without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
+    if sorted(order) != without_up:
+        raise CheckpointError(
+            f"{folder / PARAMS}: stem_layers is {order}, but the weights lack the up projection "
+            f"(feed_forward.w3) in layers {without_up}; check that both are of the same run"
+        )
+
+
+def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int, SourceMatrix]:
+    """STEM layer -> table. The trainer numbers its tables in the order of stem_layers."""
+    whole = folder / TABLES
+    files = [whole] if whole.is_file() else _shard_files(folder, parts)
+    states = [(path, _table_shards(path, len(order))) for path in files]
+    tables: dict[int, SourceMatrix] = {}
+    wrong = []
+    for number, layer in enumerate(order):
+        shards = [state[number] for _, state in states]
+        rows = {shard.shape[0] for shard in shards}
+        if len(rows) > 1:
+            wrong.append(f"{shards[0].name} has {sorted(rows)} rows in different shards")
+        tables[layer] = joined(shards, axis=1)
+    if wrong:
+        raise CheckpointError(
+            f"{folder / SHARDS}: {one_line('; '.join(wrong), SHOWN_TABLES)}; the files are of "
+            "different runs: copy all of one"
+        )
+    return tables
+
+
+def _table_shards(path: Path, count: int) -> list[StoredTensor]:
+    """The columns of all tables that one file holds."""
+    named = {WRAPPERS.sub("", str(key)): value for key, value in load_tensors(path).items()}
+    names = [f"stem_embeddings.{number}.weight" for number in range(count)]
+    shards = [
+        value.named(name)
+        for name in names
+        if isinstance(value := named.get(name), StoredTensor) and len(value.shape) == 2
+    ]
+    if len(shards) < count:
+        missing = sorted(set(names) - {shard.name for shard in shards})
+        found = ", ".join(sorted(named)[:4]) or "nothing"
+        raise CheckpointError(
+            f"{path}: no table {one_line(', '.join(missing), SHOWN_TABLES)}; found "
+            f"{one_line(found)}: the file does not belong to this model; check that all are of one run"
+        )
+    return [check_type(shard) for shard in shards]
+
+
+def _shard_files(folder: Path, parts: int | None) -> list[Path]:
+    """Column shards in the order of their numbers: mp10 comes after mp9."""
+    numbered = {
+        int(match[1]): path
+        for path in (folder / SHARDS).glob("stem_model_mp*.pt")
+        if (match := re.fullmatch(r"stem_model_mp(\d+)\.pt", path.name))
+    }
+    if not numbered:
+        raise CheckpointError(
+            f"{folder}: no tables; expected {TABLES} or {SHARDS}/stem_model_mp<n>.pt"
+        )
+    count = max(parts or 0, max(numbered) + 1)
+    missing = [n for n in range(count) if n not in numbered]
+    if missing:
+        names = ", ".join(f"stem_model_mp{n}.pt" for n in missing[:4])
+        raise CheckpointError(
+            f"{folder / SHARDS}: {len(numbered)} of {count} column shards found, missing {names}; "
+            "copy all of them"
+        )
+    return [numbered[n] for n in range(count)]
+
+
+def _config(
+    folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
+) -> ModelConfig:
+    if model.n_heads is None and model.head_dim is None:
+        raise CheckpointError(f"{folder / PARAMS}: neither n_heads nor head_dim is given")
+    try:
+        heads = model.n_heads or model.dim // (model.head_dim or 1)
+        embedding = backbone.get("embedding")
+        vocabulary = embedding.shape[0] if model.vocab_size < 1 and embedding else model.vocab_size
+        return ModelConfig(
+            vocab_size=vocabulary,
+            dim=model.dim,
+            n_layers=model.n_layers,
+            n_heads=heads,
+            n_kv_heads=model.n_kv_heads or heads,
+            head_dim=model.head_dim or model.dim // heads,
+            d_ff=model.stem_embedding_dim or _ffn_width(model),
+            stem_layers=tuple(sorted(order)),
+            norm_eps=model.norm_eps,
+            rope_theta=model.rope_theta,
+            max_context=model.max_seqlen,
+            tied_head=model.weight_tying,
+        )
+    except (ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{folder / PARAMS}: {error}") from error
+
+
+def _ffn_width(model: Params) -> int:
+    """The trainer's rule: two thirds of 4 dim, scaled, rounded up to a multiple."""
+    width = int(2 * (4 * model.dim) / 3)
+    if model.ffn_dim_multiplier is not None:
+        width = int(model.ffn_dim_multiplier * width)
+    return model.multiple_of * -(-width // model.multiple_of)
+
+
+def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
+    """The tokenizer's file as params.json names it, else one of that name in the folder."""
+    path = Path(data.tokenizer.path) if data.tokenizer.path else None
+    if path is not None and not path.is_file():
+        path = folder / path.name if not (folder / path).is_file() else folder / path
+    return TokenizerSource(data.tokenizer.name, path, data.add_bos)

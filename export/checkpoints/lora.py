@@ -1,0 +1,210 @@
+"""LoRA adapters of PEFT, merged into a checkpoint as its rows are read: W + scale B A.
+
+    adapter_config.json  adapter_model.safetensors
+
+The sums are exact to float32, whichever types the two are stored in; nothing is written back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, SourceMatrix, check_shapes
+from stem_edge.export.tensor_files.json import one_line, read_json, read_options
+from stem_edge.export.tensor_files.safetensors import open_tensors
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor, check_type
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+ADVICE = "merge it with PEFT (merge_and_unload) and export the merged model"
+
+PREFIX = "base_model.model."
+LINEAR = ("lora_A.weight", "lora_B.weight")
+EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
+BASE = ("weight", "modules_to_save.weight", "base_layer.weight")  # instead of the model's own
+PART = re.compile(rf"(.+?)\.({'|'.join(map(re.escape, (*LINEAR, *EMBEDDING, *BASE)))})")
+
+EXPECTED: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    # The others take from W what A and B start with, so that the model's own W is not the base.
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+# Which modules there are is what the tensors say; the rest trains or describes.
+IGNORED = {
+    *("target_modules", "exclude_modules", "modules_to_save"),
+    *("layers_to_transform", "layers_pattern", "lora_dropout", "fan_in_fan_out"),
+    *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
+    *("peft_version", "megatron_core", "qalora_group_size", "eva_config"),
+}
+
+
+Rank = Annotated[int, msgspec.Meta(ge=1)]
+Alpha = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+
+
+class Options(msgspec.Struct):
+    """The part of adapter_config.json that the sums depend on."""
+
+    r: Rank
+    lora_alpha: Alpha
+    use_rslora: bool = False
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Alpha] | None = None
+
+    def __post_init__(self) -> None:
+        for pattern in (*(self.rank_pattern or ()), *(self.alpha_pattern or ())):
+            # Expressions that a file brings are run on names: they must end, and soon.
+            if len(pattern) > 256 or re.search(r"\)[*+?{]", pattern):
+                raise ValueError(f"the pattern {one_line(pattern)} is too general")
+            if len(re.findall(r"[*+?{|]", pattern)) > 2:
+                raise ValueError(
+                    f"the pattern {one_line(pattern)} has more than two repeats or choices"
+                )
+            re.compile(pattern)
+
+    def rank(self, module: str) -> int:
+        """Rank of a module's B A."""
+        return int(_matching(self.rank_pattern, module, self.r))
+
+    def scale(self, module: str) -> float:
+        """Factor of a module's B A."""
+        rank = self.rank(module)
+        alpha = _matching(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _matching(patterns: Mapping[str, float] | None, module: str, default: float) -> float:
+    """The value of the first pattern that fits the end of a module's name."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+class MergedMatrix:
+    """A Matrix plus a product of two narrow ones."""
+
+    def __init__(self, base: SourceMatrix, left: Matrix, right: Matrix, scale: float) -> None:
+        self.shape, self.nbytes = base.shape, base.nbytes
+        self._base, self._left, self._right = base, left, right
+        self._scale = np.float32(scale)
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Rows start..stop of the sum as float32."""
+        product = self._left.rows(start, stop) @ whole(self._right)
+        return np.asarray(self._base.rows(start, stop) + self._scale * product, np.float32)
+
+
+def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
+    """The checkpoint with the adapter of a folder merged. Raises CheckpointError."""
+    folder = Path(adapter)
+    options = _read_options(folder)
+    path = folder / WEIGHTS
+    if not path.is_file() and (folder / PICKLE).is_file():
+        raise CheckpointError(
+            f"{folder / PICKLE}: expected {WEIGHTS}; load the adapter with PEFT and save it again, "
+            "which writes safetensors"
+        )
+    modules = _read_modules(path)
+    # A tied head has no matrix of its own, and its name is the same for every trainer but one.
+    names = {"lm_head": "head", **checkpoint.names}
+    if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
+        checkpoint = _untied(checkpoint)
+    backbone = dict(checkpoint.backbone)
+    for module, parts in modules.items():
+        name = names.get(module, "")
+        if name not in backbone:
+            raise CheckpointError(
+                f"{path}: {one_line(PREFIX + module)} is not a matrix of this model that can be "
+                f"merged; {ADVICE}"
+            )
+        backbone[name] = _merged(path, module, backbone[name], parts, options)
+    note = f"with the LoRA adapter {folder.resolve().name} merged into {len(modules)} modules"
+    notes = (*checkpoint.notes, note)
+    return check_shapes(replace(checkpoint, backbone=backbone, notes=notes))
+
+
+def _read_options(folder: Path) -> Options:
+    path = folder / CONFIG
+    missing = "give the folder that PEFT's save_pretrained wrote"
+    options = read_json(path, "the options of an adapter", dict[str, Any], missing=missing)
+    return read_options(
+        path,
+        {"peft_type": None} | options,
+        Options,
+        expected=EXPECTED,
+        ignored=IGNORED,
+        advice=ADVICE,
+    )
+
+
+def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
+    """Module -> its tensors by what they are. Every tensor of the file has a place here."""
+    modules: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in open_tensors(path).items():
+        match = PART.fullmatch(name.removeprefix(PREFIX))
+        if match is None or not name.startswith(PREFIX):
+            raise CheckpointError(
+                f"{path}: {one_line(name)} is not a tensor of plain LoRA; expected "
+                f"{PREFIX}<module>.lora_A.weight and the like: {ADVICE}"
+            )
+        modules.setdefault(match[1], {})[match[2]] = check_type(tensor)
+    if not modules:
+        raise CheckpointError(f"{path}: no tensors; expected those of a LoRA adapter")
+    return modules
+
+
+def _untied(checkpoint: Checkpoint) -> Checkpoint:
+    """With a head of its own: an adapter trains one of embedding and head, and not the other."""
+    config = msgspec.structs.replace(checkpoint.config, tied_head=False)
+    backbone = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
+    return replace(checkpoint, config=config, backbone=backbone)
+
+
+def _merged(
+    path: Path,
+    module: str,
+    base: SourceMatrix,
+    parts: Mapping[str, StoredTensor],
+    options: Options,
+) -> SourceMatrix:
+    for part in BASE:
+        if part in parts:
+            _check_shape(path, f"{module}.{part}", parts[part], base.shape)
+            base = parts[part]
+    kind = EMBEDDING if any(part in parts for part in EMBEDDING) else LINEAR
+    if not any(part in parts for part in (*EMBEDDING, *LINEAR)):
+        return base
+    rank, (rows, columns) = options.rank(module), (*base.shape, 0)[:2]
+    ends = (rows, columns) if kind == EMBEDDING else (columns, rows)
+    for part, shape in zip(kind, ((rank, ends[0]), (ends[1], rank)), strict=True):
+        _check_shape(path, f"{module}.{part}", parts.get(part), shape)
+    a, b = (parts[part] for part in kind)
+    if kind == LINEAR:
+        return MergedMatrix(base, b, a, options.scale(module))
+    left, right = (ArrayMatrix(np.ascontiguousarray(whole(tensor).T)) for tensor in (a, b))
+    return MergedMatrix(base, left, right, options.scale(module))
+
+
+def _check_shape(
+    path: Path, name: str, tensor: StoredTensor | None, shape: tuple[int, ...]
+) -> None:
+    found = "missing" if tensor is None else list(tensor.shape)
+    if found != list(shape):
+        raise CheckpointError(
+            f"{path}: {one_line(PREFIX + name)} is {found}, expected {list(shape)}; the adapter is "
+            f"of another model, or {CONFIG} of another adapter"
+        )

@@ -1,0 +1,95 @@
+"""Which trainer wrote a checkpoint, and the reader for it.
+
+| reader | recognised by |
+|---|---|
+| hugging_face.py | config.json: dense models, and this project's own schema for STEM models |
+| lingua.py | params.json |
+| blagpt.py | a file state_step*.pt or best_model*.pt, or a folder that holds some |
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.blagpt import find_states
+from stem_edge.export.checkpoints.blagpt import read_checkpoint as read_blagpt
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
+from stem_edge.export.checkpoints.hugging_face import CONFIG
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
+from stem_edge.export.checkpoints.lingua import PARAMS
+from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.stored_tensor import SourceFile, looks_like
+
+ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a checkpoint of any known trainer. Raises CheckpointError."""
+    return note_zero_tables(_read(Path(path)))
+
+
+def _read(path: Path) -> Checkpoint:
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: no such checkpoint; give a folder or file that training left"
+        )
+    if (path / CONFIG).is_file():  # first: Mistral's own folders hold a params.json, too
+        return read_hugging_face(path)
+    if (path / PARAMS).is_file():
+        return read_lingua(path)
+    if find_states(path):
+        return read_blagpt(path)
+    _refuse(path)
+    return read_lingua(path)  # which says what is missing
+
+
+def _refuse(path: Path) -> None:
+    """What is often given in place of a checkpoint."""
+    if path.is_file():
+        raise CheckpointError(
+            f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, or a .pt file "
+            "of BlaGPT"
+        )
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
+    if (path / MANIFEST).is_file():
+        raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made of")
+    if below := _checkpoints_below(path):
+        raise CheckpointError(
+            f"{path}: no checkpoint itself, but its folders {', '.join(below[-3:])} are; give the "
+            "path of one"
+        )
+    names = sorted(p.name for p in path.iterdir())
+    if any(name.endswith(".safetensors") for name in names):
+        raise CheckpointError(f"{path}: holds safetensors, but no {CONFIG}; copy that file, too")
+    if archives := [name for name in names if name.lower().endswith(ARCHIVES)]:
+        raise CheckpointError(
+            f"{path}: no checkpoint, but {one_line(archives[0])}; unpack the archive with a tool "
+            "that you trust, and give the folder with its files"
+        )
+    if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
+        raise CheckpointError(
+            f"{path}: holds {one_line(pickles[0])}, which can carry code, but neither {CONFIG} nor "
+            f"{PARAMS}; save the model as safetensors on a machine that you trust, and copy that"
+        )
+
+
+def _checkpoints_below(path: Path) -> list[str]:
+    folders = [p for pattern in ("*/", "*/*/") for p in sorted(path.glob(pattern))]
+    return [
+        str(folder.relative_to(path))
+        for folder in folders
+        if (folder / CONFIG).is_file() or (folder / PARAMS).is_file() or find_states(folder)
+    ]
+
+
+def _which_is(path: Path) -> str:
+    file = SourceFile(path)
+    what = looks_like(file.head)
+    if path.name.lower().endswith(ARCHIVES):
+        what = f"{what or 'an archive by its name'}: unpack it with a tool that you trust"
+    return f", but {what}" if what else ""

@@ -1,0 +1,132 @@
+"""A dense checkpoint as one ordinary GGUF file, which llama.cpp runs without this project.
+
+What is in it, and which models it can be made of: gguf_llama.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from stem_edge.bundle.footprint import gguf_footprint
+from stem_edge.bundle.manifest import WORKING
+from stem_edge.errors import ExportError
+from stem_edge.export.backbone.gguf_llama import architecture_of, write_dense
+from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_metadata
+from stem_edge.export.backbone.gguf_writer import MAGIC
+from stem_edge.export.checkpoints.sources import Sources, check_apart
+from stem_edge.export.exporter import read_source
+from stem_edge.export.job.files import (
+    Working,
+    check_free,
+    check_target,
+    explained,
+    locked,
+    take_place,
+)
+from stem_edge.export.job.options import UNWEIGHTED, ExportOptions
+from stem_edge.export.quantization.calibration import read_token_ids, sequences
+from stem_edge.export.quantization.hidden_states import importance_vectors
+from stem_edge.files import disk
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.graph.formats import GgufFormat, GgufType
+from stem_edge.numerics.quantize import F32
+from stem_edge.progress import Progress
+
+
+class TokenizerDiffers(UserWarning):
+    """llama.cpp does not read text exactly as the model's tokenizer does."""
+
+
+def export_dense_gguf(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    backbone: GgufType = "q4_k_m",
+    calibration: str | Path | None = None,
+    calibration_tokens: int | None = None,
+    lora: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    force: bool = False,
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> Path:
+    """Export a dense checkpoint (stem_edge.export.checkpoints.readers says of whom) to the GGUF file `out`.
+
+    backbone: llama.cpp's mixture of tensor types: "q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0", "f16"
+        or "f32".
+    calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: its
+        channels count by their size when matrices are quantized (what others call an imatrix).
+    calibration_tokens: how many of its tokens, at most. Default: 16384.
+    lora: folder of a PEFT adapter, which is merged into the weights as they are read.
+    tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
+    force: replace an existing GGUF file; it stays whole until the new one is.
+    progress: show a progress bar on stderr. Default: if that is a terminal.
+
+    Returns `out`. Warns (TokenizerDiffers) where llama.cpp will not give the tokenizer's own ids.
+    Raises CheckpointError, ExportError, BackendError; then `out` is what it was.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
+    options, out = ExportOptions(engine="gguf", **given), Path(out)
+    if calibration is not None and backbone in UNWEIGHTED:
+        raise ExportError(
+            f"a calibration text guides quantizers of few bits, and {backbone} needs none; leave it "
+            "out, or take backbone q4_k_m"
+        )
+    check_apart(out, [checkpoint, lora])
+    sources = Sources([checkpoint, *options.files])
+    with publish_file(out, force=force) as part:
+        ggml = checked_ggml()  # before gigabytes are read
+        source, converted = read_source(checkpoint, options)
+        architecture_of(source)
+        config = source.config
+        check_free(out, gguf_footprint(config, GgufFormat(weights=backbone), None).backbone_nbytes)
+        values = tokenizer_metadata(converted, config.vocab_size)
+        ids = read_token_ids(calibration, converted, config.vocab_size)
+        with Progress(4 * config.backbone_parameters, "exporting", progress) as bar:
+            vectors: dict[str, F32] = {}
+            if len(ids):
+                texts = sequences(ids, options.text_tokens, config.max_context)
+                vectors = importance_vectors(source, texts, bar.describe)
+                bar.describe("exporting")
+            write_dense(
+                part,
+                ggml,
+                source,
+                backbone,
+                values,
+                importance=vectors,
+                threads=options.cpus,
+                advance=bar.advance,
+            )
+        sources.check([source.path, *options.files], [out, part])
+    for sentence in differences(converted):
+        warnings.warn(TokenizerDiffers(f"{out}: {sentence}"), stacklevel=2)
+    return out
+
+
+@contextlib.contextmanager
+def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
+    """Yields a path beside `out` that takes its name when the block ends without an error, and is
+    removed otherwise. Whoever writes there fsyncs.
+
+    Raises ExportError when `out` exists and `force` is not set, when it is something other than a
+    GGUF file, when another export to it is under way, or when it cannot be written.
+    """
+    check_target(out, force, "file", "a GGUF file", _is_gguf)
+    part, keep = out.with_name(WORKING + out.name), False
+    with locked(out, "file"), explained(out, Working(part), "export again"):
+        part.unlink(missing_ok=True)  # of an export that was killed
+        try:
+            yield part
+            keep = True  # from here on it may be the old file
+            take_place(part, out)
+        finally:
+            if not keep:
+                part.unlink(missing_ok=True)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.is_file() and disk.read_file(path, len(MAGIC)).startswith(MAGIC)

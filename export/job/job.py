@@ -1,0 +1,73 @@
+"""What is exported, how, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle.footprint import expected_footprint, gguf_footprint
+from stem_edge.bundle.manifest import Bundle, FileEntry
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.table_plan import TablePlan
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
+from stem_edge.ggml.library import Ggml
+from stem_edge.graph.formats import GgufFormat
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.token_counts import Counts
+
+Advance = Callable[[int], object]
+Tell = Callable[[str], object]
+Work = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One export."""
+
+    folder: Path
+    source: Checkpoint
+    converted: ExportedTokenizer
+    options: ExportOptions
+    text_ids: npt.NDArray[np.int64]  # of the calibration text; empty without one
+    counts: Counts
+    tables: TablePlan | None  # of a dense model: None
+    base: Bundle | None = None  # that the backbone is added to: everything else stays as it is
+    ggml: Ggml | None = None  # of an export for it
+
+    @property
+    def layout(self) -> RecordLayout | None:
+        """Of rows in their slots; a dense model has none."""
+        return self.tables.format.tables if self.tables else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are written, tokenizer and descriptions not counted."""
+        config, format = self.source.config, self.options.format
+        tables = self.tables.format if self.tables else None
+        if isinstance(format, GgufFormat):
+            found = gguf_footprint(config, format, tables)
+        else:
+            format = msgspec.structs.replace(format, prefill=self.options.prefill)
+            found = expected_footprint(config, format, tables)
+        kept = found.tables_nbytes if self.base is not None else 0  # linked
+        return found.flash_nbytes - kept
+
+    @property
+    def total(self) -> int:
+        """Bytes of what is read, as float32; the layers are read again for the prefill graph."""
+        config = self.source.config
+        parameters = config.backbone_parameters
+        if self.base is None:
+            parameters += config.table_parameters
+        if self.options.prefill:
+            shapes = config.backbone_shapes().items()
+            layers = [s for name, s in shapes if name.startswith("layers.") and len(s) == 2]
+            parameters += sum(rows * width for rows, width in layers)
+        return 4 * parameters

@@ -1,0 +1,222 @@
+"""What an export is asked for: the keywords of export_bundle as one object, judged in one place."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+
+import msgspec
+
+from stem_edge.errors import ExportError
+from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT, ExportTables
+from stem_edge.graph.formats import (
+    GGUF_TYPES,
+    MATRIX_KINDS,
+    VOCABULARY_KINDS,
+    WEIGHT_BITS,
+    BackboneFormat,
+    EngineName,
+    GgufFormat,
+    GgufType,
+    MatrixKind,
+    QuantizerName,
+    WeightType,
+)
+
+SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
+BLOCK_SIZE = 128
+TYPES = {bits: name for name, bits in WEIGHT_BITS.items()}
+QUANTIZERS: tuple[QuantizerName, ...] = get_args(QuantizerName)
+CALIBRATION_TOKENS = 16384
+# ggml has no use for the importance of channels in these.
+UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
+ExportEngine = Literal["onnx", "gguf"]
+# Engine -> the types that its backbone can have, and which it has by default.
+BACKBONES: dict[ExportEngine, tuple[Collection[str], WeightType | GgufType]] = {
+    "onnx": (WEIGHT_BITS, "int4"),
+    "gguf": (GGUF_TYPES, "q4_k_m"),
+}
+File: TypeAlias = str | Path | None
+
+
+class StoredTables(NamedTuple):
+    """How the tables are stored."""
+
+    kind: ExportTables
+    group_size: int
+    frequent: float  # share of the records that mixed tables keep at 8 bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The keywords of export_bundle, which says what each means; None where others decide.
+
+    Raises ExportError for values that do not exist or do not go together.
+    """
+
+    engine: ExportEngine | None = None
+    backbone: WeightType | GgufType | None = None
+    tables: ExportTables | None = None
+    lora: File = None
+    tokenizer: File = None
+    head: WeightType | None = None
+    bits: Mapping[MatrixKind, int] | None = None
+    block_size: int | None = None
+    asymmetric: bool = False
+    quantizer: QuantizerName | None = None
+    group_size: int | None = None
+    prefill_graph: bool | None = None
+    calibration: File = None
+    calibration_tokens: int | None = None
+    max_kl: float | None = None
+    frequent: float | None = None
+    add: bool = False
+    force: bool = False
+    threads: int | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.format, self.stored_tables
+        if self.calibration_tokens is not None and self.calibration is None:
+            raise ExportError(
+                "calibration_tokens counts tokens of a calibration text, and there is none; give "
+                "one with --calibration FILE"
+            )
+        for name in ("threads", "calibration_tokens"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ExportError(f"{name} is {count}; expected at least 1")
+        if self.max_kl is not None and not 0 <= self.max_kl < math.inf:
+            raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, 0.1 for example")
+
+    @property
+    def runs_on(self) -> EngineName:
+        """The engine by its name in a bundle."""
+        return "ggml" if isinstance(self.format, GgufFormat) else "onnxruntime"
+
+    @property
+    def files(self) -> tuple[File, File, File]:
+        """What is read beside the checkpoint."""
+        return self.lora, self.tokenizer, self.calibration
+
+    @property
+    def prefill(self) -> bool:
+        """Whether int8 matrices for prompts are written; they may turn out not to be exact."""
+        usual = isinstance(self.format, BackboneFormat) and self.format.weights != "fp32"
+        return usual if self.prefill_graph is None else self.prefill_graph
+
+    @property
+    def cpus(self) -> int:
+        """Threads."""
+        return self.threads or os.cpu_count() or 1
+
+    @property
+    def text_tokens(self) -> int:
+        """Of the calibration text, at most, that the backbone is quantized with."""
+        return self.calibration_tokens or CALIBRATION_TOKENS
+
+    def described(self) -> str:
+        """All that changes the bytes of the bundle."""
+        asked = self.prefill, self.prefill_graph
+        return repr((self.format, self.text_tokens, self.stored_tables, asked))
+
+    @cached_property
+    def format(self) -> BackboneFormat | GgufFormat:
+        """How the backbone is stored."""
+        engines = {kind: engine for engine, (types, _) in BACKBONES.items() for kind in types}
+        engine = self.engine or engines.get(self.backbone or "", "onnx")
+        _check("engine", engine, BACKBONES)
+        types, usual = BACKBONES[engine]
+        weights = self.backbone or usual
+        if weights not in types:
+            where = f"; {weights} is of the engine {engines[weights]}" if weights in engines else ""
+            raise ExportError(
+                f"backbone is {weights!r}; expected one of {', '.join(types)} with the engine "
+                f"{engine}{where}"
+            )
+        if engine == "gguf":
+            self._refuse_options_of_onnx()
+            weighted = self.calibration is not None and weights not in UNWEIGHTED
+            return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
+        return self._quantized(self._plain(cast(WeightType, weights)))
+
+    @cached_property
+    def stored_tables(self) -> StoredTables | None:
+        """How the tables are stored; None: they are those of the bundle that is added to."""
+        if self.add:
+            _refuse(
+                self._given("tables", "group_size", "frequent"),
+                "with add, the bundle's tables stay as they are; leave it out, or export a new "
+                "bundle, without --add",
+            )
+            return None
+        kind, group_size, frequent = self.tables or "int8", self.group_size, self.frequent
+        _check("tables", kind, EXPORT_TABLES)
+        if group_size is None:
+            group_size = 32 if kind == "int4" else 128
+        _check("group_size", group_size, SIZES)
+        if frequent is not None and (kind != "mixed" or not 0 < frequent < 1):
+            raise ExportError(
+                f"frequent is {frequent} with {kind} tables; expected more than 0 and less than 1, "
+                "with mixed tables"
+            )
+        return StoredTables(kind, group_size, FREQUENT if frequent is None else frequent)
+
+    def _plain(self, weights: WeightType) -> BackboneFormat:
+        """The format but for how codes are found."""
+        head = self.head or weights
+        block_size = BLOCK_SIZE if self.block_size is None else self.block_size
+        _check("head", head, WEIGHT_BITS)
+        _check("block_size", block_size, SIZES)
+        given = self.bits or {}
+        for kind, bits in given.items():
+            _check("a kind of matrix in bits", kind, MATRIX_KINDS)
+            _check(f"bits of {kind}", bits, TYPES)
+        usual = {k: head if k in VOCABULARY_KINDS else weights for k in MATRIX_KINDS}
+        kinds = {k: TYPES[bits] for k, bits in given.items() if TYPES[bits] != usual[k]}
+        return BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
+
+    def _quantized(self, format: BackboneFormat) -> BackboneFormat:
+        """The format with how codes are found."""
+        calibrated = self.calibration is not None
+        if self.quantizer is not None:
+            _check("quantizer", self.quantizer, QUANTIZERS)
+        if self.quantizer == "gptq" and not calibrated:
+            raise ExportError(
+                "quantizer 'gptq' needs to see what matrices are multiplied with; give a text of "
+                "the kind that the model will see: --calibration FILE, or take --quantizer search"
+            )
+        if not format.quantized:
+            _refuse(
+                self._given("quantizer", "asymmetric"),
+                "for int4 and int8, and no matrix of an fp32 backbone is; leave it out, or take "
+                "--backbone int4",
+            )
+            return format
+        chosen = self.quantizer or ("gptq" if calibrated else "search")
+        return msgspec.structs.replace(format, asymmetric=self.asymmetric, quantizer=chosen)
+
+    def _refuse_options_of_onnx(self) -> None:
+        _refuse(
+            self._given("head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"),
+            "for the engine onnx, and this is gguf, whose types say all that there is to choose; "
+            "leave it out, or take --engine onnx",
+        )
+
+    def _given(self, *names: str) -> list[str]:
+        """Those of some options that do not have their default."""
+        return [name for name in names if getattr(self, name) != getattr(ExportOptions, name)]
+
+
+def _refuse(given: list[str], why: str) -> None:
+    if given:
+        raise ExportError(f"{', '.join(given)}: {why}")
+
+
+def _check(name: str, value: object, choices: Collection[object]) -> None:
+    if value not in choices:
+        raise ExportError(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}")

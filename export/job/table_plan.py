@@ -1,0 +1,93 @@
+"""What kind of table store is written, and which record goes where in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+
+from stem_edge.errors import ExportError
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.numerics.quantize import I32, I64
+from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
+from stem_edge.tables.store import TableFormat
+from stem_edge.tables.token_counts import Counts, counts_of_records
+
+ExportTables = Literal["fp32", "fp16", "int8", "int4", "mixed"]
+EXPORT_TABLES: tuple[ExportTables, ...] = get_args(ExportTables)
+# The share of all records that mixed tables keep at 8 bits. Measured (docs/results.md), bytes are better spent
+# on more of these than on smaller groups.
+FREQUENT = 0.05
+# Half the bytes of float32 ones; no difference was measured.
+MIXED_SCALES: ScaleType = "fp16"
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A table store that is to be written."""
+
+    format: TableFormat
+    # Row of the checkpoint's tables that each record has, ascending in each array; None: its own
+    # number.
+    order: I64 | None = None
+    index: I32 | None = None  # token -> record; None: the record of its own number
+
+    def kind(self, layout: RecordLayout) -> str:
+        """Name of an array's tensors in the quality report."""
+        return f"tables ({layout.row_type})" if self.format.rare_tables else "tables"
+
+
+def plan_tables(
+    source: Checkpoint, tables: ExportTables, group_size: int, frequent: float, counts: Counts
+) -> TablePlan | None:
+    """The plan for a checkpoint; None if it is a dense model.
+
+    frequent: share of the records that mixed tables keep at 8 bits; counts: uses of each token [V].
+    Raises ExportError for tables that cannot be.
+    """
+    config = source.config
+    if not config.stem_layers and tables == "mixed":
+        raise ExportError(f"{source.path}: a dense model has no tables; leave out --tables mixed")
+    if not config.stem_layers:
+        return None
+    if config.stem_ffn == "hash-moe" and tables == "fp16":
+        raise ExportError(
+            f"{source.path}: experts cannot have fp16 tables, which no operator takes; choose fp32, "
+            "int8 or int4"
+        )
+    shape = (config.records, config.stem_layers, config.row_parts())
+    row_type: RowType = "int8" if tables == "mixed" else tables
+    scales: ScaleType = MIXED_SCALES if tables == "mixed" else "fp32"
+    try:
+        layout = make_layout(*shape, row_type, group_size, scales)
+        if tables == "mixed":
+            return _mixed(source, layout, frequent, counts)
+        indexed = source.index is not None
+        format = TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
+        return TablePlan(format, index=source.index)
+    except ValueError as error:
+        raise ExportError(f"{source.path}: {tables} tables do not fit: {error}") from error
+
+
+def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Counts) -> TablePlan:
+    if not counts.any():
+        raise ExportError(
+            "mixed tables keep the frequent tokens at 8 bits, and nothing says which those are; give "
+            "a text of the kind that the model will see: --calibration FILE"
+        )
+    kept = min(layout.records - 1, max(1, round(frequent * layout.records)))
+    uses = counts_of_records(counts, source.index, layout.records)
+    best = np.argsort(-uses.astype(np.int64), kind="stable")
+    # Ascending, so that the checkpoint is read from front to back.
+    order = np.concatenate([np.sort(best[:kept]), np.sort(best[kept:])])
+    record_of = np.empty(layout.records, np.int32)
+    record_of[order] = np.arange(layout.records, dtype=np.int32)
+    format = TableFormat(
+        tokens=source.config.vocab_size,
+        tables=layout,
+        rare_tables=msgspec.structs.replace(layout, row_type="int4", records=layout.records - kept),
+        indexed=True,
+    )
+    return TablePlan(format, order, record_of if source.index is None else record_of[source.index])

@@ -1,0 +1,143 @@
+"""Sequences of a calibration text on their way through the model, in the memory of one layer.
+
+What is seen of them says how much each input channel of a matrix counts: its mean square. ggml calls
+such vectors an importance matrix: its quantizers then lose least where inputs are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.quantization.gptq import DAMPING
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import (
+    ArrayMatrix,
+    Matrix,
+    Observer,
+    embed,
+    head_forward,
+    layer_forward,
+    whole,
+)
+from stem_edge.numerics.rope import rope_tables
+
+# Matrix -> the input that stem_edge.numerics.reference shows for it; others are shown by their own name.
+INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
+HEAD = "head"
+
+
+class HiddenStates:
+    """Hidden states [T, dim] of every sequence before the layer `layer`."""
+
+    def __init__(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
+        self.layer = 0
+        self._checkpoint, self._sequences = checkpoint, sequences
+        self._states = [embed(checkpoint.backbone, ids) for ids in sequences]
+        self._weights: dict[str, Matrix] = {}
+        config = checkpoint.config
+        self._rope = rope_tables(config, max(map(len, sequences), default=0))
+
+    def observe(self, see: Observer) -> None:
+        """Show what goes into the matrices of this layer; the states stay where they are."""
+        for number in range(len(self._states)):
+            self._forward(number, self._layer_weights(), see)
+
+    def advance(self, stored: Mapping[str, F32]) -> None:
+        """Go through this layer, with the matrices in `stored` in place of the checkpoint's."""
+        weights = self._layer_weights() | {n: ArrayMatrix(array) for n, array in stored.items()}
+        for number in range(len(self._states)):
+            self._states[number] = self._forward(number, weights, lambda name, x: None)
+        self.layer += 1
+        self._weights = {}
+
+    def observe_head(self, see: Observer) -> None:
+        """Show what goes into the head, after the last layer."""
+        backbone, config = self._checkpoint.backbone, self._checkpoint.config
+        # The logits themselves are not wanted: one row of the head will do.
+        row = ArrayMatrix(np.zeros((1, config.dim), np.float32))
+        bias = ArrayMatrix(np.zeros(1, np.float32))
+        short: dict[str, Matrix] = {
+            "norm": backbone["norm"],
+            "embedding": row,
+            "head": row,
+            "head.bias": bias,
+        }
+        for x in self._states:
+            head_forward(config, short, x, see)
+
+    def _layer_weights(self) -> dict[str, Matrix]:
+        """This layer's tensors, read once for all sequences."""
+        if not self._weights:
+            at = f"layers.{self.layer}."
+            names = [at + name for name in self._checkpoint.config.layer_shapes(self.layer)]
+            read = {name: whole(self._checkpoint.backbone[name]) for name in names}
+            self._weights = {name: ArrayMatrix(array) for name, array in read.items()}
+        return self._weights
+
+    def _forward(self, number: int, weights: Mapping[str, Matrix], see: Observer) -> F32:
+        ids, x = self._sequences[number], self._states[number]
+        cos, sin = (table[: len(ids)] for table in self._rope)
+        return layer_forward(
+            self._checkpoint.config,
+            self.layer,
+            weights,
+            self._checkpoint.rows,
+            x,
+            ids,
+            cos,
+            sin,
+            see,
+        )
+
+
+def squares(x: F32) -> F32:
+    """The sum of squares of each channel [K] over positions x [T, K]."""
+    return np.asarray(np.einsum("tk,tk->k", x, x), np.float32)
+
+
+def damped(squares: F32) -> F32:
+    """Importance [K] of channels by their squares, all positive. A share of the mean is added: what
+    the text never had is not impossible, and ggml loses blocks whose channels all count nothing."""
+    return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
+
+
+def importance_vectors(
+    source: Checkpoint,
+    sequences: Sequence[Sequence[int]],
+    tell: Callable[[str], object] = lambda what: None,
+) -> dict[str, F32]:
+    """Matrix of the backbone -> importance of its input channels [width], float32, positive.
+
+    All matrices of ModelConfig.backbone_shapes(), but an embedding only where it is the head, too.
+    sequences: token ids. They go through the checkpoint in float32, in the memory of one layer and
+    of their hidden states.
+    """
+    config, sums = source.config, dict[str, F32]()
+
+    def see(name: str, x: F32) -> None:
+        sums[name] = sums[name] + squares(x) if name in sums else squares(x)
+
+    states = HiddenStates(source, sequences)
+    while states.layer < config.n_layers:
+        tell(f"looking into layer {states.layer}")
+        states.observe(see)
+        tell(f"running the text through layer {states.layer}")
+        states.advance({})
+    states.observe_head(see)
+    positions = np.float32(sum(map(len, sequences)))
+    return {name: damped(sums[seen] / positions) for name, seen in _inputs(config).items()}
+
+
+def _inputs(config: ModelConfig) -> dict[str, str]:
+    """Matrix of the backbone -> what its input is called."""
+    found = {}
+    for name, shape in config.backbone_shapes().items():
+        at, _, part = name.rpartition(".")
+        if len(shape) < 2 or (part == "embedding" and not config.tied_head):
+            continue
+        found[name] = f"{at}.{INPUTS.get(part, part)}" if at else HEAD
+    return found

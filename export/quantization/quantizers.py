@@ -1,0 +1,147 @@
+"""Who decides on the codes of a quantized matrix: the range of each block, a search, or a text.
+
+With a calibration text, its hidden states go through the model layer by layer while the matrices are
+quantized, and each layer sees what the quantized layers before it have made of the text, so that it
+makes up for their errors, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.quantization.gptq import inverse_factor, solve
+from stem_edge.export.quantization.hidden_states import HiddenStates, damped, squares
+from stem_edge.numerics.block_search import search_blocks
+from stem_edge.numerics.quantize import F32, Blocks, quantize_asymmetric, quantize_blocks
+from stem_edge.numerics.reference import ArrayMatrix, whole
+
+Positions: TypeAlias = npt.NDArray[np.intp]
+Quantize: TypeAlias = Callable[[F32], Blocks]  # rows [n, K] of a matrix -> their codes
+
+HEAD = "head"
+# Matrices of a layer in the order in which a product stacks them.
+STACKED = {"qkv": ("wq", "wk", "wv")}
+
+
+class Quantizer:
+    """To the nearest code, scales from the range of each block or from stem_edge.numerics.block_search.
+
+    Asked for each product in the order in which data flows through the model.
+    """
+
+    def __init__(self, *, asymmetric: bool, search: bool) -> None:
+        self._asymmetric, self._search = asymmetric, search
+
+    def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
+        """What quantizes rows of the product `name`; it may be called from any thread."""
+        if self._search:
+            return lambda rows: search_blocks(rows, bits, block, asymmetric=self._asymmetric)
+        if self._asymmetric:
+            return lambda rows: quantize_asymmetric(rows, bits, block)
+        return lambda rows: Blocks(*quantize_blocks(rows, bits, block))
+
+    def keep(self, name: str, stored: F32) -> None:
+        """Take note of what rows [n, K] of a product have become, in their order."""
+
+
+class Calibrated(Quantizer):
+    """Searches scales with input channels weighted by their mean square, or solves by GPTQ."""
+
+    def __init__(
+        self,
+        states: HiddenStates,
+        config: ModelConfig,
+        *,
+        asymmetric: bool,
+        gptq: bool,
+        tell: Callable[[str], object] = lambda what: None,
+    ) -> None:
+        super().__init__(asymmetric=asymmetric, search=True)
+        self._states, self._config, self._tell = states, config, tell
+        self._gptq, self._heads = gptq, head_positions(config)
+        self._moments: dict[str, F32] = {}  # input -> sum of x x^T [K, K], or of x^2 [K]
+        self._factors: dict[str, F32] = {}  # input -> U [K, K] of gptq.solve
+        self._stored: dict[str, list[F32]] = {}  # product of this layer -> its rows so far
+        self._seen = -1  # layer whose inputs are in `_moments`
+
+    def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
+        """Runs the text up to this product first; products have to come in the model's order."""
+        if kind == "embedding":
+            return super().worker(name, kind, bits, block)
+        source = HEAD if kind == "head" else name.replace(".up", ".gate")
+        self._go_to(self._config.n_layers if kind == "head" else int(name.split(".")[1]))
+        if self._gptq:
+            factor = self._factor(source)
+            return lambda rows: solve(rows, factor, bits, block, asymmetric=self._asymmetric)
+        weights = damped(self._moments[source])
+        return lambda rows: search_blocks(rows, bits, block, weights, asymmetric=self._asymmetric)
+
+    def keep(self, name: str, stored: F32) -> None:
+        """Rows that the text goes through on its way to the next layer."""
+        if name.startswith("layers."):
+            self._stored.setdefault(name, []).append(stored)
+
+    def _go_to(self, layer: int) -> None:
+        while self._states.layer < layer:
+            self._tell(f"running the text through layer {self._states.layer}")
+            self._moments, self._factors = {}, {}
+            self._states.advance(self._unpadded())
+            self._stored = {}
+        if self._seen == layer:
+            return
+        self._tell(f"looking into layer {layer}")
+        if layer == self._config.n_layers:
+            self._states.observe_head(self._see)
+        else:
+            self._states.observe(self._see)
+        self._seen = layer
+
+    def _see(self, name: str, x: F32) -> None:
+        if name.endswith(".wo"):
+            wide = np.zeros((len(x), self._heads["wo"][1]), np.float32)
+            wide[:, self._heads["wo"][0]] = x
+            x = wide
+        found = x.T @ x if self._gptq else squares(x)
+        if name in self._moments:
+            self._moments[name] += found
+        else:
+            self._moments[name] = found
+
+    def _factor(self, source: str) -> F32:
+        if source not in self._factors:
+            self._factors[source] = inverse_factor(self._moments.pop(source))
+        return self._factors[source]
+
+    def _unpadded(self) -> dict[str, F32]:
+        """The layer's stored matrices as the checkpoint has them: one by one, heads not padded."""
+        matrices: dict[str, F32] = {}
+        for product in list(self._stored):
+            at, name = product.rsplit(".", 1)
+            rows, start = np.concatenate(self._stored.pop(product)), 0
+            for part in STACKED.get(name, (name,)):
+                if part == "wo":
+                    matrices[f"{at}.wo"] = rows[:, self._heads["wo"][0]]
+                    continue
+                keep, size = self._heads.get(part, (slice(None), len(rows)))
+                matrices[f"{at}.{part}"] = rows[start : start + size][keep]
+                start += size
+        return matrices
+
+
+def head_positions(config: ModelConfig) -> dict[str, tuple[Positions, int]]:
+    """Where heads that are padded keep what they had: of wq, wk and wv the places of their rows, of
+    wo those of its columns; and how many there are with the padding."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    numbers = {
+        name: np.arange(1, size + 1, dtype=np.float32)
+        for name, size in (("wq", q), ("wk", kv), ("wv", kv), ("wo", q))
+    }
+    probes = {n: ArrayMatrix(v[None] if n == "wo" else v[:, None]) for n, v in numbers.items()}
+    padded = {n: whole(matrix).ravel() for n, matrix in pad_heads(config, probes).items()}
+    return {name: (np.flatnonzero(values), len(values)) for name, values in padded.items()}

@@ -1,0 +1,78 @@
+"""Matrices of a checkpoint in pieces of rows, on several threads, the results in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self, TypeAlias, TypeVar
+
+from stem_edge.export.checkpoints.checkpoint import check_finite
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import Matrix
+
+PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
+
+Rows: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Threads:
+    """Threads of one file that is being written, as long as the `with` block lasts."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
+
+    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """work(item) of every item, in order; one more than the threads is under way or waits."""
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(self._pool.submit(work, item))
+                if len(pending) > self._count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Weights(Threads):
+    """Reads matrices in pieces of rows and puts the results in order."""
+
+    def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
+        super().__init__(threads)
+        self.meter, self.progress = meter, progress
+
+    def stream(self, name: str, parts: Sequence[Rows], work: Callable[[F32], R]) -> Iterator[R]:
+        """work(rows [n, K]) for all these rows of matrices, in order."""
+
+        def one(span: Rows) -> R:
+            matrix, start, stop = span
+            values = check_finite(name, start, matrix.rows(start, stop))
+            self.progress(values.nbytes)
+            return work(values)
+
+        return self.in_order(one, _spans(parts))
+
+
+def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
+    """The whole matrices."""
+    return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
+
+
+def _spans(parts: Sequence[Rows]) -> Iterator[Rows]:
+    for matrix, first, end in parts:
+        step = max(1, PIECE_VALUES // matrix.shape[1])
+        for start in range(first, end, step):
+            yield matrix, start, min(start + step, end)

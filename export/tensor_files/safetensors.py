@@ -1,0 +1,190 @@
+"""Tensors in the safetensors files of a folder, read where they lie when they are asked for.
+
+A folder has model.safetensors, or model.safetensors.index.json and the files that it names. A file
+is eight bytes with the length of a header, the header in JSON, and the values; each tensor's must
+follow the last one's, up to the end, so that a file holds nothing that is not a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.json import check_values, one_line, read_json, reason_of
+from stem_edge.export.tensor_files.stored_tensor import (
+    FLOATS,
+    VALUE_NBYTES,
+    ZIP,
+    SourceFile,
+    StoredTensor,
+    check_shape,
+    check_type,
+    looks_like,
+)
+from stem_edge.files.strict_json import check_json
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_NBYTES = 100_000_000  # of the format
+MOST_SHOWN = 8  # problems in a message
+
+
+class TensorFiles:
+    """All tensors of a folder. Each must be taken: one that is left over would go unnoticed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._left: dict[str, StoredTensor] = {}
+        listed = None if (folder / WEIGHTS).is_file() else _read_index(folder)
+        for path in [folder / WEIGHTS] if listed is None else listed:
+            tensors = open_tensors(path)
+            if twice := sorted(tensors.keys() & self._left):
+                raise CheckpointError(
+                    f"{path}: {one_line(twice[0])} is in {self._left[twice[0]].path.name}, too; "
+                    "the files are of different runs: copy all of one"
+                )
+            self._left |= tensors
+        gone = [
+            f"{one_line(name)} is not in {path.name}"
+            for path, names in (listed or {}).items()
+            for name in names
+            if name not in self._left or self._left[name].path != path
+        ]
+        if gone:
+            raise CheckpointError(
+                f"{folder / INDEX}: does not fit the files ({_some(gone)}); copy all files again"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    @property
+    def names(self) -> list[str]:
+        """Names of what was not taken yet."""
+        return sorted(self._left)
+
+    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> StoredTensor:
+        """The tensor of that name, if it is of one of these types."""
+        if name not in self._left:
+            raise CheckpointError(
+                f"{self._folder}: no tensor {name} in its safetensors files; check that config.json "
+                "belongs to them and that all files are there"
+            )
+        return check_type(self._left.pop(name), dtypes)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _read_index(folder: Path) -> dict[Path, list[str]]:
+    """File -> names of its tensors."""
+    path = folder / INDEX
+    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+    missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
+    places = read_json(path, "an index of safetensors files", _Index, missing=missing).weight_map
+    listed: dict[Path, list[str]] = {}
+    outside = []
+    for name, file in places.items():
+        if re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
+            listed.setdefault(folder / file, []).append(name)
+        else:
+            outside.append(f"{one_line(name)} lies in {one_line(ascii(file))}")
+    if outside:
+        raise CheckpointError(
+            f"{path}: tensor {_some(outside)}; expected a .safetensors file of this folder"
+        )
+    if absent := [file.name for file in listed if not file.is_file()]:
+        raise CheckpointError(
+            f"{folder / absent[0]}: missing, as are {len(absent) - 1} others of the "
+            f"{len(listed)} files that {INDEX} names ({_some(absent)}); copy all files of the model"
+        )
+    return listed
+
+
+def _some(problems: list[str]) -> str:
+    more = f", and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
+    return "; ".join(map(one_line, problems[:MOST_SHOWN])) + more
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def open_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Name -> tensor of one safetensors file."""
+    file = SourceFile(path)
+    try:
+        return _read(file)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: not a safetensors file ({reason_of(error)}); it is cut or damaged: copy it "
+            "again"
+        ) from error
+
+
+def _read(file: SourceFile) -> dict[str, StoredTensor]:
+    """All tensors of a file. Raises ValueError."""
+    head, what = file.head, looks_like(file.head)
+    # The length of a header can be the first bytes of a pickle; an archive would be a second file.
+    if what is not None and (head[8:9] != b"{" or head.startswith(ZIP)):
+        raise ValueError(f"it is {what}")
+    length = int.from_bytes(file.read(0, min(8, file.nbytes)), "little")
+    start = 8 + length
+    if start > file.nbytes:
+        raise ValueError(f"a header of {length} bytes in a file of {file.nbytes}")
+    if not 2 <= length <= MAX_HEADER_NBYTES:
+        raise ValueError(f"a header of {length} bytes; expected 2 to {MAX_HEADER_NBYTES}")
+    entries = _header(file.read(8, length))
+    tensors, at = {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        tensors[name] = _placed(file, name, entry, start, at)
+        at = entry.data_offsets[1]
+    if start + at != file.nbytes:
+        raise ValueError(
+            f"its tensors end at byte {start + at}, the file at {file.nbytes}: "
+            f"{abs(file.nbytes - start - at)} bytes are {'stray' if start + at < file.nbytes else 'missing'}"
+        )
+    return tensors
+
+
+def _header(data: bytes) -> dict[str, _Tensor]:
+    check_values(data)
+    check_json(data)
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    fields.pop("__metadata__", None)
+    return {name: _decoded(name, raw) for name, raw in fields.items()}
+
+
+def _decoded(name: str, raw: Any) -> _Tensor:
+    try:
+        return msgspec.json.decode(raw, type=_Tensor)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"tensor {one_line(name)}: {error}") from error
+
+
+def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> StoredTensor:
+    """The tensor, if its values begin `at` so many bytes of values and are as many as its shape."""
+    shown = one_line(name)
+    if entry.dtype not in VALUE_NBYTES:
+        raise ValueError(f"tensor {shown} is of the unknown type {one_line(entry.dtype)}")
+    shape = check_shape(shown, entry.shape)
+    first, end = entry.data_offsets
+    if first != at:
+        what = "over another one" if first < at else f"behind {first - at} bytes of no tensor"
+        raise ValueError(f"tensor {shown} lies {what}, at byte {start + first}")
+    wanted = math.prod(shape) * VALUE_NBYTES[entry.dtype]
+    if end - first != wanted:
+        raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
+    if start + end > file.nbytes:
+        raise ValueError(f"tensor {shown} ends at byte {start + end} of {file.nbytes}")
+    return StoredTensor(file, name, entry.dtype, shape, start + first)

@@ -1,0 +1,1 @@
+"""Every kind of tokenizer as one tokenizer.json."""
