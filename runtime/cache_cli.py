@@ -25,8 +25,8 @@ from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
-from stem_edge.runtime import prepared
-from stem_edge.runtime.warm import COUNTS
+from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
+from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
 

@@ -26,8 +26,8 @@ import numpy as np
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backend import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
-from stem_edge.runtime.prefetch import Rows
+from stem_edge.runtime.backends.interface import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
+from stem_edge.runtime.rows.prefetch import Rows
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.lookup import Recipe
 

@@ -12,27 +12,27 @@ from typing import Unpack
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
-from stem_edge.runtime.backend import Backend
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.engines import (
+from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
     choose_engine,
     first_that_runs,
     loaders,
 )
-from stem_edge.runtime.flash import open_flash
-from stem_edge.runtime.host_tier import HostTier
+from stem_edge.runtime.backends.interface import Backend
+from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
+from stem_edge.runtime.backends.plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
-from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
-from stem_edge.runtime.prefetch import Prefetcher, Rows
-from stem_edge.runtime.slots import Slots
-from stem_edge.runtime.store import ReadMode, open_store
-from stem_edge.runtime.text import TextCodec
-from stem_edge.runtime.trial import try_first
-from stem_edge.runtime.warm import expected_records, fill, keep_counts
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.flash import open_flash
+from stem_edge.runtime.rows.host_tier import HostTier
+from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
+from stem_edge.runtime.rows.slots import Slots
+from stem_edge.runtime.rows.store import ReadMode, open_store
+from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
 
 

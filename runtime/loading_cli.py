@@ -7,10 +7,10 @@ from typing import cast
 
 from stem_edge.command_line import engine_name
 from stem_edge.providers_cli import add_library, parse_libraries, parse_providers
-from stem_edge.runtime.engines import engine_names
-from stem_edge.runtime.flash import FLASH_NAMES
-from stem_edge.runtime.options import DeviceKeywords, LoadKeywords
-from stem_edge.runtime.store import READ_MODES
+from stem_edge.runtime.backends.engines import engine_names
+from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.rows.flash import FLASH_NAMES
+from stem_edge.runtime.rows.store import READ_MODES
 
 KEYWORDS = LoadKeywords.__annotations__.keys()
 

@@ -17,11 +17,11 @@ from stem_edge.edits.file import Edit
 from stem_edge.edits.folder import as_edit
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backend import LESS_MEMORY
-from stem_edge.runtime.chat import Chat, Messages
+from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.plan import MemoryPlan
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.overlay import Lookups, Overlay
-from stem_edge.runtime.plan import MemoryPlan
+from stem_edge.runtime.lookups.overlay import Lookups, Overlay
+from stem_edge.runtime.lookups.row_ids import StemId, checked_ids, given_recipes
 from stem_edge.runtime.sampling import (
     SamplingOptions,
     SamplingParams,
@@ -31,8 +31,8 @@ from stem_edge.runtime.sampling import (
     token_logprobs,
 )
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.stem_ids import StemId, checked_ids, given_recipes
-from stem_edge.runtime.text import TextCodec, TokenStream, shorten
+from stem_edge.runtime.text.chat import Chat, Messages
+from stem_edge.runtime.text.codec import TextCodec, TokenStream, shorten
 from stem_edge.system.memory import raise_out_of_memory
 
 FinishReason = Literal["stop", "length"]
@@ -108,7 +108,7 @@ class Model:
         *,
         special_tokens_in_text: bool = False,
     ) -> str:
-        """The text of a conversation, by the bundle's chat template; see stem_edge.runtime.chat.
+        """The text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
 
         Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
         """

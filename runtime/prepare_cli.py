@@ -9,7 +9,7 @@ import msgspec
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.prepared import find, make
+from stem_edge.runtime.backends.onnxruntime.prepacked import find, make
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend import LEAST_CHUNK
+from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.runtime.engine import Context, cut
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.text import same_start
+from stem_edge.runtime.text.codec import same_start
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of a context and of its continuation
 # Logits of so many bytes at a time, beside what the memory plan counts: chunks get smaller where

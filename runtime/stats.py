@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Self
 
-from stem_edge.runtime.prefetch import RowCounters, Rows
+from stem_edge.runtime.rows.prefetch import RowCounters, Rows
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.plan import MemoryPlan
+    from stem_edge.runtime.backends.plan import MemoryPlan
 
 
 @dataclass

@@ -14,17 +14,17 @@ from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend import BackendContext
-from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.device_memory import DeviceMemory
-from stem_edge.runtime.device_slots import DeviceSlots
-from stem_edge.runtime.graphs import cpu_graphs, variant_graphs
-from stem_edge.runtime.ort_session import open_session
-from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.providers import CPU, Provider
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.providers.graphs import cpu_graphs, variant_graphs
+from stem_edge.runtime.providers.provider import CPU, Provider
+from stem_edge.runtime.providers.session import open_session
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import open_store
 
 IDS = np.random.default_rng(0).integers(0, 1500, 60)  # token ids of the demo
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.cache import RowCache
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import RowStore
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata

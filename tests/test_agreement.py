@@ -9,10 +9,14 @@ import numpy.typing as npt
 import pytest
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend import Backend, NotFiniteError
-from stem_edge.runtime.loading_device import FEW_TOKENS, MANY_TOKENS, agreeing_tokens
-from stem_edge.runtime.prefetch import ANY_NUMBER
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.backends.interface import Backend, NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.device_loading import (
+    FEW_TOKENS,
+    MANY_TOKENS,
+    agreeing_tokens,
+)
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout
 
 CONTEXT = 256

@@ -18,8 +18,8 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.backend_ggml import GgmlContext, _mask
-from stem_edge.runtime.ggml_graph import CELLS, Graph, Memory, Scratch
+from stem_edge.runtime.backends.ggml.backend import GgmlContext, _mask
+from stem_edge.runtime.backends.ggml.graph import CELLS, Graph, Memory, Scratch
 from stem_edge.system.memory import page_aligned
 
 pytestmark = needs_ggml

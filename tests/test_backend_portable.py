@@ -24,14 +24,14 @@ from stem_edge.graph import linear
 from stem_edge.graph.names import HEAD
 from stem_edge.graph.variants import graphs
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime import backend_portable
-from stem_edge.runtime.backend import BackendContext
-from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.graphs import format_of, variant_graphs
-from stem_edge.runtime.needs_ort import cpu_needs, portable_needs
-from stem_edge.runtime.providers import CPU, Provider, resolve
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.onnxruntime import portable_backend as backend_portable
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, portable_needs
+from stem_edge.runtime.providers.graphs import format_of, variant_graphs
+from stem_edge.runtime.providers.provider import CPU, Provider, resolve
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import open_store
 
 TOLERANCE = 1e-4
 

@@ -18,7 +18,7 @@ from stem_edge.measuring.bench import bench
 from stem_edge.measuring.bench_report import report_table
 from stem_edge.measuring.figures import BenchReport
 from stem_edge.measuring.subjects import UNLIMITED, Common, load_options, make_subjects
-from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.backends.options import LoadOptions
 
 BUNDLE = open_bundle(DEMO)
 SLOTS = 40
@@ -178,7 +178,7 @@ def test_software_is_told_from_hardware(
         device=hardware, ep_metadata={"version": "0.4"}, memory_info=lambda kind: None
     )
     provider = SimpleNamespace(name="webgpu", on_cpu=False, devices=(device,), options={})
-    from stem_edge.runtime import providers
+    from stem_edge.runtime.providers import provider as providers
 
     monkeypatch.setattr(providers, "resolve", lambda wanted, libraries: (provider,))
     monkeypatch.setenv("VK_DRIVER_FILES", driver)

@@ -12,8 +12,8 @@ from interrupts import interrupted
 from stores import arrays_of, ids, resident
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.cache import AGEING_USES_PER_SLOT, RowCache
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout, RowType, make_layout
 
 V = 60

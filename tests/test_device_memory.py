@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime.device_memory import DeviceMemory
-from stem_edge.runtime.ort_session import BoundSession, new_session, onnxruntime_errors
-from stem_edge.runtime.provider_names import KNOWN, Known
-from stem_edge.runtime.providers import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.providers.names import KNOWN, Known
+from stem_edge.runtime.providers.provider import CPU, Provider
+from stem_edge.runtime.providers.session import BoundSession, new_session, onnxruntime_errors
 
 KINDS = ["host", "named", "plugged"]
 

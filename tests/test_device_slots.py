@@ -12,14 +12,14 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime import device_slots
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.device_memory import DeviceMemory
-from stem_edge.runtime.device_slots import DeviceSlots, piece_records
-from stem_edge.runtime.graphs import variant_graphs
-from stem_edge.runtime.ort_session import BoundSession, open_session
-from stem_edge.runtime.providers import CPU
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.backends.onnxruntime import device_slots
+from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots, piece_records
+from stem_edge.runtime.providers.graphs import variant_graphs
+from stem_edge.runtime.providers.provider import CPU
+from stem_edge.runtime.providers.session import BoundSession, open_session
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.store import open_store
 
 BUNDLE = open_bundle(DEMO)
 LAYOUT = BUNDLE.manifest.tables

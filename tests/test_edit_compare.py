@@ -16,7 +16,7 @@ from stem_edge.editing.compare import CONTINUED, target_prompt
 from stem_edge.editing.plot import plot_comparison
 from stem_edge.editing.report import comparison_table
 from stem_edge.errors import EditError, InputError
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text_table import columns
 
 PROMPT = "The capital of Spain is"

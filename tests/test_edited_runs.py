@@ -17,7 +17,7 @@ from stem_edge.edits.file import SCOPES
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.prefetch import Prefetcher
+from stem_edge.runtime.rows.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

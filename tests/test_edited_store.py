@@ -18,11 +18,11 @@ from stores import flip_bit, write_store
 
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.edited_store import EditedStore
-from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import EditedStore
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables.lookup import Recipe, compose, pack_row
 from stem_edge.tables.rows import RecordLayout
 

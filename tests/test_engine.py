@@ -12,15 +12,15 @@ from conftest import DEMO
 import stem_edge
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend_ort import OrtBackend
-from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.engine import Engine, cut
-from stem_edge.runtime.graphs import cpu_graphs
-from stem_edge.runtime.host_tier import HostTier
-from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.providers import CPU
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import ReadMode, open_store
+from stem_edge.runtime.providers.graphs import cpu_graphs
+from stem_edge.runtime.providers.provider import CPU
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.host_tier import HostTier
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import ReadMode, open_store
 
 PROMPT = [256, *b"Not all rows fit: the cache must choose, and choose again.", 5, 299, 0]
 NEW_TOKENS = 40

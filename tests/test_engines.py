@@ -16,9 +16,9 @@ import stem_edge
 from stem_edge.bundle.manifest import GGUF, open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.runtime import engines
-from stem_edge.runtime.engines import ENGINES, Engine, choose_engine
-from stem_edge.runtime.options import EngineChoice
+from stem_edge.runtime.backends import engines
+from stem_edge.runtime.backends.engines import ENGINES, Engine, choose_engine
+from stem_edge.runtime.backends.options import EngineChoice
 
 
 @pytest.fixture(scope="module")

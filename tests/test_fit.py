@@ -19,8 +19,8 @@ from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.measuring import fit_cli
 from stem_edge.measuring.fit import Fit, fit_on_device
 from stem_edge.measuring.models import CHOICES
-from stem_edge.runtime.engines import loaders
-from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.backends.engines import loaders
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.units import parse_size
 
 Capture = pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ from stem_edge.ggml.check import (
 from stem_edge.ggml.gguf_schema import repacks, tensor_types
 from stem_edge.ggml.library import REINSTALL, installed_library
 from stem_edge.ggml.types import WEIGHT_TYPES
-from stem_edge.runtime.ggml_trial import LOST, WrongResultError, cases, compare
+from stem_edge.runtime.backends.ggml.trial import LOST, WrongResultError, cases, compare
 from stem_edge.tables.rows import ROW_BITS
 
 GOOD = {"repack": True}
@@ -34,7 +34,7 @@ GOOD = {"repack": True}
 SPOILED = """
 import sys
 from stem_edge.runtime import ggml_trial
-from stem_edge.runtime.backend_ggml import GgmlContext
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
 place, name = {place}
 right = getattr(place, name)
 def spoiled(self, *arguments):

@@ -25,7 +25,7 @@ from stem_edge.measuring.measure_report import report_table, to_dict
 from stem_edge.measuring.models import GGUF_CHOICES
 from stem_edge.measuring.quality import evaluate
 from stem_edge.measuring.rates import measure_rates
-from stem_edge.runtime import runs
+from stem_edge.runtime import consistency as runs
 
 Capture = pytest.CaptureFixture[str]
 pytestmark = [pytest.mark.slow, needs_ggml]
@@ -227,7 +227,7 @@ import importlib.util, sys
 sys.modules["onnxruntime"] = None  # importing it raises
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
-import stem_edge.runtime.engines as engines
+import stem_edge.runtime.backends.engines as engines
 engines.find_spec = importlib.util.find_spec
 """
 USES = {

@@ -7,7 +7,7 @@ import pytest
 
 from stem_edge.ggml import gguf_schema
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.ggml_slots import BlockSlots
+from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 
 gguf = pytest.importorskip("gguf")

@@ -16,13 +16,13 @@ from stores import MemoryStore, ids
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.edited_store import READ_AT_ONCE
-from stem_edge.runtime.host_tier import HostTier
-from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.slots import ArraySlots
-from stem_edge.runtime.store import open_store
-from stem_edge.runtime.warm import counts_file, expected_records, fill
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
+from stem_edge.runtime.rows.host_tier import HostTier
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.warm import counts_file, expected_records, fill
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.lookup import Recipe
 from stem_edge.tables.rows import make_layout

@@ -20,7 +20,7 @@ from stem_edge.bundle.manifest import (
     weight_nbytes,
 )
 from stem_edge.cli import main
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.units import format_size
 
 Capture = pytest.CaptureFixture[str]

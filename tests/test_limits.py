@@ -16,7 +16,7 @@ from stem_edge.measuring import limits, workers
 from stem_edge.measuring.devices import DEVICES, Device, find_device
 from stem_edge.measuring.limits import Limit, Limits
 from stem_edge.measuring.workers import Subject, WorkerProcess
-from stem_edge.runtime.flash import PROFILES
+from stem_edge.runtime.rows.flash import PROFILES
 from stem_edge.system.memory import memory_cgroup
 
 DEVICE = Device("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")

@@ -20,13 +20,14 @@ from stem_edge.errors import (
     OutOfMemoryError,
 )
 from stem_edge.graph.names import Variant
-from stem_edge.runtime import loading_device, providers
-from stem_edge.runtime.backend import NotFiniteError
-from stem_edge.runtime.engines import NotRunnableError, first_that_runs
-from stem_edge.runtime.loading_device import DeviceLoader, WrongStepsWarning
-from stem_edge.runtime.options import LoadOptions
-from stem_edge.runtime.prefetch import ANY_NUMBER
-from stem_edge.runtime.providers import CPU
+from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
+from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
+from stem_edge.runtime.backends.onnxruntime.device_loading import DeviceLoader, WrongStepsWarning
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.providers import provider as providers
+from stem_edge.runtime.providers.provider import CPU
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.system import memory as machine
 
 DEMO = Path(stem_edge.__file__).parent / "demo_model"

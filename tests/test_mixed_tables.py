@@ -16,8 +16,8 @@ from stem_edge.inspect_cli import table
 from stem_edge.measuring.hit_rates import record_ids
 from stem_edge.measuring.predict import warm_counts
 from stem_edge.numerics.reference import ArrayMatrix, forward
-from stem_edge.runtime.options import LoadOptions
-from stem_edge.runtime.warm import counts_file
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.rows.warm import counts_file
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.token_counts import read_counts
 

@@ -14,7 +14,7 @@ import stem_edge
 from stem_edge import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model, loading
-from stem_edge.runtime.backend import BackendContext
+from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.sampling import top_ids
 from stem_edge.tables.rows import RecordLayout
 

@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from stem_edge.config import ModelConfig
 from stem_edge.edits.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
-from stem_edge.runtime.overlay import Overlay
-from stem_edge.runtime.spans import tokens_after
-from stem_edge.runtime.stem_ids import check_recipe
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.lookups.overlay import Overlay
+from stem_edge.runtime.lookups.row_ids import check_recipe
+from stem_edge.runtime.lookups.spans import tokens_after
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.lookup import Recipe
 
 LAYERS = (1, 2)

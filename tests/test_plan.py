@@ -24,10 +24,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.runtime import plan as module
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.needs_ort import cpu_needs
-from stem_edge.runtime.plan import (
+from stem_edge.runtime.backends import plan as module
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.plan import (
     CHUNK_TOKENS,
     DEFAULT_CACHE_NBYTES,
     SLOTS_PER_CHUNK_TOKEN,
@@ -35,7 +34,8 @@ from stem_edge.runtime.plan import (
     Ask,
     MemoryPlan,
 )
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import parse_size

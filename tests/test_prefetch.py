@@ -11,9 +11,9 @@ from stores import MemoryStore, arrays_of, ids, resident
 
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
-from stem_edge.runtime.cache import RowCache
-from stem_edge.runtime.prefetch import ANY_NUMBER, Prefetcher
-from stem_edge.runtime.slots import ArraySlots, Staged
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots, Staged
 from stem_edge.tables.lookup import Recipe
 from stem_edge.tables.rows import RecordLayout
 

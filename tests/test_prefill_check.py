@@ -19,9 +19,9 @@ from stem_edge.cli import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend import NotFiniteError
-from stem_edge.runtime.backend_ort import OrtContext
-from stem_edge.runtime.trial_worker import measure_prefill
+from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.first_load.trial_worker import measure_prefill
 
 PROMPT = "a prompt of more than eight tokens"
 
@@ -98,7 +98,7 @@ def test_rows_that_cannot_be_read_measure_nothing(
     def fails(*_: object) -> None:
         raise RowReadError("flash failed")
 
-    monkeypatch.setattr("stem_edge.runtime.store.RowStore.read", fails)
+    monkeypatch.setattr("stem_edge.runtime.rows.store.RowStore.read", fails)
     assert measure_prefill(open_bundle(quantized), lambda step: None) is None
 
 

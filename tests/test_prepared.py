@@ -15,11 +15,12 @@ from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError
-from stem_edge.runtime import backend_ort, prepare_worker
-from stem_edge.runtime import prepared as module
-from stem_edge.runtime.graphs import GraphSource
-from stem_edge.runtime.ort_session import open_session
-from stem_edge.runtime.prepared import RECORD, prepared_folder, read_prepared
+from stem_edge.runtime.backends.onnxruntime import backend as backend_ort
+from stem_edge.runtime.backends.onnxruntime import prepack_worker as prepare_worker
+from stem_edge.runtime.backends.onnxruntime import prepacked as module
+from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
+from stem_edge.runtime.providers.graphs import GraphSource
+from stem_edge.runtime.providers.session import open_session
 
 IDS = [256, *b"twelve tokens or so"]
 Capture = pytest.CaptureFixture[str]
@@ -228,7 +229,9 @@ def test_another_backbone_onnxruntime_or_processor_has_another_folder(
         prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"),
         prepared_folder(tmp_path, open_bundle(tiny_bundle), "1.31.1"),
     }
-    monkeypatch.setattr("stem_edge.runtime.prepared.cpu_digest", lambda: "another")
+    monkeypatch.setattr(
+        "stem_edge.runtime.backends.onnxruntime.prepacked.cpu_digest", lambda: "another"
+    )
     folders.add(prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"))
     assert len(folders) == 4
 

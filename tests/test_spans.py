@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.errors import InputError
-from stem_edge.runtime.spans import Span, find_spans, text_of, tokens_after
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.lookups.spans import Span, find_spans, text_of, tokens_after
+from stem_edge.runtime.text.codec import TextCodec
 
 END, TOOL = "<|end|>", "<tool>"
 # Of the byte-level tokenizer: pieces that end within characters, or go over their ends.

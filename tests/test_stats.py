@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stem_edge.runtime.prefetch import RowCounters, Rows
+from stem_edge.runtime.rows.prefetch import RowCounters, Rows
 from stem_edge.runtime.stats import GenerationStats, Recorder
 
 STATS = GenerationStats(

@@ -17,7 +17,7 @@ from stores import flip_bit, ids, write_store
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.store import ReadMode, open_store
+from stem_edge.runtime.rows.store import ReadMode, open_store
 from stem_edge.tables import shards
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from stem_edge.runtime.text import TextCodec, TokenStream
+from stem_edge.runtime.text.codec import TextCodec, TokenStream
 
 # A token id below 256 is that byte; these are the others.
 PIECES = [b"ab", b"abc", b"bc", "é".encode(), "€".encode()[:2], "€".encode()[2:] + b"!"]

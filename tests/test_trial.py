@@ -19,8 +19,8 @@ from stem_edge.bundle.manifest import TOKENIZER, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import trial
-from stem_edge.runtime.trial import Limits, try_first
+from stem_edge.runtime.first_load import trial
+from stem_edge.runtime.first_load.trial import Limits, try_first
 from stem_edge.system.child import Ended
 
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")

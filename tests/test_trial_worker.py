@@ -11,9 +11,9 @@ import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import trial_worker
-from stem_edge.runtime.text import TextCodec
-from stem_edge.runtime.trial_worker import main, measure_prefill, try_tokenizer
+from stem_edge.runtime.first_load import trial_worker
+from stem_edge.runtime.first_load.trial_worker import main, measure_prefill, try_tokenizer
+from stem_edge.runtime.text.codec import TextCodec
 
 TEXTS = ["tokenizer.json", "texts through tokenizer.json"]
 

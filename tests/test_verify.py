@@ -15,8 +15,8 @@ from stem_edge.bundle.manifest import MANIFEST, TOKENIZER_CONFIG, open_bundle, o
 from stem_edge.bundle.verdicts import read_verdict
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, BundleError
-from stem_edge.runtime import safety
-from stem_edge.runtime.safety import check_safety
+from stem_edge.runtime.first_load import safety
+from stem_edge.runtime.first_load.safety import check_safety
 
 Capture = pytest.CaptureFixture[str]
 NAMES = open_manifest(DEMO).files

@@ -17,11 +17,11 @@ from device_parts import IDS, all_logits, on_device, on_host, step
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend import BackendContext
-from stem_edge.runtime.device_memory import DeviceMemory
-from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.providers import Provider, resolve
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.providers.provider import Provider, resolve
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.text.codec import TextCodec
 
 BOUNDS: dict[Activations, float] = {"fp32": 2e-5, "fp16": 0.06}  # measured: 9e-6 and 0.025
 PROMPTS = [

@@ -20,7 +20,7 @@ from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanEr
 from stem_edge.measuring import workers
 from stem_edge.measuring.worker import Worker
 from stem_edge.measuring.workers import Subject, WorkerProcess
-from stem_edge.runtime import prepared
+from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
 
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")

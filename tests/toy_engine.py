@@ -8,9 +8,9 @@ import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.runtime.options import LoadOptions
-from stem_edge.runtime.plan import Needs, Part
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.plan import Needs, Part
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
 
@@ -20,7 +20,7 @@ def loaders(bundle: Bundle, options: LoadOptions) -> list[ToyLoader]:
 
 
 class ToyLoader:
-    """See stem_edge.runtime.engines.EngineLoader."""
+    """See stem_edge.runtime.backends.engines.EngineLoader."""
 
     name, fills_while_opening, step_tokens = "toy", True, 1 << 30
 
@@ -45,7 +45,7 @@ class ToyLoader:
 
 
 class ToyBackend:
-    """See stem_edge.runtime.backend.Backend; its contexts are itself, for they keep nothing."""
+    """See stem_edge.runtime.backends.interface.Backend; its contexts are itself, for they keep nothing."""
 
     nbytes = 0
 

@@ -25,7 +25,7 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
-SLOT_BOOKKEEPING_NBYTES = 16  # stem_edge.runtime.cache
+SLOT_BOOKKEEPING_NBYTES = 16  # stem_edge.runtime.rows.cache
 
 
 @dataclass(frozen=True)

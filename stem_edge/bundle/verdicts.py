@@ -4,7 +4,7 @@ A verdict is about contents: the manifest, which names every file's sha256, and 
 here: engine, tokenizers, stem-edge, processor. It is good, or bad with its reason. A place says
 that the files at one path had the checksums of that manifest, and counts until one of them is
 another file or was written since. So a bundle whose place and verdict are known is loaded at once;
-a copy of it is hashed once; other contents are tried (stem_edge.runtime.trial).
+a copy of it is hashed once; other contents are tried (stem_edge.runtime.first_load.trial).
 
 A trial that did not end in time says as much about a busy machine; its verdict counts for an hour.
 Losing any of this costs another trial, no more.

@@ -20,9 +20,9 @@ from stem_edge.measuring.logit_source import bundle_logits
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
 from stem_edge.numerics.quantize import F64
 from stem_edge.runtime import Model, load
-from stem_edge.runtime.options import LoadKeywords
-from stem_edge.runtime.spans import AbsentError, find_spans, text_of
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.runtime.lookups.spans import AbsentError, find_spans, text_of
+from stem_edge.runtime.text.codec import TextCodec
 
 TOP = 4  # as the STEM paper's figure 7
 CONTINUED = 8  # tokens: the next one alone is often a piece of a word

@@ -10,9 +10,9 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.edits.file import Edit, NewRows, Replacement
 from stem_edge.edits.schemes import Lookup, Scheme, choose_scheme
 from stem_edge.errors import InputError
-from stem_edge.runtime.overlay import BEFORE, lookups, target_tokens
-from stem_edge.runtime.spans import tokens_after
-from stem_edge.runtime.text import REPLACEMENT, TextCodec
+from stem_edge.runtime.lookups.overlay import BEFORE, lookups, target_tokens
+from stem_edge.runtime.lookups.spans import tokens_after
+from stem_edge.runtime.text.codec import REPLACEMENT, TextCodec
 from stem_edge.text_table import quoted
 
 LONGEST_TOKEN = 16  # columns

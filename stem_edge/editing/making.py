@@ -16,9 +16,9 @@ from stem_edge.edits.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, S
 from stem_edge.edits.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.workload import one_token
-from stem_edge.runtime.overlay import Overlay
-from stem_edge.runtime.spans import tokens_after
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.lookups.overlay import Overlay
+from stem_edge.runtime.lookups.spans import tokens_after
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.lookup import pack_row
 from stem_edge.tables.rows import RecordLayout
 

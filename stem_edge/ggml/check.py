@@ -55,7 +55,7 @@ ARM = "GGML_CPU_ARM_ARCH"
 FORMAT = 2
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
-TRIAL = "stem_edge.runtime.ggml_trial"
+TRIAL = "stem_edge.runtime.backends.ggml.trial"
 # Its exit status: a wrong result, a library that Ggml refuses. (3 is an abort on Windows.)
 DIFFERS, REFUSED = 10, 11
 TRIAL_SECONDS = 60.0  # it takes one or two where nothing else runs

@@ -39,8 +39,8 @@ from stem_edge.measuring.page_cache import drop_pages, files_in
 from stem_edge.measuring.subjects import Common, load_options, make_subjects, on_device
 from stem_edge.measuring.workers import Subject, WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
-from stem_edge.runtime.engines import choose_backbone
-from stem_edge.runtime.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import available_memory
 from stem_edge.system.user_folder import cache_folder, cpu_info
 

@@ -37,12 +37,12 @@ from stem_edge.measuring.predict import (
 )
 from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
 from stem_edge.measuring.workload import read_ids
-from stem_edge.runtime.engines import choose_backbone
-from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.loading_ggml import ggml_needs
-from stem_edge.runtime.needs_ort import cpu_needs
-from stem_edge.runtime.options import DEFAULT_CONTEXT, EngineChoice
-from stem_edge.runtime.plan import MemoryPlan, Needs, Planner
+from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.runtime.backends.ggml.loading import ggml_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
+from stem_edge.runtime.backends.plan import MemoryPlan, Needs, Planner
+from stem_edge.runtime.rows.flash import PROFILES, FlashName
 from stem_edge.system.memory import available_memory, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
@@ -233,7 +233,7 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     """Whether load will find or make a prepared backbone, which onnxruntime alone has."""
     if footprint.engine != "onnxruntime":
         return False
-    from stem_edge.runtime.prepared import LEAST_NBYTES, is_worth_it
+    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, is_worth_it
 
     if bundle is not None:
         return is_worth_it(bundle, None)

@@ -11,8 +11,8 @@ from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.devices import DEVICES
 from stem_edge.measuring.fit import Fit, fit
 from stem_edge.measuring.models import is_bundle
-from stem_edge.runtime.flash import FLASH_NAMES, PROFILES
 from stem_edge.runtime.loading_cli import add_engine
+from stem_edge.runtime.rows.flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size
 

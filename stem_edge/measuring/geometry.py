@@ -31,7 +31,7 @@ from stem_edge.numerics.quantize import F32, I64
 
 if TYPE_CHECKING:
     from stem_edge.measuring.geometry_text import TextGeometry
-    from stem_edge.runtime.text import TextCodec
+    from stem_edge.runtime.text.codec import TextCodec
 
 SAMPLE, NEIGHBOURS = 2048, 8
 # All cosines of so many rows are 34 million numbers.
@@ -116,7 +116,7 @@ def geometry(
     Raises InputError for a model without rows of tokens, a layer without a table, a text that is
     no single token, numbers out of range, a text too short; BundleError, BackendError.
     """
-    from stem_edge.runtime.text import TextCodec
+    from stem_edge.runtime.text.codec import TextCodec
 
     bundle = open_bundle(path)
     chosen = _layers(bundle, layers)

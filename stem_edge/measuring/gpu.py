@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from stem_edge.runtime.options import Providers
+from stem_edge.runtime.backends.options import Providers
 from stem_edge.system.memory import ask_nvidia
 
 NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
@@ -27,7 +27,7 @@ def about_accelerator(
 
     Raises what resolving providers raises.
     """
-    from stem_edge.runtime.providers import describe, resolve
+    from stem_edge.runtime.providers.provider import describe, resolve
 
     first = resolve(providers, libraries)[0]
     found = {"provider": first.name}

@@ -1,7 +1,7 @@
 """Runs a process inside the limits of a device, where this machine allows, and says which are real.
 
 Memory: a cgroup of its own, version 1 or 2, which takes rights that root and some user sessions have.
-CPUs: affinity. Flash: delays (stem_edge.runtime.flash), always emulated. The speed of a core and of
+CPUs: affinity. Flash: delays (stem_edge.runtime.rows.flash), always emulated. The speed of a core and of
 memory cannot be limited, so times on a faster machine are not those of the device.
 """
 

@@ -38,7 +38,7 @@ from tqdm import tqdm
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
-from stem_edge.runtime.options import LoadOptions
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.text.chat_template import read_template
 

@@ -18,7 +18,7 @@ from stem_edge.measuring.scores import Logits, Task, split
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
-from stem_edge.runtime.options import EngineChoice
+from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 

@@ -26,8 +26,8 @@ from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.subjects import bundle_subject, load_options
 from stem_edge.measuring.workers import Answer, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.engines import EngineLoader, choose_backbone, loaders
-from stem_edge.runtime.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
+from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0

@@ -10,8 +10,8 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
-from stem_edge.runtime.engines import engine_names
-from stem_edge.runtime.options import EngineChoice
+from stem_edge.runtime.backends.engines import engine_names
+from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.tables.rows import RowType, make_layout
 from stem_edge.tables.store import TableFormat
 

@@ -25,10 +25,10 @@ from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.models import is_bundle
 from stem_edge.measuring.rates import Rates
 from stem_edge.measuring.workload import Workload
-from stem_edge.runtime.flash import PROFILES, FlashName
-from stem_edge.runtime.options import LoadOptions
-from stem_edge.runtime.plan import Ask, MemoryPlan, Needs, plan_memory
-from stem_edge.runtime.warm import known_counts
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.rows.flash import PROFILES, FlashName
+from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.token_counts import Counts
@@ -247,7 +247,7 @@ def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
     footprint = needs.footprint
     touched = usage.distinct_tokens * MAPPED_AROUND_ROW
     if isinstance(footprint.backbone, GgufFormat):
-        from stem_edge.runtime.ggml_weights import repacked_for_prompts
+        from stem_edge.runtime.backends.ggml.weights import repacked_for_prompts
 
         touched = min(touched, footprint.embedding_nbytes)
         whole = min(footprint.step_nbytes + touched, footprint.backbone_nbytes)

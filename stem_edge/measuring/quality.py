@@ -24,8 +24,8 @@ from stem_edge.measuring.scores import Documents, Logits, Scores, make_task, rea
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime import load
-from stem_edge.runtime.options import DeviceKeywords, EngineChoice
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice
+from stem_edge.runtime.text.codec import TextCodec
 
 # Tokens shown beside one that was predicted badly.
 BEFORE, AFTER = 8, 4

@@ -33,15 +33,15 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
-from stem_edge.runtime.backend import LEAST_CHUNK
-from stem_edge.runtime.backend_ggml import GgmlBackend, GgmlModel
-from stem_edge.runtime.cache import RowCache
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
+from stem_edge.runtime.backends.ggml.graph import Arena, Graph, Memory, Processor, Scratch, Tensor
+from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.runtime.backends.ggml.weights import RepackedMemory
+from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.ggml_graph import Arena, Graph, Memory, Processor, Scratch, Tensor
-from stem_edge.runtime.ggml_slots import BlockSlots
-from stem_edge.runtime.ggml_weights import RepackedMemory
-from stem_edge.runtime.prefetch import Prefetcher
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.system.memory import page_aligned
 
 FILL = 0x11

@@ -17,7 +17,7 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax, positions_at_once
 from stem_edge.numerics.quantize import F32, F64, I64
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.text.codec import TextCodec
 
 LONGEST_WINDOW = 2048
 

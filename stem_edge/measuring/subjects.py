@@ -12,9 +12,9 @@ from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.workers import Subject
-from stem_edge.runtime.engines import check_installed, choose_engine
-from stem_edge.runtime.flash import FlashName, open_flash
-from stem_edge.runtime.options import EngineChoice, LoadOptions
+from stem_edge.runtime.backends.engines import check_installed, choose_engine
+from stem_edge.runtime.backends.options import EngineChoice, LoadOptions
+from stem_edge.runtime.rows.flash import FlashName, open_flash
 
 # Options of load that are for accelerators, and that a dense model has no use for.
 DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")

@@ -21,8 +21,8 @@ ENGINES = {
     "torch": ("stem_edge.measuring.engine_torch", "TorchModel"),
 }
 LOADERS = {
-    "onnxruntime": "stem_edge.runtime.loading_ort",
-    "ggml": "stem_edge.runtime.loading_ggml",
+    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loading",
+    "ggml": "stem_edge.runtime.backends.ggml.loading",
 }
 
 

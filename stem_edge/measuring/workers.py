@@ -42,7 +42,7 @@ class Subject:
         """Where files of a bundle's backbone are mapped from, beside its own folder."""
         if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
             return ()
-        from stem_edge.runtime.prepared import find
+        from stem_edge.runtime.backends.onnxruntime.prepacked import find
 
         found = find(open_bundle(self.path), self.options.get("cache_dir"))
         return () if found is None else (found[0],)

@@ -16,7 +16,7 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.errors import InputError
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.text import TextCodec
+    from stem_edge.runtime.text.codec import TextCodec
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
@@ -112,7 +112,7 @@ def read_ids(
 
 def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list[int]:
     """Ids of a text in pieces that end with a line: a tokenizer takes a hundred bytes a character."""
-    from stem_edge.runtime.text import TextCodec
+    from stem_edge.runtime.text.codec import TextCodec
 
     codec, ids = TextCodec(bundle.file(TOKENIZER)), list[int]()
     with path.open(encoding="utf-8") as file:

@@ -94,7 +94,11 @@ def main() -> None:
     cache, answers = Path(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)  # native code may print
     threading.excepthook = lambda args: failed.append(f"in a thread: {args.exc_value!r}")
-    for name in ("onnxruntime", "stem_edge.runtime.loading_ort", "stem_edge.runtime.loading_ggml"):
+    for name in (
+        "onnxruntime",
+        "stem_edge.runtime.backends.onnxruntime.loading",
+        "stem_edge.runtime.backends.ggml.loading",
+    ):
         importlib.import_module(name)  # what is not a case's memory
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + MEMORY_NBYTES

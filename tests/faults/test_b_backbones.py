@@ -24,9 +24,9 @@ from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.decode import BACKBONE_DATA, decoding
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backend import check_logits, check_memory, reason
-from stem_edge.runtime.backend_ggml import GgmlBackend
-from stem_edge.runtime.ort_session import BoundSession
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend
+from stem_edge.runtime.backends.interface import check_logits, check_memory, reason
+from stem_edge.runtime.providers.session import BoundSession
 
 NOT_APPLICABLE: dict[str, str] = {
     "B1": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",

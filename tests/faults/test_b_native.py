@@ -20,8 +20,8 @@ import stem_edge
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
-from stem_edge.runtime import trial
-from stem_edge.runtime.trial import Limits, try_first
+from stem_edge.runtime.first_load import trial
+from stem_edge.runtime.first_load.trial import Limits, try_first
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no signals")
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")

@@ -21,8 +21,8 @@ import stem_edge
 from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
-from stem_edge.runtime import background
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows import background
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]

@@ -12,8 +12,8 @@ from contract import refused, takes
 from test_limits_text import added, write
 
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.runtime.chat import Chat
-from stem_edge.runtime.text import TextCodec
+from stem_edge.runtime.text.chat import Chat
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text import chat_template
 from stem_edge.text.chat_template import ChatTemplate, checked_messages, read_template
 

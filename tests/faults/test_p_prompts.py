@@ -20,9 +20,9 @@ from contract import checked_message, command_refused, refused
 import stem_edge
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
+from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import SamplingParams, make_sampler
-from stem_edge.runtime.stem_ids import checked_ids
 from stem_edge.text_table import shown
 
 NOT_APPLICABLE: dict[str, str] = {

@@ -15,8 +15,8 @@ import stem_edge
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.cache import MOST_USES, RowCache
-from stem_edge.runtime.slots import ArraySlots
+from stem_edge.runtime.rows.cache import MOST_USES, RowCache
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
 V = 1000

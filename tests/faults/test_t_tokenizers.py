@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers import processors as posts
 
 from stem_edge.errors import BundleError, InputError
-from stem_edge.runtime.text import TextCodec, probe_texts
+from stem_edge.runtime.text.codec import TextCodec, probe_texts
 from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.text.tokenizer_steps import KINDS, MAX_DEPTH
 
@@ -253,7 +253,7 @@ def test_t5_the_trial_of_a_good_tokenizer_is_quick_and_needs_little_memory() -> 
     code = (
         "import sys; from pathlib import Path; from stem_edge.system.child import limit_this_process\n"
         "limit_this_process(1 << 30, 60)\n"
-        "from stem_edge.runtime.text import TextCodec; TextCodec(Path(sys.argv[1])).probe()"
+        "from stem_edge.runtime.text.codec import TextCodec; TextCodec(Path(sys.argv[1])).probe()"
     )
     command = [sys.executable, "-c", code, str(DEMO / "tokenizer.json")]
     assert subprocess.run(command, timeout=120, check=False).returncode == 0

@@ -27,7 +27,7 @@ from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
 from stem_edge.export.tables import _make_grid
 from stem_edge.files import disk
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables.rows import RecordLayout, RowType, make_layout
 from stem_edge.tables.store import TableFormat
 
@@ -123,7 +123,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from stem_edge.errors import BundleError
-from stem_edge.runtime.store import open_store
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables.store import open_table_store
 
 root = Path(sys.argv[1])

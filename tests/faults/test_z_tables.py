@@ -19,7 +19,7 @@ from test_shards import edit, slow_crc32c
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.runtime.store import ReadMode, RowStore, open_store
+from stem_edge.runtime.rows.store import ReadMode, RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat, open_table_store
 

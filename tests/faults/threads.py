@@ -14,9 +14,9 @@ import numpy.typing as npt
 from stores import rows_of
 
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.ggml_slots import BlockSlots
+from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.slots import ArraySlots, Slots
+from stem_edge.runtime.rows.slots import ArraySlots, Slots
 
 T = TypeVar("T")
 WATCHDOG_SECONDS = 300.0

@@ -22,7 +22,7 @@ from stem_edge.edits.file import encode_edit, read_edit
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors
-from stem_edge.runtime.store import RowStore
+from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template

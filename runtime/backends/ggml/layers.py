@@ -1,0 +1,165 @@
+"""Layers of the model as operators of ggml; stem_edge.numerics.reference has their maths.
+
+Sizes are ggml's: innermost first, so a hidden state is [dim, T].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stem_edge.config import FFN_TERMS, ModelConfig
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS
+from stem_edge.ggml.types import TensorType
+from stem_edge.numerics.rope import rope_frequencies
+from stem_edge.runtime.backends.ggml.graph import Graph, KvCache, Tensor
+from stem_edge.runtime.backends.ggml.weights import Weights
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a step gives to the graph. T tokens attend to the first `cells` cells."""
+
+    cells: int
+    positions: Tensor  # I32 [T]
+    own_cells: Tensor  # I64 [T]: where keys and values of these tokens go
+    masks: Mapping[int, Tensor]  # window -> F16 [cells, T]: 0 or -inf
+    slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
+    factors: Tensor | None  # of RoPE's frequencies, F32 [head_dim / 2]
+
+
+class Layer:
+    """Emits one layer."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: ModelConfig,
+        weights: Weights,
+        number: int,
+        slots: list[Tensor],
+        count: int,
+    ) -> None:
+        """slots: tensors of the row cache for this layer, one a part of a row; count: tokens."""
+        self._graph, self._config, self._number = graph, config, number
+        self._count = count
+        self._weights, self._slots = weights, slots
+        self._at = f"layers.{number}."
+
+    def emit(self, x: Tensor, inputs: LayerInputs, kv: KvCache) -> Tensor:
+        """x [dim, T] after this layer."""
+        mixed = self._attention(self._norm("attention_norm", x), inputs, kv)
+        x = self._graph.op("add", x, self._after("attention_post_norm", mixed))
+        normed = self._norm("ffn_norm", x)
+        if self._config.ffn_kind(self._number) == "hash-moe":
+            result = self._expert(normed, inputs)
+        else:
+            result = self._ffn(normed, inputs)
+        return self._graph.op("add", x, self._after("ffn_post_norm", result))
+
+    def _attention(self, x: Tensor, inputs: LayerInputs, kv: KvCache) -> Tensor:
+        graph, config = self._graph, self._config
+        heads, width, count = config.n_heads, config.head_dim, self._count
+        q = self._rotated("wq", "q_norm", x, heads, inputs)
+        k = self._rotated("wk", "k_norm", x, config.n_kv_heads, inputs)
+        k = graph.op("reshape_2d", k, config.n_kv_heads * width, count)
+        keys = self._cached(kv.keys[self._number], k, inputs, kv.type)
+        values = self._cached(kv.values[self._number], self._product("wv", x), inputs, kv.type)
+        mask = inputs.masks[config.window(self._number)]
+        q = graph.op("permute", q, 0, 2, 1, 3)
+        mixed = graph.op("flash_attn_ext", q, keys, values, mask, width**-0.5, 0.0, 0.0)
+        return self._product("wo", graph.op("reshape_2d", mixed, heads * width, count))
+
+    def _rotated(self, name: str, norm: str, x: Tensor, heads: int, inputs: LayerInputs) -> Tensor:
+        """Heads [head_dim, heads, T] of q or k, normed if the model does that, and rotated."""
+        graph, config = self._graph, self._config
+        product = self._product(name, x)
+        cut = graph.op("reshape_3d", product, config.head_dim, heads, self._count)
+        if config.qk_norm_eps is not None:
+            normed = graph.op("rms_norm", cut, config.qk_norm_eps)
+            cut = graph.op("mul", normed, self._weights.tensors[self._at + norm])
+        mode = ROPE_PAIRS if config.rope_interleaved else ROPE_HALVES
+        size = float(rope_frequencies(config)[1])
+        base = (config.rope_theta, 1.0, 0.0, size, 0.0, 0.0)
+        return graph.op(
+            "rope_ext", cut, inputs.positions, inputs.factors, config.head_dim, mode, 0, *base
+        )
+
+    def _cached(self, cache: Tensor, new: Tensor, inputs: LayerInputs, kind: TensorType) -> Tensor:
+        """Put new keys or values into their cells; all cells, [head_dim, cells, n_kv_heads]."""
+        graph, config = self._graph, self._config
+        # Emitted first: attention reads the memory itself, which no operator waits for.
+        graph.emit(graph.op("set_rows", cache, new, inputs.own_cells))
+        head = kind.row_nbytes(config.head_dim)
+        cell = head * config.n_kv_heads
+        sizes = (config.head_dim, inputs.cells, config.n_kv_heads)
+        return graph.op("view_3d", cache, *sizes, cell, head, 0)
+
+    def _ffn(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """W_down (SiLU(gate) * up), as FFN_TERMS says what gate and up are."""
+        kind = self._config.ffn_kind(self._number)
+        sums: dict[str, Tensor] = {}
+        for name, terms in FFN_TERMS[kind].items():
+            parts = [self._product(name, x)] if "matrix" in terms else []
+            parts += [self._row(inputs)] if "row" in terms else []
+            sums[name] = parts[0] if len(parts) == 1 else self._graph.op("add", *parts)
+        product = self._graph.op("swiglu_split", sums["gate"], sums["up"])
+        return self._product("down", product)
+
+    def _row(self, inputs: LayerInputs) -> Tensor:
+        """Rows [d_ff, T] of the tokens, out of the slots of the row cache."""
+        row = self._graph.op("get_rows", self._slots[0], inputs.slot_ids)
+        return self._product("project", row) if self._config.row_rank else row
+
+    def _expert(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """The FFN that each token's own row is, gate and up with their lines alternating."""
+        graph, config, count = self._graph, self._config, self._count
+        ids = graph.op("reshape_2d", inputs.slot_ids, 1, count)
+        inner, outer = self._slots
+        both = graph.op("mul_mat_id", inner, graph.op("reshape_3d", x, config.dim, 1, count), ids)
+        pairs = graph.op("reshape_3d", both, 2, config.d_ff, count)
+        step, token = 2 * ggml_types.F32.nbytes, 2 * config.d_ff * ggml_types.F32.nbytes
+        gate, up = (
+            graph.op(
+                "cont",
+                graph.op(
+                    "view_3d", pairs, 1, config.d_ff, count, step, token, n * ggml_types.F32.nbytes
+                ),
+            )
+            for n in (0, 1)
+        )
+        gate, up = (graph.op("reshape_3d", part, config.d_ff, 1, count) for part in (gate, up))
+        product = graph.op("swiglu_split", gate, up)
+        result = graph.op("mul_mat_id", outer, product, ids)
+        return graph.op("reshape_2d", result, config.dim, count)
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        """A matrix of this layer times x [K, T], plus its bias."""
+        matrix = self._weights.product(self._at + name, self._count)
+        product = self._graph.op("mul_mat", matrix, x)
+        bias = self._weights.tensors.get(f"{self._at}{name}.bias")
+        return product if bias is None else self._graph.op("add", product, bias)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(self._graph, x, self._weights.tensors[self._at + name], self._config)
+
+    def _after(self, name: str, x: Tensor) -> Tensor:
+        return self._norm(name, x) if self._config.post_norms else x
+
+
+def rms_norm(graph: Graph, x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
+    """RMS norm of x [dim, T]."""
+    return graph.op("mul", graph.op("rms_norm", x, config.norm_eps), weight)
+
+
+def emit_head(graph: Graph, config: ModelConfig, weights: Weights, x: Tensor, count: int) -> Tensor:
+    """Logits [V, count] of the last layer's hidden states [dim, count]."""
+    normed = rms_norm(graph, x, weights.tensors["norm"], config)
+    logits = graph.op("mul_mat", weights.product("head", count), normed)
+    if "head" in config.biases:
+        logits = graph.op("add", logits, weights.tensors["head.bias"])
+    if config.logit_softcap:
+        part = graph.op("tanh", graph.op("scale", logits, 1 / config.logit_softcap))
+        logits = graph.op("scale", part, config.logit_softcap)
+    return logits

@@ -1,0 +1,98 @@
+"""Loading a bundle on ggml, whose tensors are where the manifest says that they are."""
+
+from __future__ import annotations
+
+from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
+from stem_edge.bundle.manifest import GGUF, Bundle
+from stem_edge.bundle.verdicts import Verdict
+from stem_edge.errors import BackendError, InputError
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.gguf_schema import kv_type
+from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.runtime.backends.engines import check_absent
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
+from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.plan import Needs, Part
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER
+from stem_edge.runtime.rows.slots import Slots
+from stem_edge.tables.rows import RecordLayout
+
+FIXED_NBYTES = 4 << 20  # of the library, descriptions of tensors and graphs
+TILE = 64  # tokens, and as many cells, that a thread attends to at once
+MOST_THREADS = 512  # GGML_MAX_N_THREADS
+
+
+def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
+    """The one way. Raises InputError for options of other engines."""
+    given = {
+        "providers": options.providers,
+        "device_memory": options.device_memory is not None,
+        "prefill_graph": options.prefill_graph,
+    }
+    check_absent("ggml", given)
+    if options.cpus > MOST_THREADS:
+        raise InputError(f"threads is {options.cpus}; ggml takes at most {MOST_THREADS}")
+    return [GgmlLoader(bundle, options)]
+
+
+class GgmlLoader:
+    name = "ggml"
+    fills_while_opening = True
+    step_tokens = ANY_NUMBER
+
+    def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
+        self._bundle, self._options = bundle, options
+
+    def prepare(self, verdict: Verdict | None) -> None:
+        """Try the library, if it is new here."""
+        self._ggml = checked_ggml(self._options.cache_dir)
+
+    def needs(self, context: int) -> Needs:
+        footprint, options = footprint_of(self._bundle.manifest, "ggml"), self._options
+        return ggml_needs(footprint, context, options.cpus, repack=options.repack)
+
+    def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
+        """See EngineLoader.make_slots."""
+        return BlockSlots(layout, count)
+
+    def open(self, slots: Slots | None) -> GgmlBackend:
+        if slots is not None and not isinstance(slots, BlockSlots):
+            raise BackendError("ggml reads its own kind of slots; make them with make_slots")
+        manifest, options = self._bundle.manifest, self._options
+        if manifest.gguf is None:
+            raise BackendError(f"{self._bundle.path}: no {GGUF}; choose another engine")
+        weights, nbytes = manifest.gguf.weights, manifest.files[GGUF].nbytes
+        model = GgmlModel(
+            self._ggml,
+            manifest.model,
+            locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
+            slots,
+            options.cpus,
+            kv_type(weights),
+            repack=options.repack,
+        )
+        return GgmlBackend(model)
+
+
+def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool) -> Needs:
+    """Weights stay in their file, but for copies that are rearranged."""
+    config = footprint.model
+    heads = config.n_heads + 2 * config.n_kv_heads
+    # Gate, up and their product beside the hidden state, or q, k and v; then their 8-bit copies.
+    per_token = 3 * config.dim + heads * config.head_dim + 4 * config.d_ff
+    windows = len({config.window(layer) for layer in range(config.n_layers)})
+    masks = (windows + 1) * context * HALF  # one more while it is made
+    # Logits of one position, in ggml's memory and in ours, and what sampling makes of them.
+    logits = FLOAT * 3 * config.vocab_size
+    # A thread's tile: queries, keys, values, their sums; scores and masks.
+    tile = FLOAT * (4 * TILE * config.head_dim + 2 * TILE * TILE)
+    part = Part(
+        weights=FIXED_NBYTES + (footprint.repacked_nbytes if repack else 0),
+        kv_cache=footprint.kv_nbytes(context),
+        fixed=logits + threads * tile,
+        chunk_token=FLOAT * per_token + masks,
+        slot=footprint.slot_nbytes,
+    )
+    saving = ", or load without repack" if repack else ""
+    return Needs(footprint, context, part, repack=repack, saving=saving)

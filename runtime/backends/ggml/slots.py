@@ -1,0 +1,75 @@
+"""Slots of the row cache as tensors of ggml, quantized rows in ggml's own blocks.
+
+int8 rows become Q8_0 and int4 rows Q4_0: the same codes, in blocks of 32 with a float16 scale each.
+A group's scale is repeated for its blocks. Rounding it to float16 costs 2**-11 of a value at most,
+unless the scale is below 6e-5: then 3e-8 times the code, 4e-6 at most.
+Rows in smaller groups, which no block can hold, are kept as float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.ggml import gguf_schema
+from stem_edge.ggml import types as ggml_types
+from stem_edge.numerics.quantize import U8, unpack_codes
+from stem_edge.runtime.rows.slots import Slots
+from stem_edge.system.memory import page_aligned
+from stem_edge.tables.rows import FP16_MAX, RecordLayout, Scales
+
+
+class BlockSlots(Slots):
+    """An array [count, bytes] for each part of each STEM layer's row."""
+
+    def __init__(self, layout: RecordLayout, count: int) -> None:
+        self.layout, self.count = layout, count
+        self.type = gguf_schema.slot_type(layout)
+        self._sizes = [self.type.row_nbytes(math.prod(part)) for part in layout.parts]
+        self.rows: list[list[U8]] = [  # [layer][part]
+            [page_aligned((count, size)) for size in self._sizes] for _ in layout.layers
+        ]
+
+    @property
+    def slot_nbytes(self) -> int:
+        return gguf_schema.slot_nbytes(self.layout)
+
+    def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
+        rows = self._encoded(records)
+        for layer, parts in enumerate(self.rows):
+            for part, end in zip(parts, itertools.accumulate(self._sizes), strict=True):
+                part[slots] = rows[:, layer, end - part.shape[1] : end]
+
+    def _encoded(self, records: U8) -> U8:
+        """Rows [n, layers, bytes] in the form of the slots."""
+        layout = self.layout
+        if self.type is ggml_types.F32 and layout.quantized:
+            rows = [layout.unpack(records, layer) for layer in range(len(layout.layers))]
+            return np.stack(rows, axis=1).view(np.uint8)
+        codes, scales = layout.split(records)
+        if not layout.quantized:
+            return codes.view(np.uint8)
+        return _blocks(codes.view(np.uint8), scales, layout.bits)
+
+
+def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
+    """Blocks of 32 codes after their scale, [n, layers, bytes]; the arguments as of `split`."""
+    count, layers, groups = scales.shape
+    rows = codes.reshape(count * layers, -1)
+    values = unpack_codes(rows, bits) if bits == 4 else rows
+    blocks = values.shape[1] // ggml_types.Q8_0.block
+    values = values.reshape(len(rows), blocks, -1)
+    if bits == 8:
+        stored = values ^ np.uint8(0x80)  # from codes around 128 to signed ones
+    else:  # the first half of a block in the low nibbles, the second in the high ones
+        stored = values[:, :, :16] | (values[:, :, 16:] << np.uint8(4))
+    repeated = np.repeat(
+        scales.reshape(-1, groups).clip(-FP16_MAX, FP16_MAX).astype(np.float16),
+        blocks // groups,
+        axis=1,
+    )
+    heads = repeated.view(np.uint8).reshape(len(rows), blocks, 2)
+    return np.concatenate([heads, stored], axis=2).reshape(count, layers, -1)

@@ -1,0 +1,239 @@
+"""Tries ggml in a process of its own: python -m stem_edge.runtime.backends.ggml.trial LIBRARY.
+
+Not a command for users: `stem_edge.ggml.check` starts it, and says why. Small models with every type
+of weights and rows run as they do once they are loaded, a prompt and then one token; their logits
+are compared with those of the numpy model. Each is a line of stdout before it is computed, so that
+whoever started it can tell where it crashed; the last line is the result as JSON. Otherwise stderr
+ends with a line that says what is wrong, and the exit status is DIFFERS or REFUSED.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from stem_edge.config import Llama3Rope, ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.ggml import types
+from stem_edge.ggml.check import DIFFERS, REFUSED, Told
+from stem_edge.ggml.gguf_schema import BASE, kv_type
+from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
+from stem_edge.ggml.library import Ggml
+from stem_edge.graph.formats import GgufType
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
+from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch
+from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.runtime.backends.ggml.weights import can_repack
+from stem_edge.system.child import limit_this_process
+from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
+
+MEMORY_NBYTES = 1 << 30
+CPU_SECONDS = 120  # should whoever waits for it be gone
+PROMPT = 64  # tokens: products of as many columns have kernels of their own
+GROUP = 32  # of rows
+# Largest error of normally distributed values over their root mean square: what a type of weights
+# loses, with a margin of two.
+LOST = {
+    types.F32: 0.0,
+    types.F16: 0.003,
+    types.Q8_0: 0.04,
+    types.Q6_K: 0.2,
+    types.Q5_K: 0.4,
+    types.Q5_0: 0.4,
+    types.Q5_1: 0.4,
+    types.Q4_K: 0.7,
+    types.Q4_0: 0.7,
+}
+# Mean error of logits, alike: what rounding hidden states to 8 bits does, or sums of 16 bits; with a
+# margin of three. A kernel that is wrong anywhere is far beyond.
+LOGITS: dict[GgufType, float] = {"f32": 0.001, "f16": 0.02}
+LOGITS_OF_CODES = 0.15
+
+WIDE = ModelConfig(
+    vocab_size=64,
+    dim=256,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=64,
+    d_ff=256,
+    stem_layers=(1,),
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+    max_context=128,
+)
+EXPERTS = msgspec.structs.replace(WIDE, d_ff=64, stem_ffn="hash-moe", n_experts=5)
+# Rows of no multiple of 256 values, and the operators that some models have.
+NARROW = msgspec.structs.replace(
+    WIDE,
+    dim=64,
+    head_dim=32,
+    n_heads=2,
+    d_ff=96,
+    rope_interleaved=False,
+    rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 32),
+    sliding_window=40,
+    qk_norm_eps=1e-5,
+    biases=("wq",),
+    logit_softcap=30.0,
+)
+
+
+class WrongResultError(Exception):
+    """What a library computes that it should not."""
+
+
+class Case(NamedTuple):
+    """A model to run."""
+
+    name: str
+    config: ModelConfig
+    weights: GgufType
+    row_type: RowType
+    repack: bool = False
+
+
+def cases() -> Iterator[Case]:
+    """Every type of weights and of rows; those of weights that are rearranged come last."""
+    for weights, row_type in zip(BASE, cycle(ROW_BITS)):
+        yield Case(f"a model of {weights} weights and {row_type} rows", WIDE, weights, row_type)
+    for weights in ("q6_k", "q5_k_m", "q4_k_m"):
+        yield Case(f"a narrow model of {weights} weights", NARROW, weights, "int8")
+    for row_type in ROW_BITS:
+        yield Case(f"a model of {row_type} experts", EXPERTS, "q8_0", row_type)
+    for weights in ("q4_0", "q4_k_m"):
+        yield Case(f"a model of rearranged {weights} weights", WIDE, weights, "int8", repack=True)
+
+
+def run(path: Path) -> Told:
+    """Every case, with its name on stdout before. Raises BackendError, WrongResultError."""
+    print("loading it", flush=True)
+    ggml = Ggml(path)
+    repack = can_repack(ggml)
+    for case in cases():
+        if case.repack and not repack:
+            continue
+        print(case.name, flush=True)
+        try:
+            check(ggml, case)
+        except BackendError:
+            if not case.repack:
+                raise
+            repack = False
+        except WrongResultError as error:
+            raise WrongResultError(f"{case.name}: {error}") from error
+    return Told(repack=repack)
+
+
+def check(ggml: Ggml, case: Case) -> None:
+    """Compare the weights and logits of a model. Raises WrongResultError."""
+    config, random = case.config, np.random.default_rng(0)
+    values = {name: _values(random, shape) for name, shape in config.backbone_shapes().items()}
+    layout = make_layout(
+        config.records, config.stem_layers, config.row_parts(), case.row_type, GROUP
+    )
+    rows = random.standard_normal((layout.records, layout.row_width), np.float32)
+    # An expert's matrices keep what they multiply as large as it was, too.
+    records = layout.pack([rows * np.float32(config.dim**-0.5 if config.n_experts else 1)])
+    slots = BlockSlots(layout, layout.records)
+    slots.write(np.arange(layout.records), records)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        file = _write(Path(folder) / "weights", ggml, case, values)
+        model = GgmlModel(ggml, config, file, slots, 1, kv_type(case.weights), repack=case.repack)
+    stored = {name: _stored(model, name, given) for name, given in values.items()}
+    for name, found in stored.items():
+        compare(name, found, values[name], LOST[file.tensors[name].type])
+    check_logits(model, case, stored, layout.unpack(records, 0))
+
+
+def check_logits(model: GgmlModel, case: Case, backbone: dict[str, F32], rows: F32) -> None:
+    """Compare the logits of a prompt and of one more token. Raises WrongResultError."""
+    config, tolerance = case.config, LOGITS.get(case.weights, LOGITS_OF_CODES)
+    ids = np.random.default_rng(1).integers(0, config.vocab_size, PROMPT + 1)
+    record_of = np.arange(config.vocab_size, dtype=np.int32) % len(rows)
+    tables = {config.stem_layers[0]: IndexedMatrix(ArrayMatrix(rows), record_of)}
+    weights = {name: ArrayMatrix(values) for name, values in backbone.items()}
+    expected = forward(config, weights, tables, ids.tolist())
+    context = GgmlBackend(model).open_context(len(ids))
+    for start, stop in ((0, PROMPT), (PROMPT, len(ids))):
+        context.begin(ids[start:stop], start)
+        logits = context.finish(record_of[ids[start:stop]], stop - start)
+        compare(f"logits of {stop - start} tokens", logits, expected[start:stop], tolerance, 2)
+
+
+def _values(random: np.random.Generator, shape: tuple[int, ...]) -> F32:
+    """Normally distributed; those of a matrix keep what it multiplies as large as it was."""
+    values = random.standard_normal(shape, np.float32)
+    return values * np.float32(shape[1] ** -0.5) if len(shape) == 2 else values
+
+
+def _write(path: Path, ggml: Ggml, case: Case, values: dict[str, F32]) -> GgufWeights:
+    """A file of these values as a backbone has them, without a header."""
+    planned = dict(zip(values, planned_tensors(case.config, case.weights), strict=True))
+    with path.open("wb") as file:
+        for name, tensor in planned.items():
+            given, data = values[name], np.empty(tensor.nbytes, np.uint8)
+            width = given.shape[-1]
+            pointers = given.ctypes.data, data.ctypes.data
+            kind, rows = tensor.type, given.size // width
+            nbytes = ggml.quantize_chunk(kind.number, *pointers, 0, rows, width, None)
+            if nbytes != tensor.nbytes:
+                raise WrongResultError(f"{kind.name} takes {nbytes} bytes, not {tensor.nbytes}")
+            file.seek(tensor.offset)
+            file.write(data.tobytes())
+        file.truncate(tensor.end)
+    return GgufWeights(path, tensor.end, planned)
+
+
+def _stored(model: GgmlModel, name: str, given: F32) -> F32:
+    """What ggml reads of a tensor."""
+    *rows, width = given.shape
+    graph = Graph(model.processor, 8)
+    ids = graph.input(types.I32, *(rows or [1]))
+    result = Columns(model.ggml, width, *(rows or [1]))
+    read = graph.op("get_rows", model.weights.tensors[name], ids)
+    result.take(read)
+    graph.emit(read)
+    scratch = Scratch(model.ggml)
+    scratch.place(graph)
+    graph.set(ids, np.arange(len(result.values), dtype=np.int32))
+    graph.run()
+    return result.values.reshape(given.shape).copy()
+
+
+def compare(what: str, found: F32, expected: F32, tolerance: float, order: float = np.inf) -> None:
+    """Raises WrongResultError where values are further apart than `tolerance` of their mean size.
+
+    order: of the norm of their distances: the largest one, or with 2 their root mean square.
+    """
+    a, b = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    distance = np.abs(a - b)
+    worst = int(np.where(np.isnan(distance), np.inf, distance).argmax())
+    apart = np.linalg.norm(distance, order) / (a.size**0.5 if order == 2 else 1)
+    if not apart <= tolerance * np.sqrt(np.mean(b * b)):
+        raise WrongResultError(
+            f"{what}, value {worst} of {a.size}: found {a[worst]:.6g}, expected {b[worst]:.6g}"
+        )
+
+
+def main() -> int:
+    limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
+    try:
+        print(msgspec.json.encode(run(Path(sys.argv[1]))).decode(), flush=True)
+    except (BackendError, WrongResultError) as error:
+        print(error, file=sys.stderr)
+        return REFUSED if isinstance(error, BackendError) else DIFFERS
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

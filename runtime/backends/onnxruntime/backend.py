@@ -1,0 +1,253 @@
+"""The backbone on onnxruntime: a session a graph, over memory that is bound once.
+
+Hidden states, KV cache, rows and logits lie where the graphs compute: in the memory of a device, or
+in this process's. Into a step go ids, places and lengths, a few bytes a token; out come the logits
+of those tokens that they are wanted of, or from a device only the largest of them. On the CPU nothing
+is copied, and only the arrays whose length follows the number of tokens are bound again when that
+number changes, which in decoding it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.graph import names as io
+from stem_edge.graph.names import Variant
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_tables
+from stem_edge.runtime.backends.interface import BackendContext, check_logits
+from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.portable_backend import PortableContext
+from stem_edge.runtime.providers.graphs import GraphSource
+from stem_edge.runtime.providers.provider import CPU, Provider
+from stem_edge.runtime.providers.session import BoundSession, open_session, raise_failed
+from stem_edge.runtime.rows.slots import ArraySlots, Slots
+from stem_edge.system.memory import return_freed_memory
+
+from_numpy = ort.OrtValue.ortvalue_from_numpy
+
+
+class OrtBackend:
+    """Sessions over some graphs, by their names: those for the CPU, or a variant of them.
+
+    memory: of the provider, for all but the weights. Raises BackendError, OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        graphs: Mapping[str, Path | GraphSource],
+        slots: Slots | None,
+        threads: int,
+        providers: Sequence[Provider],
+        memory: DeviceMemory | None = None,
+        variant: Variant | None = None,
+    ) -> None:
+        if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
+            raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
+        self.config, self.slots, self.variant = config, slots, variant
+        self.memory = memory or DeviceMemory(CPU)
+        self.on_cpu = all(provider.on_cpu for provider in providers)
+        self.sessions: dict[str, ort.InferenceSession] = {}
+        for name, graph in graphs.items():
+            if name != io.ROWS:  # which the slots run
+                self.sessions[name] = open_session(graph, threads, providers)
+                return_freed_memory()  # what packing took
+
+    def open_context(self, length: int) -> BackendContext:
+        """An empty context for up to `length` tokens, with all memory that it will need.
+
+        Raises OutOfMemoryError.
+        """
+        if self.variant == "portable" and not isinstance(self.slots, DeviceSlots):
+            return PortableContext(self.config, self.sessions, self.slots, length)
+        self.memory.collect()
+        return OrtContext(self, length)
+
+    def close(self) -> None:
+        """Release sessions and slots."""
+        self.sessions.clear()
+        if isinstance(self.slots, DeviceSlots):
+            self.slots.close()
+        self.memory.collect()
+        return_freed_memory()
+
+
+class OrtContext:
+    """KV cache, tables and hidden states of one generation.
+
+    What lies on a device is free with the next call to the backend after this was dropped.
+    """
+
+    def __init__(self, backend: OrtBackend, length: int) -> None:
+        self._memory, self._config, self.length = backend.memory, backend.config, length
+        self._dtype = np.dtype(np.float16 if backend.variant == "fp16" else np.float32)
+        self._kv: list[DeviceArray] = []
+        self._graphs = {
+            name: BoundSession(session, in_place=backend.on_cpu)
+            for name, session in backend.sessions.items()
+        }
+        self._position, self._filled = 0, 0  # of the step; tokens that there were steps for
+        self._step = (0, False)  # tokens, and whether of a prompt, that hidden states are for
+        self._seqlens_k, self._total_length = np.zeros(1, np.int32), np.zeros((), np.int32)
+        if isinstance(backend.slots, DeviceSlots):
+            self._bind(backend.slots.inputs())
+        elif backend.slots is not None:
+            self._bind({name: from_numpy(rows) for name, rows in backend.slots.inputs().items()})
+        self._bind_fixed()
+        self._output = _Output(self._graphs, backend)
+
+    def __del__(self) -> None:
+        self._memory.retire((self._graphs, self._kv))  # in whatever thread this may be
+
+    @property
+    def nbytes(self) -> int:
+        """See BackendContext.nbytes; on a device all of it from the beginning."""
+        nbytes = sum(array.nbytes for array in self._kv)
+        return nbytes if self._memory.kind == "device" else nbytes * self._filled // self.length
+
+    def begin(
+        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+    ) -> None:
+        """See BackendContext.begin."""
+        count, total = len(token_ids), position + len(token_ids)
+        self._memory.collect()
+        self._position, self._filled = position, total
+        step = (count, prefill and io.PREFILL in self._graphs)
+        if max(count, self._step[0]) > 1:
+            return_freed_memory()  # what the activations of the last prompt chunk took
+        if step != self._step:
+            self._bind_hidden(*step)
+        self._token_ids[0], self._seqlens_k[0], self._total_length[...] = (
+            token_ids,
+            total - 1,
+            total,
+        )
+        for name in self._before_rows:
+            self._run(name)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        """See BackendContext.finish; what is no device gives all logits in any case."""
+        self._slot_ids[0] = slot_ids
+        for name in self._after_rows:
+            self._run(name)
+        if not logits:
+            return np.empty((0, self._config.vocab_size), np.float32)
+        return self._output.logits(len(slot_ids), logits, top, self._position)
+
+    def _run(self, name: str) -> None:
+        try:
+            self._graphs[name].run()
+        except Exception as error:  # see open_session
+            raise_failed(error, f"for the backbone ({name}) at position {self._position}")
+
+    def _bind(self, values: Mapping[str, ort.OrtValue]) -> None:
+        for graph in self._graphs.values():
+            graph.bind(values)
+
+    def _feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        for graph in self._graphs.values():
+            graph.feed(arrays)
+
+    def _bind_fixed(self) -> None:
+        """What stays the same as long as the context lives; the largest first, lest it does not fit."""
+        config, length, width = self._config, self.length, io.head_width(self._config)
+        shape = (1, config.n_kv_heads, length, width)
+        for layer in range(config.n_layers):
+            for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
+                array = self._memory.empty(shape, self._dtype, f"the KV cache of {length:,} tokens")
+                self._kv.append(array)
+                self._bind({name: array.value(), io.NEW + name: array.value()})
+        padding = ((0, 0), (0, (width - config.head_dim) // 2))
+        names = (io.ROPE_COS, io.ROPE_SIN)
+        for name, table in zip(names, rope_tables(config, length), strict=True):
+            padded = np.pad(table, padding).astype(self._dtype)
+            self._bind({name: self._memory.put(padded, "tables of RoPE").value()})
+        self._feed({io.SEQLENS_K: self._seqlens_k, io.TOTAL_LENGTH: self._total_length})
+
+    def _bind_hidden(self, count: int, prefill: bool) -> None:
+        """Hidden states of so many tokens, one array for each graph's output."""
+        layers = [io.PREFILL] if prefill else [n for n in (io.EARLY, io.LATE) if n in self._graphs]
+        names = [io.EMBED, *layers]
+        shape, what = (1, count, self._config.dim), f"the hidden states of {count:,} tokens"
+        # All before any is bound: where memory runs out, nothing has changed.
+        values = [self._memory.empty(shape, self._dtype, what).value() for _ in names]
+        self._step = (0, False)
+        self._output.forget()
+        for name, value, following in zip(names, values, [*names[1:], io.HEAD], strict=True):
+            self._graphs[name].bind({io.NEW + io.HIDDEN: value})
+            self._graphs[following].bind({io.HIDDEN: value})
+        self._token_ids, self._slot_ids = np.zeros((2, 1, count), np.int64)
+        self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
+        self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
+        self._after_rows = names[len(self._before_rows) :]
+        self._step = (count, prefill)
+
+
+class _Output:
+    """The head of a context, and what of its logits goes to the host."""
+
+    def __init__(self, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
+        self._head, self._top = graphs[io.HEAD], graphs.get(io.TOP)
+        self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
+        self._bound: tuple[int, int] | None = None  # logits, and how many of the largest of each
+        self._logits: F32 = np.empty((1, 0, 0), np.float32)
+        self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
+
+    def forget(self) -> None:
+        """Hidden states are others now."""
+        self._bound = None
+
+    def logits(self, count: int, wanted: int, top: int, position: int) -> F32:
+        """Logits [wanted, V] of the last of `count` tokens from this position on."""
+        if self._top is None or top >= self._vocab_size:
+            top = 0
+        if self._bound != (wanted, top):
+            self._bind(count, wanted, top)
+        try:
+            self._head.run()
+            if self._top is not None and top:
+                self._top.run()
+        except Exception as error:  # see open_session
+            raise_failed(error, f"for the backbone ({io.HEAD}) at position {position}")
+        logits: F32 = self._logits[0]
+        first = position + count - wanted
+        if not top:
+            return check_logits(logits, first)
+        check_logits(self._largest[0], first)
+        np.put_along_axis(logits, self._set, -np.inf, 1)
+        self._set = self._ids[0].copy()
+        np.put_along_axis(logits, self._set, self._largest[0], 1)
+        return logits
+
+    def _bind(self, count: int, wanted: int, top: int) -> None:
+        self._bound = None  # where memory runs out, the next step begins anew
+        shape = (1, wanted, self._vocab_size)
+        places = np.arange(count - wanted, count, dtype=np.int64)
+        self._head.bind({io.WANTED: from_numpy(places)})
+        if self._top is None or not top:
+            self._logits = np.empty(shape, np.float32)
+            self._head.bind({io.LOGITS: from_numpy(self._logits)})
+        else:
+            on_device = self._memory.empty(shape, np.float32, "logits").value()
+            self._head.bind({io.LOGITS: on_device})
+            self._largest = np.empty((1, wanted, top), np.float32)
+            self._ids = np.empty((1, wanted, top), np.int64)
+            host = {
+                io.TOP_LOGITS: self._largest,
+                io.TOP_IDS: self._ids,
+                io.COUNT: np.array([top], np.int64),
+            }
+            self._top.bind({io.LOGITS: on_device} | {n: from_numpy(a) for n, a in host.items()})
+            self._logits = np.full(shape, -np.inf, np.float32)
+            self._set = np.zeros((wanted, 0), np.int64)
+        self._bound = wanted, top

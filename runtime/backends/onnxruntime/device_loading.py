@@ -1,0 +1,208 @@
+"""Loading a bundle on an accelerator: the variant of its graphs that the provider can run.
+
+Which one that is, nobody needs to know beforehand: each is opened so that no operator is left to the
+CPU, and computes some tokens. The first that does is taken; what the others lacked is in the error if
+none does. Kernels for many tokens are not trusted before they give what those for few give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.verdicts import Verdict
+from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.names import ROWS, Variant
+from stem_edge.graph.variants import obstacle
+from stem_edge.numerics.quantize import F32, I32
+from stem_edge.runtime.backends.engines import NotRunnableError
+from stem_edge.runtime.backends.interface import Backend, NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.needs import (
+    device_needs,
+    device_weights_nbytes,
+    portable_needs,
+)
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.plan import Needs
+from stem_edge.runtime.providers.graphs import GraphSource, format_of, variant_graphs
+from stem_edge.runtime.providers.provider import Provider
+from stem_edge.runtime.providers.session import open_session
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER
+from stem_edge.runtime.rows.slots import ArraySlots, Slots, placeholder_rows
+from stem_edge.system.memory import free_on_nvidia
+from stem_edge.tables.rows import RecordLayout
+
+# Half as wide where the provider can, then exact, then what needs least of it.
+ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")
+ON_CPU: tuple[Variant, ...] = ("fp32",)  # whose kernels compute in float32 in any case
+
+# WebGPU's attention for prompts, from 32 tokens in a step on, is wrong on devices that compute in
+# groups of few lanes, and says nothing. So the same tokens are taken in long steps and in short ones.
+MANY_TOKENS, FEW_TOKENS = 64, 16
+# Distance of logits of one position, as a share of their size. Right ones in float16 were up to
+# 0.003 apart in six layers, wrong ones 0.026 or more, with rows as large as what they stand for.
+MOST_APART = 0.012
+
+
+class WrongStepsWarning(RuntimeWarning):
+    """A provider computes many tokens at once wrongly, so prompts take more steps."""
+
+
+class DeviceLoader:
+    """See stem_edge.runtime.backends.engines.EngineLoader; one variant on one provider."""
+
+    fills_while_opening = False  # both use the provider's queue
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: LoadOptions,
+        providers: Sequence[Provider],
+        variant: Variant,
+    ) -> None:
+        self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
+        self.variant, self.name = variant, f"{providers[0].name} {variant}"
+        self.provider = providers[0]  # whose memory it is about
+        self._limit, self._memory = options.device_nbytes, DeviceMemory(self.provider)
+        self.step_tokens = ANY_NUMBER
+        self._context = bundle.manifest.model.max_context
+
+    def prepare(self, verdict: Verdict | None) -> None:
+        """Nothing: providers rearrange weights in memory of their own."""
+
+    def needs(self, context: int) -> Needs:
+        """See EngineLoader.needs."""
+        footprint, limit = footprint_of(self._bundle.manifest, "onnxruntime"), self._limit
+        self._context = context
+        if self.variant == "portable":
+            return portable_needs(footprint, context, self.provider.name)
+        if limit is not None:  # onnxruntime takes the weights past us
+            self._memory.limit = limit - device_weights_nbytes(footprint)
+        elif self.provider.name == "cuda":
+            limit = free_on_nvidia(self.provider.options.get("device_id", "0"))
+        return device_needs(
+            footprint,
+            context,
+            self.provider.name,
+            self.variant,
+            limit=limit,
+            asked=self._limit is not None,
+            shared=self._memory.kind == "host",
+        )
+
+    def make_slots(self, layout: RecordLayout, count: int) -> Slots:
+        """See EngineLoader.make_slots."""
+        if self.variant == "portable":
+            return ArraySlots(layout, count)
+        graph = self._graphs[ROWS]
+        with self._refusing():
+            session = open_session(graph, self._threads, self._providers)
+            return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
+
+    def open(self, slots: Slots | None) -> OrtBackend:
+        """See EngineLoader.open. Raises NotRunnableError."""
+        with self._refusing():
+            backend = OrtBackend(
+                self._bundle.manifest.model,
+                self._graphs,
+                slots,
+                self._threads,
+                self._providers,
+                self._memory,
+                self.variant,
+            )
+            try:
+                self.step_tokens = self._trusted_tokens(backend, slots)
+            except BaseException:
+                backend.close()
+                raise
+        if self.step_tokens < ANY_NUMBER:
+            warnings.warn(
+                f"{self.provider.name} computes many tokens in one step wrongly here: a prompt is "
+                f"processed {FEW_TOKENS} tokens at a time, which takes longer",
+                WrongStepsWarning,
+                stacklevel=2,
+            )
+        return backend
+
+    def _trusted_tokens(self, backend: Backend, slots: Slots | None) -> int:
+        try:
+            return agreeing_tokens(backend, slots, self._context)
+        except NotFiniteError:
+            if self.variant == "fp16":  # which ends at 65504: a wider type may do
+                raise
+            return ANY_NUMBER  # weights are damaged, as every step will say
+
+    @cached_property
+    def _graphs(self) -> dict[str, GraphSource]:
+        return variant_graphs(self._bundle, self.variant)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except OutOfMemoryError:
+            raise
+        except BackendError as error:
+            raise NotRunnableError(str(error)) from error
+
+
+def device_loaders(
+    bundle: Bundle, options: LoadOptions, providers: Sequence[Provider]
+) -> list[DeviceLoader]:
+    """One for each variant that the model has, in the order in which they are worth a try.
+
+    Raises BackendError for a model without such graphs.
+    """
+    order = ON_CPU if providers[0].on_cpu else ACCELERATED
+    manifest = bundle.manifest
+    described = manifest.model, manifest.tables, format_of(bundle)
+    reasons = {name: obstacle(name, *described) for name in order}
+    present = [name for name in order if not reasons[name]]
+    if not present:
+        why = "; ".join(dict.fromkeys(reasons.values()))
+        raise BackendError(
+            f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on the CPU"
+        )
+    return [DeviceLoader(bundle, options, providers, name) for name in present]
+
+
+def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) -> int:
+    """How many tokens a step may have: ANY_NUMBER, unless many at once give other logits than few.
+
+    Slots are given made-up rows: nobody may look for others there. Raises BackendError: what a
+    device lacks shows when a step runs; NotFiniteError if few give none that are numbers.
+    """
+    # Whole steps of few, so that both ways end with logits of the same positions.
+    tokens = min(MANY_TOKENS, context_length - context_length % FEW_TOKENS) or context_length
+    taken = placeholder_rows(slots, tokens)
+    few = _last_logits(backend, taken, min(FEW_TOKENS, tokens))
+    if tokens <= FEW_TOKENS:
+        return ANY_NUMBER
+    try:
+        many = _last_logits(backend, taken, tokens)
+    except NotFiniteError:
+        return FEW_TOKENS
+    apart = np.square(many - few).mean(axis=1) / np.square(few).mean(axis=1)
+    return ANY_NUMBER if apart.max() <= MOST_APART**2 else FEW_TOKENS
+
+
+def _last_logits(backend: Backend, slots: I32, step: int) -> F32:
+    """Logits [n, V] of the last of so many tokens as there are slots, taken in steps."""
+    context = backend.open_context(len(slots))
+    ids = np.arange(len(slots), dtype=np.int64)
+    for start in range(0, len(ids), step):
+        piece = slice(start, start + step)
+        context.begin(ids[piece], start)
+        logits = context.finish(slots[piece], min(FEW_TOKENS, len(ids[piece])))
+    return logits.copy()  # the next context overwrites them

@@ -1,0 +1,125 @@
+"""What a backbone on onnxruntime needs of memory: on the CPU, on a device, with portable graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
+from stem_edge.config import ModelConfig
+from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.linear import SPLIT_VALUES
+from stem_edge.graph.names import head_width
+from stem_edge.runtime.backends.plan import CHUNK_TOKENS, Device, Needs, Part
+
+WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
+# What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (docs/results.md), and it
+# never was more than the weights there; beside weights in its own memory, with small ones.
+PREPARED_FIXED_NBYTES = 32 << 20
+UNPREPARED_FIXED_NBYTES = 12 << 20
+# That holds for so many layers; each beyond is a few dozen nodes more, in each graph that has it.
+LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
+# What a provider's library keeps in this process for itself.
+HOST_FIXED_NBYTES = 64 << 20
+# What onnxruntime keeps on a device beside what it was given: buffers of kernels, and pools.
+DEVICE_FIXED_NBYTES = 16 << 20
+MASK_VALUE_NBYTES = 16  # float32, and what it is computed from
+SCORE_ARRAYS = 2  # of portable graphs: masked and as weights, beside the one that is counted
+WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation
+
+
+def cpu_needs(
+    footprint: Footprint, context: int, threads: int, *, prepared: bool, prefill: bool
+) -> Needs:
+    """On the CPU. prepared: weights stay in their files; prefill: the graph for prompts is loaded."""
+    data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
+    weights = UNPREPARED_FIXED_NBYTES + data
+    if prepared:
+        weights = min(PREPARED_FIXED_NBYTES, weights)
+    deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
+    weights += deep * LAYER_NBYTES * (2 if prefill else 1)
+    fixed, chunk_token = _activations(footprint, context, threads, prefill=prefill)
+    part = Part(weights, footprint.kv_nbytes(context), fixed, chunk_token, footprint.slot_nbytes)
+    return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
+
+
+def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
+    """With portable graphs, which leave rows, masks and the KV cache to this process.
+
+    Beside those there are keys and values in other orders, and a matrix in floats, twice, for
+    providers that make it so when they multiply.
+    """
+    needs = cpu_needs(footprint, context, 1, prepared=False, prefill=False)
+    config, seen = footprint.model, context + CHUNK_TOKENS
+    windows = len({config.window(layer) for layer in range(config.n_layers)})
+    cached = 2 * config.n_kv_heads * head_width(config)  # values of a token and a layer
+    row = footprint.tables.row_width if footprint.tables else 0
+    values = row * (len(config.stem_layers) + 2)
+    values += SCORE_ARRAYS * config.n_heads * seen + config.n_layers * cached
+    once = 2 * cached * seen + 2 * _largest_product(config)
+    host = replace(
+        needs.host,
+        fixed=needs.host.fixed + FLOAT * once + footprint.embedding_nbytes,
+        chunk_token=needs.host.chunk_token + FLOAT * values + windows * MASK_VALUE_NBYTES * seen,
+    )
+    return replace(needs, host=host, provider=provider, variant="portable")
+
+
+def device_needs(
+    footprint: Footprint,
+    context: int,
+    provider: str,
+    variant: Activations,
+    *,
+    limit: int | None,
+    asked: bool,
+    shared: bool,
+) -> Needs:
+    """With everything on a device whose limit, if known, is so many bytes."""
+    rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
+    slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
+    fixed, chunk_token = _activations(footprint, context, 1, prefill=False)
+    there = Part(
+        weights=device_weights_nbytes(footprint),
+        kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
+        fixed=fixed * width // FLOAT,
+        chunk_token=chunk_token * width // FLOAT + 2 * slot,  # rows as they came, and in pieces
+        slot=slot,
+    )
+    logits = 2 * FLOAT * footprint.model.vocab_size
+    here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot, SLOT_BOOKKEEPING_NBYTES)
+    device = Device(there, limit, asked, shared)
+    return Needs(footprint, context, here, device, provider=provider, variant=variant)
+
+
+def device_weights_nbytes(footprint: Footprint) -> int:
+    """Of either type: both hold codes and float matrices as they are, and scales are small."""
+    return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
+
+
+def _activations(
+    footprint: Footprint, context: int, threads: int, *, prefill: bool
+) -> tuple[int, int]:
+    """Bytes whatever the chunk, and for each of its tokens, at the end of a context."""
+    config = footprint.model
+    heads, width = config.n_heads, head_width(config)
+    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. Measured:
+    # onnxruntime has more of these alive at once than the graph needs, and most of them in prefill.
+    wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
+    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * config.d_ff
+    # Tables of RoPE and, twice, logits of one position.
+    fixed = context * width + 2 * config.vocab_size + _experts_values(footprint, threads)
+    return FLOAT * fixed, FLOAT * (per_token + heads * context)
+
+
+def _experts_values(footprint: Footprint, threads: int) -> int:
+    """Quantized experts are dequantized while they run, one in each thread."""
+    tables = footprint.tables
+    if tables is None or not footprint.model.n_experts or not tables.quantized:
+        return 0
+    return min(threads, CHUNK_TOKENS) * tables.row_width
+
+
+def _largest_product(config: ModelConfig) -> int:
+    """Values of the largest matrix that is one product."""
+    wide = max((config.n_heads + 2 * config.n_kv_heads) * head_width(config), config.d_ff)
+    return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

@@ -1,0 +1,129 @@
+"""A generation on graphs of ONNX's own operators, for providers that lack those of onnxruntime.
+
+A correct and simple path: rows become float32 here, the KV cache lies in this process's memory and
+goes into each step as far as it is filled. The rest of a piece is masked, so that its shape, which
+some providers compile graphs for, changes only now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
+from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.rope import rope_tables
+from stem_edge.runtime.backends.interface import check_logits
+from stem_edge.runtime.providers.session import onnxruntime_errors
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.system.memory import own_pages
+
+Arrays = dict[str, npt.NDArray[Any]]
+# So many places of the KV cache go into a step, or twice as many as before.
+KV_STEP = 256
+
+
+class PortableContext:
+    """The KV cache of one generation, and the hidden state between the two halves of a step."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sessions: Mapping[str, ort.InferenceSession],
+        slots: ArraySlots | None,
+        length: int,
+    ) -> None:
+        self.length, self._config = length, config
+        self._sessions, self._slots = sessions, slots
+        padding = ((0, 0), (0, (io.head_width(config) - config.head_dim) // 2))
+        self._rope = [np.pad(table, padding) for table in rope_tables(config, length)]
+        shape = (1, length, config.n_kv_heads, io.head_width(config))
+        names = [f"{cache}{n}" for n in range(config.n_layers) for cache in (io.KEYS, io.VALUES)]
+        self._kv: dict[str, F32] = {name: own_pages(shape, np.float32) for name in names}
+        self._capacity, self._position = 0, 0
+        self._filled = 0  # places that a step has put keys and values into
+        self._step: Arrays = {}  # inputs of the step that do not depend on rows
+        self._hidden = np.empty((1, 0, config.dim), np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """See BackendContext.nbytes."""
+        return sum(array[:, : self._filled].nbytes for array in self._kv.values())
+
+    def begin(
+        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+    ) -> None:
+        """See BackendContext.begin."""
+        count = len(token_ids)
+        self._position = position
+        for array in self._kv.values():  # left by a step that failed: 0 * nan is nan, masked or not
+            array[:, position : self._filled] = 0
+        self._filled = position
+        if position + count > self._capacity:
+            wanted = -(-(position + count) // KV_STEP) * KV_STEP
+            self._capacity = min(self.length, max(2 * self._capacity, wanted))
+        cos, sin = (table[position : position + count] for table in self._rope)
+        self._step = {io.ROPE_COS: cos, io.ROPE_SIN: sin} | self._masks(count)
+        self._hidden = self._run(io.EMBED, {io.TOKEN_IDS: token_ids[None].astype(np.int64)})
+        if io.EARLY in self._sessions:
+            self._hidden = self._run(io.EARLY, {io.HIDDEN: self._hidden})
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        """See BackendContext.finish; all logits are here in any case."""
+        hidden, count = self._hidden, len(slot_ids)
+        if io.LATE in self._sessions:
+            hidden = self._run(io.LATE, {io.HIDDEN: hidden} | self._rows(slot_ids))
+        if not logits:
+            return np.empty((0, self._config.vocab_size), np.float32)
+        wanted = np.arange(count - logits, count, dtype=np.int64)
+        found = self._run(io.HEAD, {io.HIDDEN: hidden, io.WANTED: wanted})
+        return check_logits(found[0], self._position + count - logits)
+
+    def _run(self, name: str, given: Arrays) -> F32:
+        """What a graph gives first; its keys and values are put into place."""
+        session = self._sessions[name]
+        cache = {name: array[:, : self._capacity] for name, array in self._kv.items()}
+        available = given | self._step | cache
+        inputs = {value.name: available[value.name] for value in session.get_inputs()}
+        outputs = [value.name for value in session.get_outputs()]
+        with onnxruntime_errors(f"for the backbone ({name}) at position {self._position}"):
+            first, *rest = session.run(outputs, inputs)
+        for output, new in zip(outputs[1:], rest, strict=True):
+            self._filled = self._position + new.shape[1]
+            self._kv[output.removeprefix(io.NEW)][:, self._position : self._filled] = new
+        result: F32 = first
+        return result
+
+    def _masks(self, count: int) -> Arrays:
+        """For each width of a window, what each token of the step sees: [T, P + T]."""
+        step = np.arange(self._position, self._position + count)
+        before = np.arange(self._capacity)
+        # No token has a place after its own, so what is not filled is in no token's past.
+        places = np.concatenate([np.where(before < self._position, before, self.length), step])
+        ago = step[:, None] - places
+        masks: Arrays = {}
+        for window in {self._config.window(layer) for layer in range(self._config.n_layers)}:
+            hidden = (ago < 0) | (ago >= (window or self.length))
+            masks[io.mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
+        return masks
+
+    def _rows(self, slot_ids: npt.NDArray[np.int32]) -> Arrays:
+        """Rows [1, T, width] of the tokens in these slots."""
+        rows: Arrays = {}
+        if self._slots is None:
+            return rows
+        layout, slots = self._slots.layout, self._slots
+        for index, layer in enumerate(layout.layers):
+            codes = slots.codes[index][0][slot_ids]
+            if layout.quantized:
+                scales = slots.scales[index][0][slot_ids]
+                values = dequantize_blocks(codes.view(np.uint8), scales, layout.bits)
+            else:
+                values = codes.astype(np.float32)
+            rows[io.row_name(layer)] = values[None]
+        return rows

@@ -1,0 +1,144 @@
+"""Makes a prepared backbone, in a process of its own: python -m stem_edge.runtime.backends.onnxruntime.prepack_worker.
+
+Not a command for users: `stem-edge prepare` and the first load start it, and `prepared.py` says why.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+
+from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.errors import StemEdgeError
+from stem_edge.graph.names import PREFILL
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.prepacked import (
+    FORMAT,
+    RECORD,
+    Prepared,
+    graph_sources,
+    marks,
+    prepared_file,
+    worth_preparing,
+)
+from stem_edge.runtime.backends.plan import CHUNK_TOKENS
+from stem_edge.runtime.providers.provider import CPU
+from stem_edge.runtime.providers.session import open_session
+from stem_edge.runtime.rows.slots import PLACEHOLDERS, ArraySlots, placeholder_rows
+from stem_edge.system.user_folder import cpu_digest
+
+REFUSED = (
+    f"onnxruntime {ort.__version__} computes other logits from what it saved on this processor"
+)
+ROUNDS = 3
+CHECKED_TOKENS = 4
+
+
+def make(bundle: Bundle, folder: Path, threads: int) -> None:
+    """Fill the folder, its record last; with the record alone, if what was saved is not right."""
+    for name, graph in worth_preparing(bundle).items():
+        open_session(graph, threads, [CPU], save_to=folder / prepared_file(name))
+    files = {}
+    for path in sorted(folder.iterdir()):
+        _sync(path)  # or a power cut could leave weights of zeros
+        files[path.name] = marks(path)
+    record = Prepared(
+        format=FORMAT,
+        bundle=str(bundle.path),
+        onnxruntime=ort.__version__,
+        cpu=cpu_digest(),
+        files=files,
+        prefill=None,
+        seconds={},
+    )
+    if not _computes_the_same(bundle, folder, record, threads):
+        for name in files:
+            (folder / name).unlink()
+        record = msgspec.structs.replace(record, files={}, refused=REFUSED)
+    elif bundle.manifest.has_prefill:
+        seconds = _measure(bundle, folder, record, threads)
+        faster = seconds["prefill"] < seconds["decode"]
+        record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    (folder / RECORD).write_bytes(msgspec.json.encode(record))
+    _sync(folder / RECORD)
+
+
+def _computes_the_same(bundle: Bundle, folder: Path, record: Prepared, threads: int) -> bool:
+    """Whether what was saved gives the same logits, bit for bit, as what it was saved from."""
+    expected, found = (
+        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads))
+        for source in (None, (folder, record))
+    )
+    return all(map(partial(np.array_equal, equal_nan=True), expected, found))
+
+
+def _logits(prompt: _Prompt) -> list[F32]:
+    found = []
+    for prefill in sorted({False, prompt.has_prefill}):
+        try:
+            found.append(prompt.take(prefill=prefill).copy())
+        except NotFiniteError:  # which made-up rows may give
+            found.append(np.full(1, np.nan, np.float32))
+    return found
+
+
+class _Prompt:
+    """A prompt chunk that is taken again and again, through graphs as they are or as saved."""
+
+    def __init__(
+        self, bundle: Bundle, source: tuple[Path, Prepared] | None, tokens: int, threads: int
+    ) -> None:
+        config, layout = bundle.manifest.model, bundle.manifest.tables
+        self.has_prefill = bundle.manifest.has_prefill
+        tokens = min(tokens, config.max_context, config.vocab_size)
+        slots = ArraySlots(layout, PLACEHOLDERS) if layout is not None else None
+        self._ids, self._slots = np.arange(tokens), placeholder_rows(slots, tokens)
+        graphs = graph_sources(bundle, source, prefill=self.has_prefill)
+        self._context = OrtBackend(config, graphs, slots, threads, [CPU]).open_context(tokens)
+
+    def take(self, *, prefill: bool) -> F32:
+        """Logits of its last token."""
+        self._context.begin(self._ids, 0, prefill=prefill)
+        return self._context.finish(self._slots, 1)
+
+
+def _measure(bundle: Bundle, folder: Path, record: Prepared, threads: int) -> dict[str, float]:
+    """Seconds of a prompt chunk through the graphs for decoding and through the prefill graph."""
+    prompt = _Prompt(bundle, (folder, record), CHUNK_TOKENS, threads)
+    taken: dict[str, list[float]] = {"decode": [], "prefill": []}
+    for _ in range(ROUNDS):
+        for name, times in taken.items():
+            started = time.perf_counter()
+            prompt.take(prefill=name == PREFILL)
+            times.append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def main() -> int:
+    """Bundle, folder and threads come as arguments; what went wrong goes to stderr, in one line."""
+    path, folder, threads = sys.argv[1:]
+    try:
+        make(open_bundle(path), Path(folder), int(threads))
+    except (StemEdgeError, OSError, MemoryError) as error:
+        print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What a model is loaded with: the keywords of stem_edge.load as one object, judged in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypedDict
+
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.errors import InputError
+from stem_edge.runtime.rows.flash import FlashName, open_flash
+from stem_edge.runtime.rows.store import READ_MODES, ReadMode
+from stem_edge.system.memory import usable_cpus
+from stem_edge.units import parse_size
+
+# The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
+DEFAULT_CONTEXT = 4096
+EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
+# A provider, or several in their order; each may have options. See stem_edge.runtime.providers.provider.
+Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
+Folder: TypeAlias = str | Path | None
+
+
+class _DeviceLimits(TypedDict, total=False):
+    provider_libraries: Mapping[str, str | Path] | None
+    device_memory: int | str | None
+    host_slots: int | None
+
+
+class DeviceKeywords(_DeviceLimits, total=False):
+    """Keywords of stem_edge.load that choose what the backbone runs on."""
+
+    providers: Providers
+
+
+class MoreKeywords(_DeviceLimits, total=False):
+    """Keywords of stem_edge.load that cannot be given by position."""
+
+    engine: EngineChoice
+    slots: int | None
+    resident: bool
+    overlap: bool
+    prefill_graph: bool | None
+    prepare: bool
+    repack: bool
+    warm_start: bool
+    cache_dir: Folder
+    trial: bool
+    emulate_flash: FlashName | None
+    progress: bool | None
+
+
+class OtherKeywords(MoreKeywords, total=False):
+    """All but memory and context_length."""
+
+    threads: int | None
+    providers: Providers
+    reads: ReadMode
+
+
+class LoadKeywords(OtherKeywords, total=False):
+    """All keywords of stem_edge.load, for functions that pass them on."""
+
+    memory: int | str | None
+    context_length: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The keywords of stem_edge.load, which says what each means. Raises InputError."""
+
+    memory: int | str | None = None
+    threads: int | None = None
+    providers: Providers = None
+    context_length: int | None = None
+    reads: ReadMode = "pread"
+    engine: EngineChoice = "auto"
+    device_memory: int | str | None = None
+    provider_libraries: Mapping[str, str | Path] | None = None
+    slots: int | None = None
+    host_slots: int | None = None
+    resident: bool = False
+    overlap: bool = True
+    prefill_graph: bool | None = None
+    prepare: bool = True
+    repack: bool = False
+    warm_start: bool = True
+    cache_dir: Folder = None
+    trial: bool = True
+    emulate_flash: FlashName | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"threads is {self.threads}; expected at least 1")
+        if self.host_slots is not None and self.host_slots < 0:
+            raise InputError(f"host_slots is {self.host_slots}; expected 0 or more")
+        if self.reads not in READ_MODES:
+            raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
+        if self.resident and self.slots is not None:
+            raise InputError(
+                f"slots is {self.slots}, and resident keeps the rows of every token; leave one of "
+                "them out"
+            )
+        for size in (self.memory, self.device_memory):
+            if size is not None:
+                parse_size(size)
+        open_flash(self.emulate_flash)
+
+    @property
+    def cpus(self) -> int:
+        """Threads of the backbone."""
+        return self.threads or usable_cpus()
+
+    @property
+    def device_nbytes(self) -> int | None:
+        """The limit for the memory of a device, if there is one."""
+        return None if self.device_memory is None else parse_size(self.device_memory)
+
+    def context(self, bundle: Bundle) -> int:
+        """Tokens of prompt and answer together. Raises InputError."""
+        longest = bundle.manifest.model.max_context
+        context = min(longest, DEFAULT_CONTEXT)
+        if self.context_length is not None:
+            context = self.context_length
+        if not 0 < context <= longest:
+            raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
+        return context
+
+    def row_slots(self, bundle: Bundle) -> int | None:
+        """Slots that were asked for; None: as many as fit."""
+        return bundle.manifest.model.records if self.resident else self.slots

@@ -1,0 +1,306 @@
+"""The memory plan: what a model will take, and how many row cache slots fit beside it.
+
+A backend says what it needs (Needs): so much in any case, so much for each token of a chunk, so much
+for each slot, in memory of this process and of a device, if there is one. The planner takes the
+largest chunk that leaves room for a useful row cache, then as many slots as fit.
+
+Counted is anonymous memory, which no system can take back, of this process with one generation:
+what it has taken already, and what loading and generating will add. Weights that are read in place
+from their files are not in it. Where rows lie on a device, the process keeps records that may be
+wanted there: the host tier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
+from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.graph.names import Variant
+from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.units import format_size, parse_size
+
+# Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.
+CHUNK_TOKENS = 128
+SMALLEST_CHUNK = 16
+# A larger chunk is taken only if it leaves a row cache of this many times as many slots.
+SLOTS_PER_CHUNK_TOKEN = 8
+# Without a limit: so much of what the machine leaves, but a row cache of no more than this, which is
+# a few percent of a 1B model's tables; beyond, slots gain little.
+SHARE_OF_MACHINE = 0.5
+DEFAULT_CACHE_NBYTES = 256 << 20
+RECORD_NBYTES = 8  # that a row cache knows of every record
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes that a backbone needs in one memory."""
+
+    weights: int  # that do not stay in their file
+    kv_cache: int  # once the context is full
+    fixed: int  # of activations, whatever the chunk
+    chunk_token: int  # more of these for each token of a chunk
+    slot: int  # of the row cache
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that the backbone keeps everything on."""
+
+    needs: Part
+    limit: int | None  # bytes of its memory, where anyone knows
+    asked: bool  # whether that is what the user allowed, and not what the device has
+    shared: bool  # it has no memory of its own: what it takes is this process's
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one way of running a backbone needs."""
+
+    footprint: Footprint
+    context_length: int
+    host: Part
+    device: Device | None = None
+    provider: str = "cpu"  # of onnxruntime, that runs the backbone
+    variant: Variant | None = None  # of its graphs; None: those for the CPU
+    prepared: bool = False  # weights stay in files that were rearranged
+    prefill: bool = False  # the graph for prompts is loaded, too
+    prefill_refused: str = ""  # why it is not, if it is not exact here
+    repack: bool = False  # weights are rearranged in memory
+    saving: str = ""  # what could be done to need less
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What users ask of a plan."""
+
+    memory: int | str | None = None  # limit for this process
+    slots: int | None = None
+    host_slots: int | None = None
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Bytes of each part in the memory of a device, and the numbers they follow from."""
+
+    provider: str
+    variant: Variant | None
+    limit: int | None
+    shared: bool
+    context_length: int
+    chunk_tokens: int
+    slots: int
+    weights: int
+    kv_cache: int
+    activations: int
+    row_cache: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(nbytes for _, nbytes in self.parts())
+
+    def parts(self) -> list[tuple[str, int]]:
+        """Name and bytes of each part."""
+        return [
+            ("weights", self.weights),
+            (f"KV cache of {self.context_length} tokens", self.kv_cache),
+            (f"activations of {self.chunk_tokens} tokens", self.activations),
+            (f"row cache of {self.slots} slots", self.row_cache),
+        ]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of each part, and the numbers they follow from."""
+
+    engine: str
+    context_length: int
+    chunk_tokens: int
+    slots: int
+    process: int
+    weights: int  # matrices that the engine rearranges into its own memory, and its bookkeeping
+    kv_cache: int  # once the context is full; its pages come as it fills
+    activations: int
+    reads: int  # records on their way from flash
+    row_cache: int  # of a device: the bookkeeping of its slots, and the host tier
+    host_slots: int = 0  # records of the host tier
+    provider: str = "cpu"
+    variant: Variant | None = None
+    device: DevicePlan | None = None  # what lies in memory of the provider's device
+    prefill_refused: str = ""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(nbytes for _, nbytes in self.parts())
+
+    def parts(self) -> list[tuple[str, int]]:
+        """Name and bytes of each part."""
+        parts = [
+            ("this process before loading", self.process),
+            ("weights", self.weights),
+            (f"KV cache of {self.context_length} tokens", self.kv_cache),
+            (f"activations of {self.chunk_tokens} tokens", self.activations),
+            ("reads", self.reads),
+        ]
+        if self.device is None:
+            return [*parts, (f"row cache of {self.slots} slots", self.row_cache)]
+        # What a device without memory of its own takes is memory of this process.
+        shared = [("memory of the device", self.device.total)] if self.device.shared else []
+        tier = (f"host tier of {self.host_slots} records", self.row_cache)
+        return [("this process before loading", self.process), *parts[3:], tier, *shared]
+
+
+def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: int) -> MemoryPlan:
+    """The plan with the most slots under the limit asked for, or a share of what is `available`.
+
+    process: bytes that this process has taken already. Raises MemoryPlanError, which names the
+    path, if even the least does not fit; InputError for slots that cannot be.
+    """
+    planner = Planner(needs, process)
+    limit = process + available if ask.memory is None else parse_size(ask.memory)
+    if ask.host_slots and (needs.device is None or not planner.records):
+        raise InputError(
+            f"host_slots is {ask.host_slots}, and there is no accelerator that would miss rows; "
+            "leave it out"
+        )
+    least = planner.least(limit, ask.slots, ask.host_slots or 0)
+    whose = "memory" if ask.memory is not None else "what this machine leaves"
+    if reason := planner.refusal(least, limit, whose, path):
+        raise MemoryPlanError(reason)
+    share = limit if ask.memory is not None else process + int(available * SHARE_OF_MACHINE)
+    if ask.slots is None:
+        least = planner.filled(least, share, capped=ask.memory is None)
+    if needs.device is None or ask.host_slots is not None or least.slots == planner.records:
+        return least
+    return planner.with_tier(least, share, capped=ask.memory is None)
+
+
+class Planner:
+    """Plans for one way of running a backbone."""
+
+    def __init__(self, needs: Needs, process: int) -> None:
+        self.needs, self._process = needs, process
+        self._tables = needs.footprint.table_format
+        self.records = self._tables.tables.records if self._tables else 0
+
+    def least(self, limit: int, slots: int | None = None, host_slots: int = 0) -> MemoryPlan:
+        """The largest chunk under `limit` and the fewest slots; it may be too much all the same.
+
+        Raises InputError for slots that cannot be.
+        """
+        fewest = min(LEAST_CHUNK, self.records)
+        if slots is not None and self._tables and not fewest <= slots <= self.records:
+            raise InputError(f"slots is {slots}; expected {fewest} to {self.records}")
+        chunk = CHUNK_TOKENS
+        while chunk > SMALLEST_CHUNK:
+            wanted = slots or SLOTS_PER_CHUNK_TOKEN * chunk
+            if not self.refusal(self.plan(chunk, wanted, host_slots), limit):
+                break
+            chunk //= 2
+        return self.plan(chunk, slots or chunk, host_slots)
+
+    def filled(self, least: MemoryPlan, limit: int, *, capped: bool = False) -> MemoryPlan:
+        """The same with as many slots as fit, or, `capped`, as a cache of the default size has."""
+        if self._tables is None:
+            return least
+        host, device = self.needs.host, self.needs.device
+        each = host.slot + (device.needs.slot if device and device.shared else 0)
+        more = [(limit - least.total) // each]
+        cached, slot = least.row_cache, host.slot
+        if device is not None and least.device is not None:
+            capped, cached, slot = not device.asked, least.device.row_cache, device.needs.slot
+            if device.limit is not None:
+                more.append((device.limit - least.device.total) // slot)
+        if capped:
+            more.append((DEFAULT_CACHE_NBYTES - cached) // slot)
+        slots = least.slots + max(0, min(more))
+        return self.plan(least.chunk_tokens, slots, least.host_slots)
+
+    def with_tier(self, plan: MemoryPlan, limit: int, *, capped: bool) -> MemoryPlan:
+        """The same with as many records between flash and the device as fit."""
+        spare = limit - plan.total
+        if capped:
+            spare = min(spare, DEFAULT_CACHE_NBYTES)
+        spare -= RECORD_NBYTES * self.records
+        records = min(self.records, max(0, spare) // self._tier_slot_nbytes)
+        return self.plan(plan.chunk_tokens, plan.slots, records)
+
+    def plan(self, chunk: int, slots: int, host_slots: int = 0) -> MemoryPlan:
+        """What so many tokens a chunk and so many slots, or one for every record, take."""
+        needs, host = self.needs, self.needs.host
+        slots = min(slots, self.records)
+        # The rows of a chunk are resident at once: of any chunk, if all are.
+        chunk = min(chunk, slots) if slots < self.records else chunk
+        tier = RECORD_NBYTES * self.records if host_slots else 0
+        tier += host_slots * self._tier_slot_nbytes
+        return MemoryPlan(
+            engine=needs.footprint.engine,
+            context_length=needs.context_length,
+            chunk_tokens=chunk,
+            slots=slots,
+            process=self._process,
+            weights=host.weights,
+            kv_cache=host.kv_cache,
+            activations=host.fixed + chunk * host.chunk_token,
+            reads=self._reads_nbytes(chunk),
+            row_cache=slots * host.slot + self._known_nbytes + tier,
+            host_slots=host_slots,
+            provider=needs.provider,
+            variant=needs.variant,
+            device=self._on_device(chunk, slots),
+            prefill_refused=needs.prefill_refused,
+        )
+
+    def refusal(
+        self, least: MemoryPlan, limit: int, whose: str = "memory", path: object = "this model"
+    ) -> str:
+        """Why even the least does not fit; empty if it does. `whose` the limit is, in words."""
+        total, parts, advice = least.total, least.parts(), "shorten the context" + self.needs.saving
+        device = least.device
+        if device is not None and device.limit is not None and device.total > device.limit:
+            whose, limit = f"memory of the device ({device.provider})", device.limit
+            total, parts = device.total, device.parts()
+            advice = "shorten the context, or run it on the CPU"
+        elif total <= limit:
+            return ""
+        named = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts)
+        return (
+            f"{whose} of {format_size(limit)} is too small for {path}: at least "
+            f"{format_size(total, up=True)} are needed ({named}); allow more or {advice}"
+        )
+
+    def _on_device(self, chunk: int, slots: int) -> DevicePlan | None:
+        if (device := self.needs.device) is None:
+            return None
+        part = device.needs
+        return DevicePlan(
+            provider=self.needs.provider,
+            variant=self.needs.variant,
+            limit=device.limit,
+            shared=device.shared,
+            context_length=self.needs.context_length,
+            chunk_tokens=chunk,
+            slots=slots,
+            weights=part.weights,
+            kv_cache=part.kv_cache,
+            activations=part.fixed + chunk * part.chunk_token,
+            row_cache=slots * part.slot,
+        )
+
+    @property
+    def _tier_slot_nbytes(self) -> int:
+        record = self._tables.tables.record_nbytes if self._tables else 0
+        return record + SLOT_BOOKKEEPING_NBYTES
+
+    @property
+    def _known_nbytes(self) -> int:
+        """What is known of every record, and of every token where there is an index."""
+        return RECORD_NBYTES * self.records + (self._tables.index_nbytes if self._tables else 0)
+
+    def _reads_nbytes(self, chunk: int) -> int:
+        if self._tables is None:
+            return 0
+        return 2 * min(chunk, self.records) * (self._tables.tables.record_nbytes + CRC_NBYTES)

@@ -1,0 +1,166 @@
+"""Is a bundle safe to load? All that can be found out without loading it here, and a trial.
+
+Safe means: every file is the one that was exported, nothing in them is of a kind that the libraries
+below could be led astray with, and a process of its own loaded and ran it within its limits. It is
+no proof; and it says nothing about what the model will write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+import msgspec
+
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import (
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Bundle,
+    open_bundle,
+    open_manifest,
+)
+from stem_edge.bundle.table_check import check_tables
+from stem_edge.errors import BundleError, InputError, StemEdgeError
+from stem_edge.progress import Progress
+from stem_edge.runtime.backends.engines import is_installed
+from stem_edge.runtime.first_load.trial import try_first
+from stem_edge.text.chat_template import ChatTemplate, read_template
+from stem_edge.text.tokenizer_gate import read_tokenizer
+from stem_edge.units import format_size
+
+# Names of what a system or an interpreter would run.
+CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}
+Part: TypeAlias = tuple[str, Callable[[], object]]  # what is right, unless this raises
+OK = "ok"
+STRAY = "a link, a device or something that can be run; stem-edge does not touch it, remove it"
+COPY_AGAIN = "copy the bundle again from its source or export it again"
+
+
+class Safety(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about a bundle."""
+
+    files: dict[str, str]  # name -> "ok" or what is wrong
+    reasons: list[str]  # why it is not safe, a sentence each; empty if it is
+    checked: list[str]  # what was found to be right
+    advice: str = ""  # what to do about the reasons
+
+    @property
+    def safe(self) -> bool:
+        """Whether it is."""
+        return not self.reasons
+
+
+def check_safety(
+    path: str | Path, cache_dir: str | Path | None = None, progress: bool | None = None
+) -> Safety:
+    """Check everything about a bundle, and try it anew whatever is known about it.
+
+    cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. Raises
+    BundleError when there is no such folder.
+    """
+    root = Path(path)
+    try:
+        manifest = open_manifest(root)
+    except BundleError as error:
+        if not root.is_dir():
+            raise
+        reason = _within(root, error)
+        return Safety(files={MANIFEST: reason}, reasons=[reason], checked=[], advice=COPY_AGAIN)
+    tables = sum(e.nbytes for n, e in manifest.files.items() if n.startswith(f"{TABLES}/"))
+    with Progress(manifest.nbytes + tables, "verifying", progress) as bar:
+        files = verify(root, bar.advance)
+        beside = files.keys() - manifest.files.keys()
+        # A model hub adds a README, a system its own notes: nobody reads them.
+        ignored = {name for name in beside if _is_harmless(root / name)}
+        strays = beside - ignored
+        files |= {name: f"{files[name]}, and {STRAY}" for name in strays}
+        wrong = {n: found for n, found in files.items() if found != OK and n not in ignored}
+        reasons = [f"{name}: {found}" for name, found in wrong.items()]
+        if wrong.keys() - strays:  # what is damaged in any case needs no further look
+            return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
+        checked = [f"{len(manifest.files)} files, {format_size(manifest.nbytes)}, as exported"]
+        checked += [f"{len(ignored)} other files, which nothing reads"] if ignored else []
+        try:
+            bundle = open_bundle(root)
+        except BundleError as error:
+            bad = [_within(root, error)]
+        else:
+            bad = _wrong(root, _parts(bundle, bar.advance), checked)
+    if not bad:
+        bad = _wrong(root, _trials(bundle, cache_dir), checked)
+    advice = COPY_AGAIN if bad else "remove what is not part of the bundle" if strays else ""
+    return Safety(files=files, reasons=bad + reasons, checked=checked, advice=advice)
+
+
+def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
+    """What is looked into without any library."""
+    model = bundle.manifest.model
+    if bundle.manifest.table_format is not None:
+        yield f"{model.records:,} records", partial(check_tables, bundle, advance)
+    tokenizer, config = bundle.file(TOKENIZER), bundle.file(TOKENIZER_CONFIG)
+    yield "a tokenizer of known steps", partial(read_tokenizer, tokenizer, model.vocab_size)
+    if _has_chat_template(config):
+        yield "chat template works", lambda: ChatTemplate(config).close()
+    else:
+        yield "no chat template", lambda: None
+
+
+def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
+    """Each backbone is run in a process of its own."""
+    for engine in bundle.manifest.engines:
+        if is_installed(engine):
+            run = partial(try_first, bundle, engine, cache_dir, anew=True)
+            yield f"tried on {engine} in a process of its own", run
+        else:
+            yield f"not tried on {engine}, which is not installed", lambda: None
+
+
+def _wrong(root: Path, parts: Iterable[Part], checked: list[str]) -> list[str]:
+    """Check parts; adds what is right, returns what is wrong."""
+    bad = []
+    for right, check in parts:
+        try:
+            check()
+            checked.append(right)
+        except StemEdgeError as error:
+            bad.append(_within(root, error))
+    return bad
+
+
+def _has_chat_template(path: Path) -> bool:
+    with contextlib.suppress(BundleError):  # a damaged one: ChatTemplate says what is wrong
+        try:
+            read_template(path)
+        except InputError:
+            return False
+    return True
+
+
+def _is_harmless(path: Path) -> bool:
+    """Whether a file that is not part of the bundle is a plain file that nobody would run."""
+    suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
+    plain = path.is_file() and not path.is_symlink()
+    return plain and not suffixes & CODE and not _is_executable(path)
+
+
+def _is_executable(path: Path) -> bool:
+    if os.name != "posix":
+        return False
+    with contextlib.suppress(OSError):  # it is gone by now
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+    return False
+
+
+def _within(root: Path, error: StemEdgeError) -> str:
+    """A message with paths as they are in the bundle."""
+    text = " ".join(str(error).split())
+    return text.removeprefix(f"{root}: ").removeprefix(f"{root}{os.sep}")

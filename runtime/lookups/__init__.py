@@ -1,0 +1,1 @@
+"""What tokens look up: edits in effect, where words stand in a prompt, row ids."""

@@ -1,0 +1,210 @@
+"""Edits in effect: from token ids to what they look up.
+
+Edits are stacked in their order. What an edit puts in place of a row is always of the bundle
+itself, whatever other edits do to it; where two edits change the same row (the same place or token,
+in the same layer), the later one holds. So two edits can exchange two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.edits.file import Edit, NewRows, Replacement
+from stem_edge.edits.schemes import Lookup, align, fits
+from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.row_ids import check_recipe
+from stem_edge.runtime.lookups.spans import (
+    AbsentError,
+    TokenText,
+    find_spans,
+    text_of,
+    tokens_after,
+)
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.tables.lookup import Recipe, Row
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.engine import Engine
+
+# What texts are looked for behind, where there is no prompt to find them in: the first one says
+# what a token looks up that is in several.
+BEFORE = (" ", "", "\n")
+ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> what is looked up there
+
+
+class Overlay:
+    """A stack of edits on a bundle of this model. Nothing in it changes.
+
+    Raises InputError for an edit that cannot be: see `everywhere` and `check_recipe`.
+    """
+
+    def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
+        self.edits, self._codec, self._config = tuple(edits), codec, config
+        self._everywhere = [everywhere(codec, edit) for edit in self.edits]
+        tokens = sorted(set().union(*self._everywhere))
+        self.of_token: dict[int, Recipe] = {
+            token: self._recipe(token, [found.get(token, {}) for found in self._everywhere])
+            for token in tokens
+        }
+
+    def of_prompt(self, token_ids: Sequence[int]) -> dict[int, Recipe]:
+        """What is looked up at those places of a prompt where it is not the token's own record.
+
+        Raises InputError if there are edits at positions, and no source of them is in the prompt.
+        """
+        if not self.edits:
+            return {}
+        placed = self._placed(token_ids)
+        places = enumerate(token_ids)
+        found = {at: self.of_token[token] for at, token in places if token in self.of_token}
+        for place in set().union(*placed):
+            token = token_ids[place]
+            changes = [
+                of_token.get(token, {}) | of_place.get(place, {})
+                for of_token, of_place in zip(self._everywhere, placed, strict=True)
+            ]
+            found[place] = self._recipe(token, changes)
+        return found
+
+    def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
+        """What each edit puts at places of a prompt."""
+        placed: list[dict[int, ByLayer]] = []
+        absent: list[AbsentError] = []
+        text = None
+        if any(edit.scope == "positions" for edit in self.edits):
+            text = text_of(self._codec, token_ids)
+        for edit in self.edits:
+            try:
+                placed.append(at_positions(self._codec, edit, token_ids, text))
+            except AbsentError as error:  # of several edits, a prompt may be about some
+                placed.append({})
+                absent.append(error)
+        if absent and len(absent) == sum(edit.scope == "positions" for edit in self.edits):
+            raise absent[0]
+        return placed
+
+    def _recipe(self, token: int, changes: Sequence[Mapping[int, Row]]) -> Recipe:
+        rows: ByLayer = dict.fromkeys(self._config.stem_layers, (token,))
+        for change in changes:
+            rows.update(change)
+        recipe = tuple(rows[layer] for layer in self._config.stem_layers)
+        check_recipe(self._config, recipe)
+        return recipe
+
+
+def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
+    """What an edit puts in place of tokens' rows wherever they come; nothing if it is in a prompt.
+
+    Of the ways in which a source is cut into tokens (behind a space or not), it is the shortest:
+    pieces of words are in many other words. Raises InputError for a token that would have to look
+    up two things.
+    """
+    change = edit.change
+    if isinstance(change, NewRows):
+        return {
+            token: dict(zip(edit.layers, rows, strict=True)) for token, rows in change.rows.items()
+        }
+    if edit.scope != "everywhere":
+        return {}
+    sources = {before: tokens_after(codec, before, change.source) for before in BEFORE}
+    least = min(map(len, sources.values()))
+    found: dict[int, Lookup] = {}
+    for before, source in sources.items():
+        if len(source) == least:
+            found = _of_tokens(change, source, lookups(codec, change, least, before)) | found
+    return {token: dict.fromkeys(edit.layers, lookup) for token, lookup in found.items()}
+
+
+def _of_tokens(
+    change: Replacement, source: Sequence[int], found: Sequence[Lookup]
+) -> dict[int, Lookup]:
+    of_token: dict[int, Lookup] = {}
+    for token, lookup in zip(source, found, strict=True):
+        if of_token.setdefault(token, lookup) != lookup:
+            raise InputError(
+                f"token {token} is in {change.source!r} twice and would look up two things; take "
+                "scope positions, or scheme average"
+            )
+    return of_token
+
+
+def at_positions(
+    codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
+) -> dict[int, ByLayer]:
+    """What an edit puts in place of the rows at places of a prompt; nothing if it is everywhere.
+
+    text: text_of the prompt, where it is known. Raises AbsentError if its source is not there.
+    """
+    change = edit.change
+    if edit.scope != "positions" or not isinstance(change, Replacement):
+        return {}
+    found: dict[int, ByLayer] = {}
+    cuts: dict[tuple[int, str], list[Lookup]] = {}  # a prompt may have the source a thousand times
+    for start, stop, before in find_spans(codec, token_ids, change.source, text):
+        cut = (stop - start, before)
+        if cut not in cuts:
+            cuts[cut] = lookups(codec, change, *cut)
+        for place, lookup in enumerate(cuts[cut], start):
+            found[place] = dict.fromkeys(edit.layers, lookup)
+    return found
+
+
+def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
+    """What each of `length` tokens of the source looks up, with `before` in front of the first."""
+    target = target_tokens(codec, change, length, before)
+    return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
+
+
+def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
+    """Token ids of the target: of those behind `before` and behind a space the fewest that fit.
+
+    Models know a name by its whole token better than by its pieces, which other names share.
+    """
+    ways = [tokens_after(codec, each, change.target) for each in (before, " ")]
+    ways.sort(key=len)
+    return next((way for way in ways if fits(change.scheme, length, len(way))), ways[0])
+
+
+class Lookups:
+    """Stem ids of one call. A context manager: made records live as long as it is open.
+
+    given: what each token of the prompt looks up, whatever edits say. Raises as Overlay.of_prompt.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        overlay: Overlay,
+        prompt: Sequence[int],
+        given: Sequence[Recipe] | None = None,
+    ) -> None:
+        self._engine, self._tokens = engine, overlay.of_token
+        self._places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
+        self._made: list[int] = []
+        self._of_token: dict[int, int] = {}
+        self.prompt = np.array(prompt, np.int64)  # stem ids of the prompt, once this is open
+
+    def __enter__(self) -> Self:
+        self.prompt[list(self._places)] = self._make(list(self._places.values()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.release(self._made)
+
+    def of_token(self, token_id: int) -> int:
+        """Stem id of a token that was generated."""
+        recipe = self._tokens.get(token_id)
+        if recipe is None:
+            return token_id
+        if token_id not in self._of_token:
+            (self._of_token[token_id],) = self._make([recipe])
+        return self._of_token[token_id]
+
+    def _make(self, recipes: Sequence[Recipe]) -> list[int]:
+        made: list[int] = self._engine.make(recipes).tolist()
+        self._made += made
+        return made

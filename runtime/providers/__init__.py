@@ -1,0 +1,1 @@
+"""Execution providers of onnxruntime: which there are, how they start, sessions on them."""

@@ -1,0 +1,219 @@
+"""The prefetcher: brings rows into the cache, ahead of need where the ids are known ahead.
+
+`submit(ids)` starts reading in a thread what the cache lacks; `fetch(ids)` returns the slots of all
+ids, waiting for that read and reading itself what nobody submitted. Only `fetch` changes the cache,
+in the caller's thread, between two steps of the engine: the graph never reads a slot that is being
+written. At most one read is under way, and a record is never read twice for the same step, unless
+the thread failed: then `fetch` reads again, and it is `fetch` that reports what still fails.
+
+Between flash and the cache there may be records in memory of the host, where the slots lie on a
+device (stem_edge.runtime.rows.host_tier). The thread also brings records into the form of the slots.
+
+Stem ids become numbers of records here: engine and backend know tokens and slots, cache and store
+know records and slots. A stem id is a token's id, or stands for a record that an edit made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import InputError
+from stem_edge.numerics.quantize import I64
+from stem_edge.runtime.rows.background import Background
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import EditedStore
+from stem_edge.runtime.rows.host_tier import HostTier
+from stem_edge.runtime.rows.slots import Staged
+from stem_edge.runtime.rows.store import RowStore
+from stem_edge.tables.lookup import Recipe
+
+T = TypeVar("T")
+ANY_NUMBER = 1 << 30
+
+
+@dataclass(frozen=True)
+class RowCounters:
+    """What was counted since the model was loaded."""
+
+    hits: int = 0  # uses of records that were in the row cache
+    misses: int = 0
+    bytes_read: int = 0  # from flash
+    stall_seconds: float = 0.0  # time that fetch waited for records
+    host_hits: int = 0  # records, once a read, that the host's memory had when they were missed
+    host_misses: int = 0  # and that were read from flash; both are 0 without such a tier
+    uploaded_rows: int = 0  # records that went to a device
+    uploaded_bytes: int = 0
+
+
+class Rows:
+    """Where an engine gets slots from; as it stands here, for a dense model, which has no rows."""
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that one step may have, whichever they are."""
+        return ANY_NUMBER
+
+    def submit(self, stem_ids: I64) -> None:
+        """Start reading the records of these ids that are in no slot."""
+
+    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
+        """Slots int32 [T] of the ids [T], all resident until the next call."""
+        return np.zeros(len(stem_ids), np.int32)
+
+    def make(self, recipes: Sequence[Recipe]) -> I64:
+        """Stem ids int64 [n] of recipes [n], good until they are released. Raises InputError."""
+        if recipes:
+            raise InputError("this model is dense: it has no rows that could be edited")
+        return np.zeros(0, np.int64)
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        """Say that ids that `make` gave are not needed any more; safe in any thread."""
+
+    def counters(self) -> RowCounters:
+        """What was counted so far."""
+        return RowCounters()
+
+    def close(self) -> None:
+        """Release threads and files."""
+
+
+class Prefetcher(Rows):
+    """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
+
+    def __init__(
+        self, store: RowStore | HostTier, cache: RowCache, *, overlap: bool = True
+    ) -> None:
+        self.store, self.cache = EditedStore(store), cache
+        self.host = store if isinstance(store, HostTier) else None
+        self.stall_seconds = 0.0
+        self._background = Background("stem-edge-prefetch") if overlap else None
+        self._pending: tuple[I64, Future[Staged]] | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """See Rows.step_tokens: with a slot for every record, there is no limit."""
+        everything = self.store.layout.records + self.store.made
+        return self.cache.slots if self.cache.slots < everything else ANY_NUMBER
+
+    def counters(self) -> RowCounters:
+        """Of cache, store and stalls."""
+        cache, host = self.cache, self.host
+        return RowCounters(
+            hits=cache.hits,
+            misses=cache.misses,
+            bytes_read=self.store.base.bytes_read,
+            stall_seconds=self.stall_seconds,
+            host_hits=host.hits if host else 0,
+            host_misses=host.misses if host else 0,
+            uploaded_rows=cache.storage.uploaded_rows,
+            uploaded_bytes=cache.storage.uploaded_nbytes,
+        )
+
+    def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
+        """Read records into empty slots, in their order, until `deadline` (perf_counter).
+
+        What the cache has no slot for goes to the host's memory, as far as that has room.
+        `batch_size` at a time: the memory plan counts so many. Raises RowReadError.
+        """
+        held, rest = np.split(records, [self.cache.slots])
+        tiers: list[tuple[Callable[[I64], None], I64]] = [(self._fill_cache, held)]
+        if self.host is not None:
+            tiers.append((self.host.fill, rest[: self.host.slots]))
+        for fill, wanted in tiers:
+            for start in range(0, len(wanted), batch_size):
+                if time.perf_counter() > deadline:
+                    return
+                fill(wanted[start : start + batch_size])
+
+    def _fill_cache(self, wanted: I64) -> None:
+        """Past the host's memory, which is for what the cache has not."""
+        batch, flash = self.cache.missing(wanted), self.host.flash if self.host else self.store
+        if len(batch):
+            self.cache.install(batch, flash.read(batch), batch)
+
+    def make(self, recipes: Sequence[Recipe]) -> I64:
+        """See Rows.make. What was released before makes room; the same recipe keeps its record."""
+        made = self.store.make(recipes)
+        try:
+            self.cache.make_room(self.store.numbers)
+            self._forget_unused()
+        except BaseException:
+            self.store.release(made.tolist())
+            raise
+        return made
+
+    def release(self, stem_ids: Sequence[int]) -> None:
+        self.store.release(stem_ids)
+
+    def submit(self, stem_ids: I64) -> None:
+        if self._background is None or self._pending is not None:
+            return
+        wanted = self.cache.missing(self.store.records_of(stem_ids))
+        if len(wanted):
+            reading = self._background.start(partial(self._read, wanted))
+            self._pending = None if reading is None else (wanted, reading)
+
+    def _read(self, wanted: I64) -> Staged:
+        return self.cache.storage.stage(self.store.read(wanted))
+
+    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
+        """See Rows.fetch. There must be at least as many slots as distinct records.
+
+        Raises RowReadError, MemoryError; what the cache holds is then still right, and a later call
+        reads again what is missing.
+        """
+        wanted = self.store.records_of(stem_ids)
+        self.cache.use(wanted)
+        self._install_pending(wanted)
+        missing = self.cache.missing(wanted)
+        if len(missing):
+            records = self._timed(partial(self._read, missing))
+            self.cache.install(missing, records, wanted)
+        return self.cache.slots_of(wanted)
+
+    def _install_pending(self, keep: I64) -> None:
+        if self._pending is None or self._background is None:
+            return
+        (read, reading), self._pending = self._pending, None
+        records = self._timed(partial(self._background.result, reading))
+        if records is None:
+            return  # what is wanted now is read again by fetch, which reports the error
+        # What was submitted but is not wanted now (an abandoned generation) would push out `keep`.
+        wanted = np.isin(read, keep)
+        if wanted.all():  # as nearly always; choosing some would copy them
+            self.cache.install(read, records, keep)
+        elif wanted.any():
+            self.cache.install(read[wanted], records[wanted], keep)
+
+    def _forget_unused(self) -> None:
+        """Give numbers of made records free, in an order that an interrupt may end anywhere."""
+        gone = self.store.unused()
+        if not len(gone):
+            return
+        if self._background and self._pending and np.isin(self._pending[0], gone).any():
+            self._background.result(self._pending[1])  # it looks up what these numbers are made of
+            self._pending = None
+        self.cache.forget(gone)
+        self.store.forget(gone)
+
+    def _timed(self, wait: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        try:
+            return wait()
+        finally:
+            self.stall_seconds += time.perf_counter() - started
+
+    def close(self) -> None:
+        """Wait for the read that is under way, end the thread, close the store."""
+        if self._background is not None:
+            self._background.close()
+        self._pending = None
+        self.store.base.close()
