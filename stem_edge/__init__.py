@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from stem_edge.editing.making import make_edit, make_row_edit
     from stem_edge.edits.file import Edit, read_edit
     from stem_edge.export import export_bundle, export_dense_gguf
-    from stem_edge.measuring.bench import bench
-    from stem_edge.measuring.fit import Fit, fit
-    from stem_edge.measuring.geometry import geometry
-    from stem_edge.measuring.measurement import Measurement, measure
-    from stem_edge.measuring.quality import Quality, evaluate
+    from stem_edge.measuring.analysis.geometry import geometry
+    from stem_edge.measuring.bench.bench import bench
+    from stem_edge.measuring.bench.measurement import Measurement, measure
+    from stem_edge.measuring.planning.fit import Fit, fit
+    from stem_edge.measuring.quality.quality import Quality, evaluate
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.consistency import verify_runs
     from stem_edge.runtime.first_load.safety import Safety, check_safety
@@ -110,11 +110,11 @@ _HOMES = {
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),
     "stem_edge.export": ("export_bundle",),
     "stem_edge.export.dense_gguf": ("export_dense_gguf",),
-    "stem_edge.measuring.bench": ("bench",),
-    "stem_edge.measuring.fit": ("Fit", "fit"),
-    "stem_edge.measuring.geometry": ("geometry",),
-    "stem_edge.measuring.measurement": ("Measurement", "measure"),
-    "stem_edge.measuring.quality": ("Quality", "evaluate"),
+    "stem_edge.measuring.bench.bench": ("bench",),
+    "stem_edge.measuring.planning.fit": ("Fit", "fit"),
+    "stem_edge.measuring.analysis.geometry": ("geometry",),
+    "stem_edge.measuring.bench.measurement": ("Measurement", "measure"),
+    "stem_edge.measuring.quality.quality": ("Quality", "evaluate"),
     "stem_edge.bundle.mmap_store": ("MmapStore",),
     "stem_edge.runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
     "stem_edge.runtime.providers.provider": ("providers",),

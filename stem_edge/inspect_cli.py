@@ -21,8 +21,8 @@ from stem_edge.errors import InputError
 from stem_edge.ggml.gguf_schema import matrix_types
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
-from stem_edge.measuring.cost_report import cost_figures, cost_report, cost_table
-from stem_edge.measuring.geometry_report import add_options, check_options, show_geometry
+from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
+from stem_edge.measuring.analysis.geometry_report import add_options, check_options, show_geometry
 from stem_edge.providers_cli import (
     add_listing,
     check_listing,

@@ -17,11 +17,11 @@ from conftest import DEMO
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
-from stem_edge.measuring import subjects
-from stem_edge.measuring.bench import bench, machine
-from stem_edge.measuring.bench_report import report_table
-from stem_edge.measuring.figures import BenchReport, Measured, Round, figures_of, ratios
-from stem_edge.measuring.workers import Answer
+from stem_edge.measuring.bench.bench import bench, machine
+from stem_edge.measuring.bench.figures import BenchReport, Measured, Round, figures_of, ratios
+from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.run import subjects
+from stem_edge.measuring.run.workers import Answer
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens", "2"]
@@ -30,7 +30,7 @@ QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens"
 @pytest.fixture(scope="module", autouse=True)
 def little_memory_to_read() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stem_edge.measuring.bench.BANDWIDTH_NBYTES", 1 << 20)
+        patch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
         yield
 
 
@@ -170,5 +170,5 @@ def test_cold_says_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_machine_has_a_name_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.measuring.bench.cpu_info", dict)
+    monkeypatch.setattr("stem_edge.measuring.bench.bench.cpu_info", dict)
     assert machine().endswith(" GB")

@@ -13,11 +13,11 @@ from conftest import DEMO
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.cli import main
 from stem_edge.graph.device_rows import DeviceRows
-from stem_edge.measuring import gpu
-from stem_edge.measuring.bench import bench
-from stem_edge.measuring.bench_report import report_table
-from stem_edge.measuring.figures import BenchReport
-from stem_edge.measuring.subjects import UNLIMITED, Common, load_options, make_subjects
+from stem_edge.measuring.bench.bench import bench
+from stem_edge.measuring.bench.figures import BenchReport
+from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.memory import gpu
+from stem_edge.measuring.run.subjects import UNLIMITED, Common, load_options, make_subjects
 from stem_edge.runtime.backends.options import LoadOptions
 
 BUNDLE = open_bundle(DEMO)

@@ -7,7 +7,7 @@ import pytest
 from test_config import config
 
 from stem_edge.config import ModelConfig
-from stem_edge.measuring.cost import (
+from stem_edge.measuring.analysis.cost import (
     Counting,
     CurvePoint,
     LayerShape,

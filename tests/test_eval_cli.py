@@ -13,7 +13,7 @@ from test_quality import CHECKPOINT, TEXT
 
 import stem_edge
 from stem_edge.cli import main
-from stem_edge.measuring.quality import Quality
+from stem_edge.measuring.quality.quality import Quality
 
 Capture = pytest.CaptureFixture[str]
 

@@ -19,10 +19,10 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest, open_bu
 from stem_edge.cli import main
 from stem_edge.config import BIASED, ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring import geometry_rows, geometry_text, workload
-from stem_edge.measuring.geometry import geometry
-from stem_edge.measuring.geometry_plot import plot_geometry
-from stem_edge.measuring.geometry_rows import (
+from stem_edge.measuring.analysis import geometry_rows, geometry_text
+from stem_edge.measuring.analysis.geometry import geometry
+from stem_edge.measuring.analysis.geometry_plot import plot_geometry
+from stem_edge.measuring.analysis.geometry_rows import (
     THRESHOLDS,
     Spread,
     pair_cosines,
@@ -30,8 +30,9 @@ from stem_edge.measuring.geometry_rows import (
     spread,
     stream,
 )
-from stem_edge.measuring.geometry_text import choose, vectors
-from stem_edge.measuring.models import open_checkpoint
+from stem_edge.measuring.analysis.geometry_text import choose, vectors
+from stem_edge.measuring.planning.models import open_checkpoint
+from stem_edge.measuring.run import workload
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, hidden_states, whole
 from stem_edge.tables.rows import RecordLayout

@@ -18,13 +18,13 @@ from stem_edge.cli import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.formats import GgufFormat
-from stem_edge.measuring import rates_ggml
-from stem_edge.measuring.bench import bench
-from stem_edge.measuring.figures import token_nbytes
-from stem_edge.measuring.measure_report import report_table, to_dict
-from stem_edge.measuring.models import GGUF_CHOICES
-from stem_edge.measuring.quality import evaluate
-from stem_edge.measuring.rates import measure_rates
+from stem_edge.measuring.bench.bench import bench
+from stem_edge.measuring.bench.figures import token_nbytes
+from stem_edge.measuring.bench.measure_report import report_table, to_dict
+from stem_edge.measuring.planning import rates_ggml
+from stem_edge.measuring.planning.models import GGUF_CHOICES
+from stem_edge.measuring.planning.rates import measure_rates
+from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.runtime import consistency as runs
 
 Capture = pytest.CaptureFixture[str]
@@ -61,7 +61,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates_ggml, "PROBE_NBYTES", 1 << 20)
     monkeypatch.setattr(rates_ggml, "MATRIX_SHAPE", (256, 512))
-    monkeypatch.setattr("stem_edge.measuring.rates.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("stem_edge.measuring.planning.rates.PROBE_SECONDS", 0.01)
 
 
 def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
@@ -174,7 +174,7 @@ def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capt
 def test_bench_takes_engines_against_each_other(
     both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.measuring.bench.BANDWIDTH_NBYTES", 1 << 20)
+    monkeypatch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
     few = {"prompt_tokens": 8, "new_tokens": 2, "rounds": 1, "loads": 0, "threads": 1}
     found = bench(both, against=["ggml"], **few)  # type: ignore[arg-type]
     assert list(found.subjects) == ["bundle", "ggml"]
@@ -189,7 +189,7 @@ def test_bench_takes_engines_against_each_other(
 
 
 def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
-    from stem_edge.measuring.engine_llama import LlamaModel, make_model
+    from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
 
     path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
     model = LlamaModel(path, 700, 1)

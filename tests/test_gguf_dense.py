@@ -38,7 +38,7 @@ from stem_edge.numerics.reference import ArrayMatrix, forward
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
 
-from stem_edge.measuring.engine_llama import TYPES, LlamaModel, make_model
+from stem_edge.measuring.run.engine_llama import TYPES, LlamaModel, make_model
 
 TOLERANCE = 1e-3
 HALVES: dict[str, Any] = {"rope_interleaved": False}

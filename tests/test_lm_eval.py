@@ -22,7 +22,7 @@ from lm_eval import tasks as harness_tasks
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from stem_edge.measuring.lm_eval import (
+from stem_edge.measuring.quality.lm_eval import (
     StemEdgeLM,
     sampling_params,
     without_end,

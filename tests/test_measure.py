@@ -15,8 +15,8 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge import InputError, Measurement, MemoryPlanError
 from stem_edge.cli import main
-from stem_edge.measuring import plots
-from stem_edge.measuring.measure_report import (
+from stem_edge.measuring.bench import plots
+from stem_edge.measuring.bench.measure_report import (
     EXPLAINED,
     LABELS,
     accounted,
@@ -160,7 +160,7 @@ def test_a_device_says_which_limits_are_real(capsys: Capture) -> None:
 def test_a_bundle_too_large_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from stem_edge.measuring import devices
+    from stem_edge.measuring.memory import devices
 
     small = replace(devices.find_device("pi4"), memory=20_000_000)
     monkeypatch.setitem(devices.DEVICES, "pi4", small)

@@ -13,8 +13,8 @@ from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.inspect_cli import table
-from stem_edge.measuring.hit_rates import record_ids
-from stem_edge.measuring.predict import warm_counts
+from stem_edge.measuring.planning.hit_rates import record_ids
+from stem_edge.measuring.planning.predict import warm_counts
 from stem_edge.numerics.reference import ArrayMatrix, forward
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.warm import counts_file

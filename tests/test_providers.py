@@ -22,8 +22,8 @@ from stem_edge.errors import (
     MissingOperatorsError,
 )
 from stem_edge.graph.encoder import encode
-from stem_edge.measuring import gpu
-from stem_edge.measuring.rates_ort import attention
+from stem_edge.measuring.memory import gpu
+from stem_edge.measuring.planning.rates_ort import attention
 from stem_edge.runtime.providers import start as provider_start
 from stem_edge.runtime.providers.graphs import GraphSource
 from stem_edge.runtime.providers.names import KNOWN, Wanted, short_name

@@ -16,9 +16,9 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge import BundleError, InputError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.measuring.logit_source import checkpoint_logits
-from stem_edge.measuring.quality import Quality
-from stem_edge.measuring.scores import side_by_side, split, windows
+from stem_edge.measuring.quality.logit_source import checkpoint_logits
+from stem_edge.measuring.quality.quality import Quality
+from stem_edge.measuring.quality.scores import side_by_side, split, windows
 from stem_edge.numerics.distributions import log_softmax
 from stem_edge.numerics.quantize import F64
 from stem_edge.numerics.reference import forward
@@ -185,7 +185,7 @@ def test_the_reference_model_in_pieces_is_the_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
     monkeypatch.setattr("stem_edge.numerics.reference.READ_ROWS", 77)
-    monkeypatch.setattr("stem_edge.measuring.logit_source.PIECE_NBYTES", 4 * 300 * 5)
+    monkeypatch.setattr("stem_edge.measuring.quality.logit_source.PIECE_NBYTES", 4 * 300 * 5)
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=tied)))
     ids = list(range(7, 30))
     expected = forward(source.config, source.backbone, source.tables, ids)
@@ -215,7 +215,7 @@ def test_logits_of_a_text_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch
         held.append(len(logits))
         return log_softmax(logits)
 
-    monkeypatch.setattr("stem_edge.measuring.scores.log_softmax", watch)
+    monkeypatch.setattr("stem_edge.measuring.quality.scores.log_softmax", watch)
     monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 1756 * 10)
     evaluate(DEMO, TEXT * 6)
     assert max(held) == 10
@@ -265,7 +265,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         found = split(*args, **options)
         return replace(found, token_ids=[ids[::-1] for ids in found.token_ids])
 
-    monkeypatch.setattr("stem_edge.measuring.logit_source.split", other)
+    monkeypatch.setattr("stem_edge.measuring.quality.logit_source.split", other)
     with pytest.raises(InputError, match="its tokenizer gives other ids"):
         evaluate(DEMO, TEXT, against=DEMO)
 

@@ -8,8 +8,8 @@ import pytest
 
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.measuring.rates import derived_rates
-from stem_edge.measuring.rates_ort import ort_rates, products
+from stem_edge.measuring.planning.rates import derived_rates
+from stem_edge.measuring.planning.rates_ort import ort_rates, products
 from stem_edge.runtime.providers.provider import CPU
 from stem_edge.runtime.providers.session import new_session
 

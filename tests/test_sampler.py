@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_measuring_memory import LINUX, SIZE, Program, program
 
-from stem_edge.measuring.memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
-from stem_edge.measuring.sampler import Sampler
+from stem_edge.measuring.memory.memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
+from stem_edge.measuring.memory.sampler import Sampler
 
 __all__ = ["program"]  # the fixture
 DEADLINE_SECONDS = 10.0

@@ -17,9 +17,9 @@ from conftest import DEMO
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
-from stem_edge.measuring import workers
-from stem_edge.measuring.worker import Worker
-from stem_edge.measuring.workers import Subject, WorkerProcess
+from stem_edge.measuring.run import workers
+from stem_edge.measuring.run.worker import Worker
+from stem_edge.measuring.run.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
 
 DEADLINE_SECONDS = 10.0

@@ -11,7 +11,7 @@ from conftest import DEMO
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.text.codec import TextCodec
 
 IDS = list(range(900))

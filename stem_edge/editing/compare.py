@@ -16,7 +16,7 @@ from stem_edge.editing.explain import text_of_token
 from stem_edge.edits.file import Edit, NewRows
 from stem_edge.edits.folder import as_edit
 from stem_edge.errors import InputError
-from stem_edge.measuring.logit_source import bundle_logits
+from stem_edge.measuring.quality.logit_source import bundle_logits
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
 from stem_edge.numerics.quantize import F64
 from stem_edge.runtime import Model, load

@@ -15,7 +15,7 @@ from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_
 from stem_edge.edits.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edits.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.workload import one_token
+from stem_edge.measuring.run.workload import one_token
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stem_edge.editing.compare import Comparison, NextToken, Outcome
 from stem_edge.editing.report import head, shown, tail
-from stem_edge.measuring.plots import LETTERS, WIDTH, check_plot, new_figure, plain, save
+from stem_edge.measuring.bench.plots import LETTERS, WIDTH, check_plot, new_figure, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

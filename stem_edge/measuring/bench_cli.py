@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench import LOADS, ROUNDS, bench
-from stem_edge.measuring.bench_report import report_table
+from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
+from stem_edge.measuring.bench.report import report_table
 from stem_edge.measuring.measure_cli import add_work
-from stem_edge.measuring.subjects import AGAINST
+from stem_edge.measuring.run.subjects import AGAINST
 from stem_edge.progress import show_status
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.graph.formats import GgufFormat
-from stem_edge.measuring.devices import DEVICES
-from stem_edge.measuring.fit import Fit, fit
-from stem_edge.measuring.models import is_bundle
+from stem_edge.measuring.memory.devices import DEVICES
+from stem_edge.measuring.planning.fit import Fit, fit
+from stem_edge.measuring.planning.models import is_bundle
 from stem_edge.runtime.loading_cli import add_engine
 from stem_edge.runtime.rows.flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table

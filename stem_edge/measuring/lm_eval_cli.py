@@ -10,7 +10,6 @@ from contextlib import nullcontext, redirect_stdout
 from lm_eval.__main__ import cli_evaluate
 
 from stem_edge.errors import InputError
-from stem_edge.measuring import lm_eval  # noqa: F401  enters the model into the harness' list
 
 DESCRIPTION = """\
 Evaluate a bundle with EleutherAI's lm-evaluation-harness: the harness' own command, which knows the

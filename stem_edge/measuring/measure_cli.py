@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from stem_edge.measuring.devices import DEVICES
-from stem_edge.measuring.measure_report import explanation, report_table, to_csv, to_dict
-from stem_edge.measuring.measurement import measure
-from stem_edge.measuring.plots import check_plot, draw, plot
-from stem_edge.measuring.sampler import TOTALS_SECONDS
-from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
+from stem_edge.measuring.bench.measure_report import explanation, report_table, to_csv, to_dict
+from stem_edge.measuring.bench.measurement import measure
+from stem_edge.measuring.bench.plots import check_plot, draw, plot
+from stem_edge.measuring.memory.devices import DEVICES
+from stem_edge.measuring.memory.sampler import TOTALS_SECONDS
+from stem_edge.measuring.run.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 from stem_edge.runtime.loading_cli import add_loading, loading_options
 

@@ -21,7 +21,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.measuring.page_cache import drop_pages, files_in
+from stem_edge.measuring.memory.page_cache import drop_pages, files_in
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.rows.store import READ_MODES, RowStore, open_store
 from stem_edge.tables.shards import ShardGrid

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.measuring.hit_rates import simulate
+from stem_edge.measuring.planning.hit_rates import simulate
 from stem_edge.tables.token_counts import count_tokens
 
 

@@ -1,7 +1,7 @@
 """One engine in a process of its own, told what to do: a line of JSON in, one out.
 
 A process each, so that memory is what that engine takes, from the first import on; several may be
-alive at once, so that measurements can take turns. stem_edge.measuring.workers is the other end.
+alive at once, so that measurements can take turns. stem_edge.measuring.run.workers is the other end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 # Kind of subject -> module and class of its engine. What loading would import is imported before, so
 # that both are measured apart: of stem-edge, that is a module for each of its engines.
 ENGINES = {
-    "stem-edge": ("stem_edge.measuring.worker", "StemEdge"),
-    "llama.cpp": ("stem_edge.measuring.engine_llama", "LlamaModel"),
-    "torch": ("stem_edge.measuring.engine_torch", "TorchModel"),
+    "stem-edge": ("stem_edge.measuring.run.worker", "StemEdge"),
+    "llama.cpp": ("stem_edge.measuring.run.engine_llama", "LlamaModel"),
+    "torch": ("stem_edge.measuring.run.engine_torch", "TorchModel"),
 }
 LOADERS = {
     "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loading",
@@ -98,7 +98,7 @@ class StemEdge(MeasuredEngine):
 
     def about(self) -> dict[str, str]:
         """Name the accelerator, or the CPU that plays one."""
-        from stem_edge.measuring.gpu import about_accelerator
+        from stem_edge.measuring.memory.gpu import about_accelerator
 
         device, providers = self._model.plan.device, self._options.get("providers")
         if device is None and providers is None:

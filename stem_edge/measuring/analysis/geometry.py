@@ -17,7 +17,7 @@ import numpy as np
 from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import InputError
-from stem_edge.measuring.geometry_rows import (
+from stem_edge.measuring.analysis.geometry_rows import (
     Best,
     Spread,
     random_nearest,
@@ -26,11 +26,11 @@ from stem_edge.measuring.geometry_rows import (
     spread,
     stream,
 )
-from stem_edge.measuring.workload import one_token
+from stem_edge.measuring.run.workload import one_token
 from stem_edge.numerics.quantize import F32, I64
 
 if TYPE_CHECKING:
-    from stem_edge.measuring.geometry_text import TextGeometry
+    from stem_edge.measuring.analysis.geometry_text import TextGeometry
     from stem_edge.runtime.text.codec import TextCodec
 
 SAMPLE, NEIGHBOURS = 2048, 8
@@ -131,7 +131,7 @@ def geometry(
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
     of_text = None
     if text is not None:  # first, because reading all rows takes long
-        from stem_edge.measuring.geometry_text import text_geometry
+        from stem_edge.measuring.analysis.geometry_text import text_geometry
 
         of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)
     root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size

@@ -9,8 +9,8 @@ from typing import Any
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.sampler import Sampler
-from stem_edge.measuring.workers import Answer
+from stem_edge.measuring.memory.sampler import Sampler
+from stem_edge.measuring.run.workers import Answer
 
 
 @dataclass(frozen=True)

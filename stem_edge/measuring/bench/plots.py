@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.files.whole_file import write_whole
-from stem_edge.measuring.measure_report import LABELS
-from stem_edge.measuring.measurement import Measurement
+from stem_edge.measuring.bench.measure_report import LABELS
+from stem_edge.measuring.bench.measurement import Measurement
 from stem_edge.units import format_size
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from stem_edge.measuring.geometry import Geometry
-from stem_edge.measuring.geometry_rows import GAUSSIAN_95, Spread
-from stem_edge.measuring.plots import LETTERS, check_plot, new_figure, plain, save
+from stem_edge.measuring.analysis.geometry import Geometry
+from stem_edge.measuring.analysis.geometry_rows import GAUSSIAN_95, Spread
+from stem_edge.measuring.bench.plots import LETTERS, check_plot, new_figure, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from stem_edge.measuring.geometry_text import TextGeometry
+    from stem_edge.measuring.analysis.geometry_text import TextGeometry
 
 HEIGHT, PANEL_WIDTH = 2.7, 2.4  # inches
 # More lines in a panel could not be told apart: some layers are drawn, spread over all.

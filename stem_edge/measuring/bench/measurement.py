@@ -14,18 +14,18 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.devices import Device, find_device
-from stem_edge.measuring.figures import Figures, Measured, Round, figures_of
-from stem_edge.measuring.fit import fit_on_device
-from stem_edge.measuring.gpu import device_nbytes
-from stem_edge.measuring.limits import Limit, Limits
-from stem_edge.measuring.page_cache import cached_nbytes, drop_pages
-from stem_edge.measuring.predict import Prediction, expect_run
-from stem_edge.measuring.rates import Rates, between, measure_rates
-from stem_edge.measuring.sampler import TOTALS_SECONDS, PhaseMemory, Sample
-from stem_edge.measuring.subjects import bundle_subject, load_options
-from stem_edge.measuring.workers import Answer, WorkerProcess
-from stem_edge.measuring.workload import Workload, make_workload
+from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_of
+from stem_edge.measuring.memory.devices import Device, find_device
+from stem_edge.measuring.memory.gpu import device_nbytes
+from stem_edge.measuring.memory.limits import Limit, Limits
+from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages
+from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
+from stem_edge.measuring.planning.fit import fit_on_device
+from stem_edge.measuring.planning.predict import Prediction, expect_run
+from stem_edge.measuring.planning.rates import Rates, between, measure_rates
+from stem_edge.measuring.run.subjects import bundle_subject, load_options
+from stem_edge.measuring.run.workers import Answer, WorkerProcess
+from stem_edge.measuring.run.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
 from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import usable_cpus
@@ -136,9 +136,9 @@ def measure(
 ) -> Measurement:
     """Load a bundle, process a prompt, decode: all in a process of its own, watched from here.
 
-    text: a text or token ids (stem_edge.measuring.workload); its first tokens are the prompt, those
+    text: a text or token ids (stem_edge.measuring.run.workload); its first tokens are the prompt, those
         that follow are fed one by one as in decoding. Default: the text inside this package.
-    device: run inside the limits of a device (stem_edge.measuring.devices), as far as can be.
+    device: run inside the limits of a device (stem_edge.measuring.memory.devices), as far as can be.
     cold: take the bundle's files out of the page cache first. Always, on a device.
     interval: seconds between two samples of the process's totals.
     notify: gets what is going on, in words; an empty text at the end.

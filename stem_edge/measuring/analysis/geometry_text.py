@@ -25,8 +25,8 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import whole
 from stem_edge.graph.encoder import encode
-from stem_edge.measuring.geometry_rows import Spread, random_p95, spread
-from stem_edge.measuring.workload import read_ids
+from stem_edge.measuring.analysis.geometry_rows import Spread, random_p95, spread
+from stem_edge.measuring.run.workload import read_ids
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.progress import Progress

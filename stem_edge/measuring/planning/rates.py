@@ -48,10 +48,10 @@ def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -
     """
     backbone = footprint.backbone
     if isinstance(backbone, GgufFormat):
-        from stem_edge.measuring.rates_ggml import ggml_rates
+        from stem_edge.measuring.planning.rates_ggml import ggml_rates
 
         return ggml_rates(footprint.model, backbone, threads, repack=repack)
-    from stem_edge.measuring.rates_ort import ort_rates
+    from stem_edge.measuring.planning.rates_ort import ort_rates
 
     return ort_rates(backbone, threads)
 

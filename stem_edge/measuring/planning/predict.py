@@ -21,10 +21,10 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat
-from stem_edge.measuring.hit_rates import record_ids, simulate, token_index
-from stem_edge.measuring.models import is_bundle
-from stem_edge.measuring.rates import Rates
-from stem_edge.measuring.workload import Workload
+from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
+from stem_edge.measuring.planning.models import is_bundle
+from stem_edge.measuring.planning.rates import Rates
+from stem_edge.measuring.run.workload import Workload
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.rows.flash import PROFILES, FlashName

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stem_edge.measuring.devices import Device
+from stem_edge.measuring.memory.devices import Device
 from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 

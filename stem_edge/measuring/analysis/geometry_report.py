@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.errors import InputError
-from stem_edge.measuring.geometry import (
+from stem_edge.measuring.analysis.geometry import (
     LARGEST_SAMPLE,
     NEIGHBOURS,
     SAMPLE,
@@ -20,12 +20,12 @@ from stem_edge.measuring.geometry import (
     Neighbour,
     geometry,
 )
-from stem_edge.measuring.geometry_rows import THRESHOLDS, Spread
+from stem_edge.measuring.analysis.geometry_rows import THRESHOLDS, Spread
 from stem_edge.text_table import WIDTH, quoted, table, wrapped
 from stem_edge.units import parse_numbers
 
 if TYPE_CHECKING:
-    from stem_edge.measuring.geometry_text import TextGeometry
+    from stem_edge.measuring.analysis.geometry_text import TextGeometry
 
 LONGEST_TOKEN = 26  # columns
 ROW_TITLES = (
@@ -63,7 +63,7 @@ def check_options(args: argparse.Namespace) -> None:
 def show_geometry(args: argparse.Namespace) -> None:
     """Measure and print, and draw if that is asked for. Raises as `geometry` does."""
     if args.plot is not None:  # its errors first: reading the tables takes long
-        from stem_edge.measuring.plots import check_plot
+        from stem_edge.measuring.bench.plots import check_plot
 
         check_plot(Path(args.plot))
     found = geometry(
@@ -75,8 +75,8 @@ def show_geometry(args: argparse.Namespace) -> None:
         tokens=args.token or (),
     )
     if args.plot is not None:
-        from stem_edge.measuring.geometry_plot import plot_geometry
-        from stem_edge.measuring.plots import draw
+        from stem_edge.measuring.analysis.geometry_plot import plot_geometry
+        from stem_edge.measuring.bench.plots import draw
 
         draw(Path(args.plot), lambda path: plot_geometry(found, path))
     print(json.dumps(asdict(found), indent=1) if args.json else geometry_table(found))

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import stem_edge
 from stem_edge.errors import BackendError
-from stem_edge.measuring.worker import MeasuredEngine
+from stem_edge.measuring.run.worker import MeasuredEngine
 
 
 class TorchModel(MeasuredEngine):

@@ -17,16 +17,16 @@ from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
-from stem_edge.measuring.devices import Device, find_device
-from stem_edge.measuring.hit_rates import (
+from stem_edge.measuring.memory.devices import Device, find_device
+from stem_edge.measuring.planning.hit_rates import (
     from_counts,
     record_ids,
     simulate,
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.models import is_bundle, of_checkpoint
-from stem_edge.measuring.predict import (
+from stem_edge.measuring.planning.models import is_bundle, of_checkpoint
+from stem_edge.measuring.planning.predict import (
     OBSERVED,
     NeedsAt,
     Prediction,
@@ -35,8 +35,8 @@ from stem_edge.measuring.predict import (
     read_in_place,
     tokenizer_nbytes,
 )
-from stem_edge.measuring.rates import Rates, derived_rates, measure_rates
-from stem_edge.measuring.workload import read_ids
+from stem_edge.measuring.planning.rates import Rates, derived_rates, measure_rates
+from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loading import ggml_needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
@@ -111,7 +111,7 @@ def fit(
     """Ways to run a bundle, or to export a checkpoint, that fit; the one to take first.
 
     memory: what the program may take. Default: what this machine leaves.
-    device: a device by name (stem_edge.measuring.devices), with its memory, flash and bandwidth.
+    device: a device by name (stem_edge.measuring.memory.devices), with its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth the
         rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see: for the hit rate.

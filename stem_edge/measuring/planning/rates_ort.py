@@ -12,7 +12,7 @@ from stem_edge.bundle.footprint import matrix_nbytes
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.ir import CONTRIB, Array, Graph
-from stem_edge.measuring.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.measuring.planning.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.numerics.quantize import fitting_block
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.providers.provider import CPU

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from stem_edge.measuring.figures import BenchReport, Figures, OnDevice, PhasePeak
+from stem_edge.measuring.bench.figures import BenchReport, Figures, OnDevice, PhasePeak
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 

@@ -1,7 +1,7 @@
 """A bundle as a model of EleutherAI's lm-evaluation-harness (lm_eval), under the name stem_edge.
 
     import lm_eval
-    from stem_edge.measuring.lm_eval import StemEdgeLM
+    from stem_edge.measuring.quality.lm_eval import StemEdgeLM
 
     with StemEdgeLM("model", memory="600MB") as model:
         results = lm_eval.simple_evaluate(model, tasks=["arc_easy"])

@@ -19,8 +19,15 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edits.file import Edit
 from stem_edge.errors import InputError
-from stem_edge.measuring.logit_source import bundle_logits, open_reference
-from stem_edge.measuring.scores import Documents, Logits, Scores, make_task, read_text, score
+from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
+from stem_edge.measuring.quality.scores import (
+    Documents,
+    Logits,
+    Scores,
+    make_task,
+    read_text,
+    score,
+)
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime import load

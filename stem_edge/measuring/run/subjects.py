@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.workers import Subject
+from stem_edge.measuring.run.workers import Subject
 from stem_edge.runtime.backends.engines import check_installed, choose_engine
 from stem_edge.runtime.backends.options import EngineChoice, LoadOptions
 from stem_edge.runtime.rows.flash import FlashName, open_flash
@@ -168,7 +168,7 @@ def _llama(common: Common, kind: str) -> list[Subject]:
     """Dense models of the bundle's shape for llama.cpp, made in the work folder."""
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
-    from stem_edge.measuring.engine_llama import TYPES, USUAL, make_model
+    from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
 
     if kind and kind not in TYPES:
         raise InputError(f"--against llama.cpp={kind}; expected one of {', '.join(TYPES)}")

@@ -24,7 +24,7 @@ import psutil
 import stem_edge
 from stem_edge.bundle.manifest import TABLES, Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.figures import (
+from stem_edge.measuring.bench.figures import (
     BenchReport,
     Measured,
     Round,
@@ -34,11 +34,11 @@ from stem_edge.measuring.figures import (
     ratios,
     token_nbytes,
 )
-from stem_edge.measuring.gpu import device_nbytes
-from stem_edge.measuring.page_cache import drop_pages, files_in
-from stem_edge.measuring.subjects import Common, load_options, make_subjects, on_device
-from stem_edge.measuring.workers import Subject, WorkerProcess
-from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.measuring.memory.gpu import device_nbytes
+from stem_edge.measuring.memory.page_cache import drop_pages, files_in
+from stem_edge.measuring.run.subjects import Common, load_options, make_subjects, on_device
+from stem_edge.measuring.run.workers import Subject, WorkerProcess
+from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import available_memory
@@ -71,7 +71,7 @@ def bench(
 
     text: a text in UTF-8, or token ids (.npy, .int32): which rows are read, and how often, decides.
         Default: the text inside this package.
-    against: see stem_edge.measuring.subjects.AGAINST.
+    against: see stem_edge.measuring.run.subjects.AGAINST.
     prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
     rounds, loads: how often each subject decodes, and loads in a new process.
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).

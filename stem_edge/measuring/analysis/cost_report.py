@@ -9,7 +9,7 @@ from pathlib import Path
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.measuring.cost import (
+from stem_edge.measuring.analysis.cost import (
     Counting,
     CurvePoint,
     HeapsFit,
@@ -24,7 +24,7 @@ from stem_edge.measuring.cost import (
     model_cost,
     usage_curve,
 )
-from stem_edge.measuring.workload import read_ids
+from stem_edge.measuring.run.workload import read_ids
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 

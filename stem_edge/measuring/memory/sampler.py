@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stem_edge.measuring.memory import Memory, MemoryReader, Totals
+from stem_edge.measuring.memory.memory import Memory, MemoryReader, Totals
 
 # By kind, the system walks every mapping: milliseconds, which the measured process would feel.
 TOTALS_SECONDS, KINDS_SECONDS = 0.01, 0.25

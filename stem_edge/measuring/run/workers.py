@@ -16,14 +16,14 @@ from typing import Any, Self
 from stem_edge import errors
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import StemEdgeError
-from stem_edge.measuring.memory import FileKinds, open_reader
-from stem_edge.measuring.page_cache import files_in
-from stem_edge.measuring.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
+from stem_edge.measuring.memory.memory import FileKinds, open_reader
+from stem_edge.measuring.memory.page_cache import files_in
+from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
 
 # Ctrl-C goes to every process of a terminal; a worker has nothing to say to it.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from stem_edge.measuring.worker import main; main()"
+    "from stem_edge.measuring.run.worker import main; main()"
 )
 END_SECONDS = 10.0
 KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
@@ -34,7 +34,7 @@ class Subject:
     """What is measured: an engine, what it loads, and how."""
 
     name: str
-    kind: str  # of stem_edge.measuring.worker.ENGINES
+    kind: str  # of stem_edge.measuring.run.worker.ENGINES
     path: str
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 

@@ -1,0 +1,1 @@
+"""The paper's cost model, and where rows point."""

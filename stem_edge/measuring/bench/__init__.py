@@ -1,0 +1,1 @@
+"""Rounds of one subject (measure) or of several that take turns (bench): figures, tables, plots."""

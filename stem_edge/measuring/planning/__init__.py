@@ -1,0 +1,1 @@
+"""What to expect of a bundle on a device, before it runs there."""

@@ -1,0 +1,1 @@
+"""Perplexity, divergence, the lm-evaluation-harness."""

@@ -1,0 +1,1 @@
+"""One subject in a process of its own, on the tokens of a text."""
