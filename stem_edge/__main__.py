@@ -2,7 +2,7 @@
 
 import sys
 
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,7 @@ import pytest
 from conftest import DEMO
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.bench import bench, machine
 from stem_edge.measuring.bench.figures import BenchReport, Measured, Round, figures_of, ratios

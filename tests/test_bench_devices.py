@@ -11,7 +11,7 @@ import pytest
 from conftest import DEMO
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.figures import BenchReport

@@ -16,7 +16,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge.cli import COMMANDS, main
+from stem_edge.commands.main import COMMANDS, main
 
 Capture = pytest.CaptureFixture[str]
 COMMAND = [sys.executable, "-m", "stem_edge"]
@@ -112,7 +112,7 @@ def wait_until_idle(process: subprocess.Popen[str]) -> None:
 HEEDING = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 sys.exit(main())
 """
 
@@ -228,7 +228,7 @@ def test_version(capsys: Capture) -> None:
 def test_export_needs_only_a_hint_when_its_packages_are_missing() -> None:
     code = (
         "import sys; sys.modules['filelock'] = None\n"
-        "from stem_edge.cli import main; sys.exit(main(['export', 'a', 'b']))"
+        "from stem_edge.commands.main import main; sys.exit(main(['export', 'a', 'b']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -251,7 +251,7 @@ def test_export_prints_the_new_bundle(
 def test_export_says_what_would_help(
     tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.export.cli.LOW_AGREEMENT", 1.1)
+    monkeypatch.setattr("stem_edge.commands.export.LOW_AGREEMENT", 1.1)
     (tmp_path / "few.txt").write_text("few")
     given = ["--calibration", str(tmp_path / "few.txt"), "--engine", "onnxruntime"]
     assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0

@@ -16,7 +16,7 @@ from conftest import DEMO
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.text_table import columns
 
 Capture = pytest.CaptureFixture[str]
@@ -307,7 +307,7 @@ def test_generate_refuses_edits_before_it_loads(
     def load(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("stem_edge.runtime.cli.load", load)
+    monkeypatch.setattr("stem_edge.commands.generate.load", load)
     stem_edge.make_edit(tiny_bundle, "a", "b").save("other.edit")
     Path("bad.edit").write_text("{")
     for name, message in (

@@ -14,7 +14,7 @@ from conftest import HAS_GGML, NO_GGML, add_ggml
 
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, open_bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime.backends import engines
 from stem_edge.runtime.backends.engines import ENGINES, Engine, choose_engine

@@ -12,7 +12,7 @@ from conftest import DEMO
 from test_quality import CHECKPOINT, TEXT
 
 import stem_edge
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.measuring.quality.quality import Quality
 
 Capture = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ import stem_edge
 from stem_edge import CheckpointError, ExportError
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.job.files import publish
 from stem_edge.numerics.reference import forward

@@ -16,7 +16,7 @@ import stem_edge
 from stem_edge import ExportError
 from stem_edge.bundle.footprint import expected_footprint, footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.export.job.options import QUANTIZERS
 from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 

@@ -16,7 +16,7 @@ from test_architectures import HASHED, SIZES, write
 
 import stem_edge
 from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest, open_bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.config import BIASED, ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.analysis import geometry_rows, geometry_text

@@ -14,7 +14,7 @@ from conftest import DEMO, needs_ggml
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of, gguf_footprint
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.formats import GgufFormat

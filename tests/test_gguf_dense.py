@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models
 from torch_model import random_tensors
 
 from stem_edge import BackendError, CheckpointError, ExportError
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.config import Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.backbone.gguf_llama import write_dense
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource

@@ -18,7 +18,7 @@ from test_export import contents
 import stem_edge
 from stem_edge import BackendError, ExportError
 from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle, tables_hash
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint

@@ -19,7 +19,7 @@ from stem_edge.bundle.manifest import (
     open_bundle,
     weight_nbytes,
 )
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.units import format_size
 
@@ -232,7 +232,7 @@ def test_each_of_these_is_a_question_of_its_own(other: str, capsys: Capture) -> 
 def test_a_reader_that_leaves_is_no_complaint(bundle: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    code = f"from stem_edge.cli import main; raise SystemExit(main(['inspect', {str(bundle)!r}]))"
+    code = f"from stem_edge.commands.main import main; raise SystemExit(main(['inspect', {str(bundle)!r}]))"
     # With buffering, as users run it, the write fails only when the output is flushed.
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     done = subprocess.run(

@@ -126,7 +126,7 @@ def test_exporting_needs_torch_for_one_quantizer_only() -> None:
 
 def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:
     code = (
-        "from stem_edge.runtime.demo import demo_bundle\nimport stem_edge\n"
+        "from stem_edge.commands.demo import demo_bundle\nimport stem_edge\n"
         "with stem_edge.load(demo_bundle()) as model: model.generate_text('The', max_new_tokens=2)"
     )
     loaded = loaded_after(code)

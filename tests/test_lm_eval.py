@@ -14,7 +14,7 @@ import pytest
 from conftest import DEMO
 
 from stem_edge import InputError
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 
 lm_eval = pytest.importorskip("lm_eval")
 

@@ -14,7 +14,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import InputError, Measurement, MemoryPlanError
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.measuring.bench import plots
 from stem_edge.measuring.bench.measure_report import (
     EXPLAINED,

@@ -11,8 +11,8 @@ import pytest
 import stem_edge
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.inspect import table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.inspect_cli import table
 from stem_edge.measuring.planning.hit_rates import record_ids
 from stem_edge.measuring.planning.predict import warm_counts
 from stem_edge.numerics.reference import ArrayMatrix, forward

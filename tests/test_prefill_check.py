@@ -15,7 +15,7 @@ import stem_edge
 from stem_edge.bundle.manifest import MANIFEST, Bundle, encode_manifest, open_bundle
 from stem_edge.bundle.prefill_check import mean_divergence, prefill_refusal, probe_tokens
 from stem_edge.bundle.verdicts import Records
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import F32

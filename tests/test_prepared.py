@@ -13,7 +13,7 @@ import pytest
 import stem_edge
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError
 from stem_edge.runtime.backends.onnxruntime import backend as backend_ort
 from stem_edge.runtime.backends.onnxruntime import prepack_worker as prepare_worker

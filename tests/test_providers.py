@@ -14,8 +14,8 @@ import onnxruntime as ort
 import pytest
 
 import stem_edge
-from stem_edge import providers_cli
-from stem_edge.cli import main
+from stem_edge.commands import providers as providers_cli
+from stem_edge.commands.main import main
 from stem_edge.errors import (
     BackendError,
     InputError,

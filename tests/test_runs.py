@@ -11,7 +11,7 @@ import pytest
 from conftest import DEMO
 
 import stem_edge
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.runtime import consistency as runs
 from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES
 

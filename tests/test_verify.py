@@ -13,7 +13,7 @@ from conftest import DEMO
 
 from stem_edge.bundle.manifest import MANIFEST, TOKENIZER_CONFIG, open_bundle, open_manifest
 from stem_edge.bundle.verdicts import read_verdict
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError
 from stem_edge.runtime.first_load import safety
 from stem_edge.runtime.first_load.safety import check_safety

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pytest
 
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, StemEdgeError
 
 T = TypeVar("T")

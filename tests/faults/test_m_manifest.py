@@ -18,7 +18,7 @@ from stem_edge.bundle.manifest import (
     open_bundle,
     parse_manifest,
 )
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BundleError
 from stem_edge.files.names import MAX_FILES
 from stem_edge.files.strict_json import MAX_DEPTH

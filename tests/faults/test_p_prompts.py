@@ -18,7 +18,7 @@ from conftest import DEMO
 from contract import checked_message, command_refused, refused
 
 import stem_edge
-from stem_edge.cli import main
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
@@ -106,7 +106,7 @@ def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             return "a" * count
 
     monkeypatch.setattr(sys, "stdin", Endless())
-    monkeypatch.setattr("stem_edge.runtime.cli.MAX_PROMPT_CHARS", 1000)
+    monkeypatch.setattr("stem_edge.commands.generate.MAX_PROMPT_CHARS", 1000)
     assert main(["generate", str(DEMO)]) == 1
 
 

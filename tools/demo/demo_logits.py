@@ -16,9 +16,9 @@ import numpy as np
 from device_texts import PROMPTS
 
 import stem_edge
+from stem_edge.commands.demo import demo_bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.demo import demo_bundle
 
 TEXT = """\
 The capital of France is Paris. What is the currency of Mexico? It is the Mexican peso. Spain borders \

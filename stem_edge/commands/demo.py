@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import stem_edge
-from stem_edge.command_line import own_command
-from stem_edge.inspect_cli import figures
+from stem_edge.commands.arguments import own_command
+from stem_edge.commands.inspect import figures
 from stem_edge.runtime import load
 from stem_edge.units import format_size
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.editing.compare import TOP, compare_edits
 from stem_edge.editing.explain import cuts, notes_on
 from stem_edge.editing.listing import list_edits, place_for, remove_edits
@@ -26,7 +27,6 @@ from stem_edge.edits.file import SCOPES, Edit
 from stem_edge.edits.folder import open_edits
 from stem_edge.edits.schemes import AUTO, SCHEMES
 from stem_edge.errors import InputError
-from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.units import format_size, parse_numbers
 
 DESCRIPTION = """\
@@ -59,7 +59,7 @@ COMPARING = ("edit", "top", "plot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -112,7 +112,7 @@ def _add_comparing(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     _check_options(args)
     bundle = open_bundle(args.bundle)
     action = _list if args.list else _remove if args.remove else _make

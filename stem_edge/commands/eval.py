@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.loading import add_engine, add_providers, device_options
 from stem_edge.edits.folder import open_edits
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
-from stem_edge.runtime.loading_cli import add_engine, add_providers, device_options
 from stem_edge.text_table import printable, table, wrapped
 
 DESCRIPTION = """\
@@ -42,7 +42,7 @@ SNIPPET = 24  # characters of a text in the table of worst tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add("bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote")
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     found = [
         evaluate(
             bundle,

@@ -7,11 +7,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from stem_edge.commands.loading import add_engine
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.devices import DEVICES
 from stem_edge.measuring.planning.fit import Fit, fit
 from stem_edge.measuring.planning.models import is_bundle
-from stem_edge.runtime.loading_cli import add_engine
 from stem_edge.runtime.rows.flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size

@@ -10,10 +10,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.edits.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
-from stem_edge.runtime.loading_cli import add_loading, loading_options
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import RANGES, SamplingParams
 from stem_edge.text_table import shown

@@ -6,13 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
+from stem_edge.commands.loading import add_loading, loading_options
+from stem_edge.commands.measure import add_work
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.measure_cli import add_work
 from stem_edge.measuring.run.subjects import AGAINST
 from stem_edge.progress import show_status
-from stem_edge.runtime.loading_cli import add_loading, loading_options
 
 DESCRIPTION = """\
 Measure the speed and memory of a bundle, alone or side by side with others. Every engine runs in a

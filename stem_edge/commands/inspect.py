@@ -15,15 +15,8 @@ import msgspec
 
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, QualityReport, open_bundle
-from stem_edge.command_line import engine_name
-from stem_edge.config import ModelConfig
-from stem_edge.errors import InputError
-from stem_edge.ggml.gguf_schema import matrix_types
-from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
-from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
-from stem_edge.measuring.analysis.geometry_report import add_options, check_options, show_geometry
-from stem_edge.providers_cli import (
+from stem_edge.commands.arguments import engine_name
+from stem_edge.commands.providers import (
     add_listing,
     check_listing,
     is_listing,
@@ -31,6 +24,13 @@ from stem_edge.providers_cli import (
     parse_providers,
     show_listing,
 )
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError
+from stem_edge.ggml.gguf_schema import matrix_types
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat, EngineName
+from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
+from stem_edge.measuring.analysis.geometry_report import add_options, check_options, show_geometry
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.text_table import printable
 from stem_edge.units import format_size
@@ -50,7 +50,7 @@ FILES_SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.add_argument(
         "bundle", metavar="BUNDLE", nargs="?", help="folder that stem-edge export wrote"
     )
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     if args.bundle is None and args.memory and Path(args.memory).is_dir():
         args.bundle, args.memory = args.memory, ""  # of `--memory BUNDLE`
     check_listing(args)

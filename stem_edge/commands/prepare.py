@@ -26,7 +26,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     bundle = open_bundle(args.bundle)
     if bundle.manifest.backbone is None:
         raise InputError(

@@ -55,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     parser.add_argument("--remove", choices=("old", "all"), help="delete old entries, or all")
     parser.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     folder = cache_folder(args.cache_dir)
     found = list(entries(folder))
     chosen = [e for e in found if args.remove == "all" or (args.remove == "old" and e.stale)]

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.measuring.bench.measure_report import explanation, report_table, to_csv, to_dict
 from stem_edge.measuring.bench.measurement import measure
 from stem_edge.measuring.bench.plots import check_plot, draw, plot
@@ -13,7 +14,6 @@ from stem_edge.measuring.memory.devices import DEVICES
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS
 from stem_edge.measuring.run.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
-from stem_edge.runtime.loading_cli import add_loading, loading_options
 
 DESCRIPTION = """\
 Run a bundle once in a process of its own, and show what it takes: time, and memory by kind, for each

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from stem_edge.bundle.manifest import TOKEN_COUNTS, WORKING, Bundle
-from stem_edge.command_line import BACKBONE_FOR, own_command
+from stem_edge.commands.arguments import BACKBONE_FOR, own_command
+from stem_edge.commands.inspect import table
 from stem_edge.errors import ExportError
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_with
@@ -21,7 +22,6 @@ from stem_edge.export.job.options import (
 )
 from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT
 from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
-from stem_edge.inspect_cli import table
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
 
@@ -59,7 +59,7 @@ nearly exact, f16 and f32 are not quantized. A bundle can have both, which share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or file of the checkpoint")
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
@@ -178,7 +178,7 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     if args.engine == LLAMA:
         return _run_dense(args)
     # The options are those of export_bundle, name by name.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import cast
 
-from stem_edge.command_line import engine_name
-from stem_edge.providers_cli import add_library, parse_libraries, parse_providers
+from stem_edge.commands.arguments import engine_name
+from stem_edge.commands.providers import add_library, parse_libraries, parse_providers
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.rows.flash import FLASH_NAMES

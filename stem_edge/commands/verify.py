@@ -22,7 +22,7 @@ Exit status 0 if all is right, 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--runs", action="store_true", help="compare tokens instead")
     parser.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     return _verify_runs(args) if args.runs else _verify_files(args)
 
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Protocol, TextIO, cast
 
 import stem_edge
-from stem_edge.command_line import Parser, with_options
+from stem_edge.commands.arguments import Parser, with_options
 from stem_edge.errors import StemEdgeError
 
 
@@ -32,32 +32,32 @@ class Command(Protocol):
 
 # name -> (module, what it does, what it needs beyond the base installation)
 COMMANDS = {
-    "cache": ("stem_edge.runtime.cache_cli", "list or remove what is kept for faster loads", ""),
-    "bench": ("stem_edge.measuring.bench_cli", "speed and memory, side by side with others", ""),
-    "demo": ("stem_edge.runtime.demo", "see it work on the small model inside this package", ""),
+    "cache": ("stem_edge.commands.cache", "list or remove what is kept for faster loads", ""),
+    "bench": ("stem_edge.commands.bench", "speed and memory, side by side with others", ""),
+    "demo": ("stem_edge.commands.demo", "see it work on the small model inside this package", ""),
     "edit": (
-        "stem_edge.editing.cli",
+        "stem_edge.commands.edit",
         "edit what a model knows: let tokens look up other tokens' rows",
         "",
     ),
     "eval": (
-        "stem_edge.measuring.eval_cli",
+        "stem_edge.commands.eval",
         "perplexity, and divergence from another bundle or the checkpoint",
         "",
     ),
-    "export": ("stem_edge.export.cli", "turn a trained checkpoint into a bundle", "export"),
-    "fit": ("stem_edge.measuring.fit_cli", "plan a bundle for a device, without running it", ""),
-    "generate": ("stem_edge.runtime.cli", "continue a text with a bundle", ""),
+    "export": ("stem_edge.commands.export", "turn a trained checkpoint into a bundle", "export"),
+    "fit": ("stem_edge.commands.fit", "plan a bundle for a device, without running it", ""),
+    "generate": ("stem_edge.commands.generate", "continue a text with a bundle", ""),
     "lm-eval": (
-        "stem_edge.measuring.lm_eval_cli",
+        "stem_edge.commands.lm_eval",
         "run EleutherAI's lm-evaluation-harness on a bundle",
         "lm-eval",
     ),
-    "measure": ("stem_edge.measuring.measure_cli", "memory by kind and speed, phase by phase", ""),
-    "prepare": ("stem_edge.runtime.prepare_cli", "rearrange a backbone for this processor", ""),
-    "inspect": ("stem_edge.inspect_cli", "show what a bundle is made of", ""),
+    "measure": ("stem_edge.commands.measure", "memory by kind and speed, phase by phase", ""),
+    "prepare": ("stem_edge.commands.prepare", "rearrange a backbone for this processor", ""),
+    "inspect": ("stem_edge.commands.inspect", "show what a bundle is made of", ""),
     "verify": (
-        "stem_edge.verify_cli",
+        "stem_edge.commands.verify",
         "say whether a bundle is safe to load, or every way of running it gives the same tokens",
         "",
     ),

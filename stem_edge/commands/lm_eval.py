@@ -32,7 +32,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     parser.add_argument(
         "command", choices=("run", "ls", "validate"), help="a command of the harness"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.cli.Command."""
+    """See stem_edge.commands.main.Command."""
     # First, so that a --model further on wins.
     model = ["--model", "stem_edge"] if args.command == "run" and args.arguments else []
     before, told = sys.argv, io.StringIO()
