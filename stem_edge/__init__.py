@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from stem_edge.measuring.planning.fit import Fit, fit
     from stem_edge.measuring.quality.quality import Quality, evaluate
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import providers
     from stem_edge.runtime.consistency import verify_runs
     from stem_edge.runtime.first_load.safety import Safety, check_safety
-    from stem_edge.runtime.providers.provider import providers
 
 __version__ = "0.1.0"
 
@@ -117,7 +117,7 @@ _HOMES = {
     "stem_edge.measuring.quality.quality": ("Quality", "evaluate"),
     "stem_edge.bundle.mmap_store": ("MmapStore",),
     "stem_edge.runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
-    "stem_edge.runtime.providers.provider": ("providers",),
+    "stem_edge.runtime.backends.onnxruntime.providers.provider": ("providers",),
     "stem_edge.runtime.consistency": ("verify_runs",),
     "stem_edge.runtime.first_load.safety": ("Safety", "check_safety"),
     "stem_edge.bundle.tables": ("open_tables",),

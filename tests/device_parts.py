@@ -18,9 +18,9 @@ from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
-from stem_edge.runtime.providers.graphs import cpu_graphs, variant_graphs
-from stem_edge.runtime.providers.provider import CPU, Provider
-from stem_edge.runtime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, variant_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots

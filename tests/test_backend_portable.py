@@ -28,8 +28,8 @@ from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime import portable_backend as backend_portable
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, portable_needs
-from stem_edge.runtime.providers.graphs import format_of, variant_graphs
-from stem_edge.runtime.providers.provider import CPU, Provider, resolve
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, variant_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider, resolve
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 

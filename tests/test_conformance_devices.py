@@ -19,7 +19,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph.names import Variant
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
-from stem_edge.runtime.providers import provider as providers
+from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
 
 # Of logits; those of fp16 have passed through numbers of 11 bits in every layer.
 TOLERANCES: dict[Variant, float] = {"fp32": 1e-3, "fp16": 2e-2, "portable": 1e-3}

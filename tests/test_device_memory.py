@@ -14,9 +14,13 @@ from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.providers.names import KNOWN, Known
-from stem_edge.runtime.providers.provider import CPU, Provider
-from stem_edge.runtime.providers.session import BoundSession, new_session, onnxruntime_errors
+from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Known
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    new_session,
+    onnxruntime_errors,
+)
 
 KINDS = ["host", "named", "plugged"]
 

@@ -15,9 +15,9 @@ from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime import device_slots
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots, piece_records
-from stem_edge.runtime.providers.graphs import variant_graphs
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import BoundSession, open_session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession, open_session
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.store import open_store
 

@@ -13,9 +13,9 @@ import stem_edge
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.engine import Engine, cut
-from stem_edge.runtime.providers.graphs import cpu_graphs
-from stem_edge.runtime.providers.provider import CPU
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher

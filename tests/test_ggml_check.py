@@ -33,7 +33,7 @@ GOOD = {"repack": True}
 # Lets the real trial see a wrong number in what `place` returns wherever the condition says so.
 SPOILED = """
 import sys
-from stem_edge.runtime import ggml_trial
+from stem_edge.runtime.backends.ggml import trial as ggml_trial
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
 place, name = {place}
 right = getattr(place, name)
@@ -239,7 +239,7 @@ def test_a_library_that_computes_wrong_numbers(
 def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
     """To fill such a matrix would end the process."""
     code = (
-        "import sys; from stem_edge.runtime import ggml_trial, ggml_weights\n"
+        "import sys; from stem_edge.runtime.backends.ggml import trial as ggml_trial, weights as ggml_weights\n"
         "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"
     )
     assert not check_library(installed_library(), tmp_path, child(code)).repack

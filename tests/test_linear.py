@@ -23,9 +23,9 @@ from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts
 from stem_edge.graph.plan import WeightPlan
 from stem_edge.numerics.quantize import F32, dequantize_blocks, quantize_asymmetric
 from stem_edge.numerics.reference import ArrayMatrix
-from stem_edge.runtime.providers.graphs import GraphSource
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
 
 K, T = 128, 9
 RNG = np.random.default_rng(0)

@@ -24,9 +24,9 @@ from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
 from stem_edge.runtime.backends.onnxruntime.device_loading import DeviceLoader, WrongStepsWarning
+from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.providers import provider as providers
-from stem_edge.runtime.providers.provider import CPU
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.system import memory as machine
 

@@ -8,9 +8,13 @@ import pytest
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.providers import session as ort_session
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import EXACT_PRODUCTS, new_session, products_saturate
+from stem_edge.runtime.backends.onnxruntime.providers import session as ort_session
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    EXACT_PRODUCTS,
+    new_session,
+    products_saturate,
+)
 
 K, N = 64, 32
 CODES = np.full((4, K), 255, np.uint8)

@@ -15,7 +15,7 @@ from stem_edge.bundle.manifest import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.portable import obstacle
-from stem_edge.runtime.providers.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import variant_graphs
 from stem_edge.tables.rows import make_layout
 
 KINDS = [name for name, fields in VARIANTS.items() if "n_experts" not in fields]

@@ -19,8 +19,8 @@ from stem_edge.runtime.backends.onnxruntime import backend as backend_ort
 from stem_edge.runtime.backends.onnxruntime import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime import prepacked as module
 from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
-from stem_edge.runtime.providers.graphs import GraphSource
-from stem_edge.runtime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
 IDS = [256, *b"twelve tokens or so"]
 Capture = pytest.CaptureFixture[str]

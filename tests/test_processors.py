@@ -9,7 +9,7 @@ import processors
 import pytest
 from processors import FILES, PROCESSORS, ROOT, UnavailableError, requirements, run
 
-SATURATES = "from stem_edge.runtime.providers.session import products_saturate as p; exit(not p())"
+SATURATES = "from stem_edge.runtime.backends.onnxruntime.providers.session import products_saturate as p; exit(not p())"
 
 
 def test_the_tests_that_are_run_there_exist() -> None:

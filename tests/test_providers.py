@@ -24,12 +24,16 @@ from stem_edge.errors import (
 from stem_edge.graph.encoder import encode
 from stem_edge.measuring.memory import gpu
 from stem_edge.measuring.planning.rates_ort import attention
-from stem_edge.runtime.providers import start as provider_start
-from stem_edge.runtime.providers.graphs import GraphSource
-from stem_edge.runtime.providers.names import KNOWN, Wanted, short_name
-from stem_edge.runtime.providers.provider import CPU, Provider, resolve
-from stem_edge.runtime.providers.session import REFUSED, open_session, products_saturate
-from stem_edge.runtime.providers.start import check_starts
+from stem_edge.runtime.backends.onnxruntime.providers import start as provider_start
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Wanted, short_name
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider, resolve
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    REFUSED,
+    open_session,
+    products_saturate,
+)
+from stem_edge.runtime.backends.onnxruntime.providers.start import check_starts
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -235,7 +239,9 @@ def test_auto_takes_the_first_that_starts(
     )
     assert [found.name for found in resolve("auto")] == ["webgpu"]
     machine.built_in = [CUDA]
-    monkeypatch.setattr("stem_edge.runtime.providers.start.check_starts", lambda *given: None)
+    monkeypatch.setattr(
+        "stem_edge.runtime.backends.onnxruntime.providers.start.check_starts", lambda *given: None
+    )
     assert [found.name for found in resolve("auto")] == ["cuda"]
     assert resolve("auto")[0].own_memory
     with pytest.raises(InputError, match=r"webgpu, which is opened by its devices, and cuda"):
@@ -244,7 +250,9 @@ def test_auto_takes_the_first_that_starts(
     def fails(provider: Provider) -> None:
         raise BackendError("no driver")
 
-    monkeypatch.setattr("stem_edge.runtime.providers.start.check_starts", fails)
+    monkeypatch.setattr(
+        "stem_edge.runtime.backends.onnxruntime.providers.start.check_starts", fails
+    )
     assert [found.name for found in resolve("auto")] == ["webgpu"]
 
 

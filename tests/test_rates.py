@@ -10,8 +10,8 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.planning.rates import derived_rates
 from stem_edge.measuring.planning.rates_ort import ort_rates, products
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
 
 
 def test_weights_of_a_probe_are_not_folded_into_one(tmp_path: Path) -> None:

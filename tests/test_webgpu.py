@@ -19,7 +19,7 @@ from stem_edge.graph.device_rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.providers.provider import Provider, resolve
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, resolve
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.text.codec import TextCodec
 

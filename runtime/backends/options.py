@@ -17,7 +17,7 @@ from stem_edge.units import parse_size
 # The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
 DEFAULT_CONTEXT = 4096
 EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
-# A provider, or several in their order; each may have options. See stem_edge.runtime.providers.provider.
+# A provider, or several in their order; each may have options. See stem_edge.runtime.backends.onnxruntime.providers.provider.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
 

@@ -59,8 +59,8 @@ def measure_prefill(bundle: Bundle, say: Say) -> float | None:
 
 def _divergence(bundle: Bundle, ids: list[int], rows: U8 | None) -> float:
     from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-    from stem_edge.runtime.providers.graphs import cpu_graphs
-    from stem_edge.runtime.providers.provider import CPU
+    from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
     from stem_edge.runtime.rows.slots import ArraySlots
 
     manifest, slots, used = bundle.manifest, None, np.arange(len(ids), dtype=np.int32)

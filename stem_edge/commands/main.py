@@ -30,38 +30,23 @@ class Command(Protocol):
         """Do the work; returns the exit status."""
 
 
-# name -> (module, what it does, what it needs beyond the base installation)
+# What each does, in the order of --help. The module of a command has its name.
 COMMANDS = {
-    "cache": ("stem_edge.commands.cache", "list or remove what is kept for faster loads", ""),
-    "bench": ("stem_edge.commands.bench", "speed and memory, side by side with others", ""),
-    "demo": ("stem_edge.commands.demo", "see it work on the small model inside this package", ""),
-    "edit": (
-        "stem_edge.commands.edit",
-        "edit what a model knows: let tokens look up other tokens' rows",
-        "",
-    ),
-    "eval": (
-        "stem_edge.commands.eval",
-        "perplexity, and divergence from another bundle or the checkpoint",
-        "",
-    ),
-    "export": ("stem_edge.commands.export", "turn a trained checkpoint into a bundle", "export"),
-    "fit": ("stem_edge.commands.fit", "plan a bundle for a device, without running it", ""),
-    "generate": ("stem_edge.commands.generate", "continue a text with a bundle", ""),
-    "lm-eval": (
-        "stem_edge.commands.lm_eval",
-        "run EleutherAI's lm-evaluation-harness on a bundle",
-        "lm-eval",
-    ),
-    "measure": ("stem_edge.commands.measure", "memory by kind and speed, phase by phase", ""),
-    "prepare": ("stem_edge.commands.prepare", "rearrange a backbone for this processor", ""),
-    "inspect": ("stem_edge.commands.inspect", "show what a bundle is made of", ""),
-    "verify": (
-        "stem_edge.commands.verify",
-        "say whether a bundle is safe to load, or every way of running it gives the same tokens",
-        "",
-    ),
+    "demo": "see it work on the small model inside this package",
+    "export": "turn a trained checkpoint into a bundle",
+    "generate": "continue a text with a bundle",
+    "inspect": "show what a bundle is made of",
+    "verify": "say whether a bundle is safe to load, or all ways of running it give the same tokens",
+    "edit": "edit what a model knows: let tokens look up other tokens' rows",
+    "fit": "plan a bundle for a device, without running it",
+    "measure": "memory by kind and speed, phase by phase",
+    "bench": "speed and memory, side by side with others",
+    "eval": "perplexity, and divergence from another bundle or the checkpoint",
+    "lm-eval": "run EleutherAI's lm-evaluation-harness on a bundle",
+    "prepare": "rearrange a backbone for this processor",
+    "cache": "list or remove what is kept for faster loads",
 }
+EXTRAS = {"export": "export", "lm-eval": "lm-eval"}  # needed beyond the base installation
 
 EPILOG = """\
 first steps:
@@ -158,7 +143,7 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
     )
     parser.add_argument("--version", action="version", version=stem_edge.__version__)
     names = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name, (_, what, _) in COMMANDS.items():
+    for name, what in COMMANDS.items():
         names.add_parser(name, help=what, add_help=False)
     if not arguments:
         parser.print_help()
@@ -168,13 +153,12 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _import(name: str) -> Command:
-    module, _, extra = COMMANDS[name]
     try:
-        return cast(Command, import_module(module))
+        return cast(Command, import_module(f"stem_edge.commands.{name.replace('-', '_')}"))
     except ImportError as error:
-        if error.name is None or error.name.startswith("stem_edge") or not extra:
+        if error.name is None or error.name.startswith("stem_edge") or name not in EXTRAS:
             raise
         raise StemEdgeError(
             f"`stem-edge {name}` needs the package {error.name}; "
-            f"install it with: pip install 'stem-edge[{extra}]'"
+            f"install it with: pip install 'stem-edge[{EXTRAS[name]}]'"
         ) from error

@@ -14,7 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.text_table import printable, table
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.providers.provider import Listed, ListedDevice
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import Listed, ListedDevice
 
 
 def add_library(group: argparse._ActionsContainer) -> None:

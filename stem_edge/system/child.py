@@ -51,7 +51,7 @@ def module_command(name: str, *arguments: str) -> list[str]:
 
     -P: modules never come from the folder that we happen to be in, which may be a bundle.
     """
-    code = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parent.parent), name=name)
+    code = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parents[2]), name=name)
     return [sys.executable or "python3", "-P", "-c", code, *arguments]
 
 

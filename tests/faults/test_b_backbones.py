@@ -26,7 +26,7 @@ from stem_edge.graph.decode import BACKBONE_DATA, decoding
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.interface import check_logits, check_memory, reason
-from stem_edge.runtime.providers.session import BoundSession
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
 NOT_APPLICABLE: dict[str, str] = {
     "B1": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",

@@ -4,7 +4,7 @@
     python tools/processors.py avx2 -- tools/bench/bench_products.py      x86 without VNNI
 
 as they come: u8 x s8, whose sums saturate where there is no VNNI; widened: u8 x u8, which is what
-stem-edge asks for there (stem_edge/runtime/providers/session.py); 7 bits: weights so small that nothing
+stem-edge asks for there (stem_edge/runtime/backends/onnxruntime/providers/session.py); 7 bits: weights so small that nothing
 saturates, which doubles their rounding; s8 x s8: exact everywhere.
 """
 
@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import EXACT_PRODUCTS, new_session
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import EXACT_PRODUCTS, new_session
 
 K, N = 2048, 8192
 THREADS, ROUNDS = 2, 9

@@ -27,9 +27,13 @@ from stem_edge.runtime.backends.interface import BackendContext, check_logits
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.portable_backend import PortableContext
-from stem_edge.runtime.providers.graphs import GraphSource
-from stem_edge.runtime.providers.provider import CPU, Provider
-from stem_edge.runtime.providers.session import BoundSession, open_session, raise_failed
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    open_session,
+    raise_failed,
+)
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import return_freed_memory
 

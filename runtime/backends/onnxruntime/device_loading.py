@@ -32,11 +32,15 @@ from stem_edge.runtime.backends.onnxruntime.needs import (
     device_weights_nbytes,
     portable_needs,
 )
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    format_of,
+    variant_graphs,
+)
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plan import Needs
-from stem_edge.runtime.providers.graphs import GraphSource, format_of, variant_graphs
-from stem_edge.runtime.providers.provider import Provider
-from stem_edge.runtime.providers.session import open_session
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots, placeholder_rows
 from stem_edge.system.memory import free_on_nvidia

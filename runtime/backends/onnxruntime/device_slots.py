@@ -16,7 +16,10 @@ from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import WORD, DeviceRows
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.providers.session import BoundSession, onnxruntime_errors
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    onnxruntime_errors,
+)
 
 # A batch goes over in pieces of so much, or of one record, so that what it takes meanwhile is known.
 PIECE_NBYTES = 32 << 20

@@ -19,7 +19,7 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, dequantize_blocks
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import check_logits
-from stem_edge.runtime.providers.session import onnxruntime_errors
+from stem_edge.runtime.backends.onnxruntime.providers.session import onnxruntime_errors
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import own_pages
 

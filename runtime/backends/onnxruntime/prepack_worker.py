@@ -31,9 +31,9 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     prepared_file,
     worth_preparing,
 )
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.plan import CHUNK_TOKENS
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import open_session
 from stem_edge.runtime.rows.slots import PLACEHOLDERS, ArraySlots, placeholder_rows
 from stem_edge.system.user_folder import cpu_digest
 

@@ -29,7 +29,7 @@ from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
-from stem_edge.runtime.providers.graphs import GraphSource, cpu_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 

@@ -31,9 +31,9 @@ from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import check_installed
-from stem_edge.runtime.providers.graphs import GraphSource, format_of
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.system.memory import return_freed_memory, usable_cpus
 
 POSITIONS = 4096  # of the text's beginning, at most

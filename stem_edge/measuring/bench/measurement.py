@@ -22,7 +22,8 @@ from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.planning.fit import fit_on_device
 from stem_edge.measuring.planning.predict import Prediction, expect_run
-from stem_edge.measuring.planning.rates import Rates, between, measure_rates
+from stem_edge.measuring.planning.rates import between, measure_rates
+from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.subjects import bundle_subject, load_options
 from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload

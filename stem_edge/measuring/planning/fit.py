@@ -35,7 +35,8 @@ from stem_edge.measuring.planning.predict import (
     read_in_place,
     tokenizer_nbytes,
 )
-from stem_edge.measuring.planning.rates import Rates, derived_rates, measure_rates
+from stem_edge.measuring.planning.rates import derived_rates, measure_rates
+from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loading import ggml_needs

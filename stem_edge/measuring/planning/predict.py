@@ -23,7 +23,7 @@ from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.models import is_bundle
-from stem_edge.measuring.planning.rates import Rates
+from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import Workload
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plan import Ask, MemoryPlan, Needs, plan_memory

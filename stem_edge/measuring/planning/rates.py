@@ -8,37 +8,13 @@ from its memory bandwidth.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
-
-import numpy as np
-
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.formats import GgufFormat
-from stem_edge.runtime.engine import Engine
+from stem_edge.measuring.planning.timing import Rates
 
-DEMO = Path(__file__).parent.parent / "demo_model"
-MATRIX_SHAPE = (2048, 8192)
-PROBE_SECONDS = 0.4
-LEAST_RUNS, MOST_RUNS = 5, 200
-DISTINCT_TOKENS = 8  # so few that their rows are in memory, as most are in a real text
 # Of the memory bandwidth, what the kernels reached where both were measured (docs/results.md); and the time
 # of a layer's small operators on a core of a phone's class.
 WEIGHTS_SHARE, KV_SHARE, SLOW_LAYER_SECONDS = 0.8, 0.3, 150e-6
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Bytes a second that a decode step reads, and the time of what is not reading."""
-
-    weights: float  # matrices of the layers
-    head: float
-    kv: float
-    layer_seconds: float  # small operators of one layer, at one token
-    source: str  # where these come from, in words
 
 
 def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -> Rates:
@@ -76,26 +52,3 @@ def derived_rates(bandwidth: float, whose: str) -> Rates:
     weights = WEIGHTS_SHARE * bandwidth
     source = f"from {bandwidth / 1e9:g} GB/s of memory bandwidth, {whose}"
     return Rates(weights, weights, KV_SHARE * bandwidth, SLOW_LAYER_SECONDS, source)
-
-
-def steps_seconds(engine: Engine) -> float:
-    """Seconds of a decode step, with what belongs to it: prefetching a row, choosing a token."""
-    context = engine.open_context(MOST_RUNS + 2)
-
-    def step() -> None:
-        ids = np.array([context.position % DISTINCT_TOKENS])
-        engine.expect(ids)
-        int(engine.step(context, ids)[0].argmax())
-
-    return timed(step)
-
-
-def timed(run: Callable[[], object]) -> float:
-    """Median seconds of a run, after one that warms up."""
-    run()
-    times: list[float] = []
-    while len(times) < LEAST_RUNS or (sum(times) < PROBE_SECONDS and len(times) < MOST_RUNS):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return median(times)

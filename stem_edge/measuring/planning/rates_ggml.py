@@ -32,7 +32,7 @@ from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat
-from stem_edge.measuring.planning.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.measuring.planning.timing import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
 from stem_edge.runtime.backends.ggml.graph import Arena, Graph, Memory, Processor, Scratch, Tensor
 from stem_edge.runtime.backends.ggml.slots import BlockSlots

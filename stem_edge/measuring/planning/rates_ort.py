@@ -12,11 +12,11 @@ from stem_edge.bundle.footprint import matrix_nbytes
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.ir import CONTRIB, Array, Graph
-from stem_edge.measuring.planning.rates import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
+from stem_edge.measuring.planning.timing import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.numerics.quantize import fitting_block
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
 from stem_edge.runtime.loading import load
-from stem_edge.runtime.providers.provider import CPU
-from stem_edge.runtime.providers.session import new_session
 
 PAIRS = {4: 8, 8: 4, 32: 1}  # bits -> pairs of matrices in a probe: 128 MiB of codes
 ATTENTION_SHAPE = (16, 32, 8, 64, 2048)  # layers, heads, of keys and values, width, tokens

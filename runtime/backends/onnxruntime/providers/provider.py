@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError
-from stem_edge.runtime.providers import start as provider_start
-from stem_edge.runtime.providers.names import (
+from stem_edge.runtime.backends.onnxruntime.providers import start as provider_start
+from stem_edge.runtime.backends.onnxruntime.providers.names import (
     AUTO,
     CPU_NAME,
     ELSEWHERE,
@@ -27,7 +27,7 @@ from stem_edge.runtime.providers.names import (
     named,
     short_name,
 )
-from stem_edge.runtime.providers.ort_module import ort
+from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
 
 # Of a device's metadata, the first that is there: onnxruntime's word on Windows, and OpenVINO's.
 NAMES = ("Description", "FULL_DEVICE_NAME")

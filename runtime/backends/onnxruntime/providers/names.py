@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.providers.ort_module import ort
+from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
 
 # A name, names in the order of preference, each with its options if need be; None: the CPU.
 Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"

@@ -19,12 +19,12 @@ from stem_edge.errors import BackendError, MissingOperatorsError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import DAMAGED, check_device, reason
-from stem_edge.runtime.providers.graphs import GraphSource
-from stem_edge.runtime.providers.names import CPU_NAME
-from stem_edge.runtime.providers.ort_module import ort
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.names import CPU_NAME
+from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.providers.provider import Provider
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 
 LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate:

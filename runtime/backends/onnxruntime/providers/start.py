@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import BackendError
 from stem_edge.runtime.backends.interface import check_memory, reason
-from stem_edge.runtime.providers.ort_module import ort
-from stem_edge.runtime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
+from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.providers.provider import Provider
+    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 
 # What a library of some system begins with: ELF, PE, Mach-O of one and of several processors.
 MAGICS = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
