@@ -61,7 +61,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates_ggml, "PROBE_NBYTES", 1 << 20)
     monkeypatch.setattr(rates_ggml, "MATRIX_SHAPE", (256, 512))
-    monkeypatch.setattr("stem_edge.measuring.planning.rates.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("stem_edge.measuring.planning.timing.PROBE_SECONDS", 0.01)
 
 
 def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_missing_engine_is_named(
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("runs", "engines"):
+    for module in ("consistency", "backends.engines"):
         monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
     with pytest.raises(BackendError, match="ggml is not installed"):
         stem_edge.verify_runs(alone)
