@@ -34,7 +34,8 @@ QUICK = Limits(1 << 30, 60, 60.0)
 # The worker without what refuses hostile files before native code sees them.
 UNCHECKED = """
 import sys
-from stem_edge.runtime import text, trial_worker
+from stem_edge.runtime.first_load import trial_worker
+from stem_edge.runtime.text import codec as text
 from stem_edge.text.tokenizer_gate import CheckedTokenizer
 read = lambda path, *_: CheckedTokenizer(path.read_text("utf-8"), 1, 1, ())
 text.check_tokenizer = read
