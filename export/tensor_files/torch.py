@@ -1,7 +1,7 @@
 """Tensors out of files that torch wrote, read as data: torch is not asked, and nothing is unpickled.
 
 A file of torch.save is an archive (torch_zip.py) with a pickle that says which values make which
-tensor (torch_pickle.py), and the values themselves, which are read where they lie (stored.py).
+tensor (torch_pickle.py), and the values themselves, which are read where they lie (stored_tensor.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Names of special tokens are recognised in a prompt, as Hugging Face users expect
 them as ordinary text. `Tokenizer.encode_special_tokens = True` gives the trainer's reading.
 
 One difference remains: tiktoken text of more than 400,000 characters, which the trainer cuts into
-pieces first. For sentencepiece see tokenizer_sp.py.
+pieces first. For sentencepiece see sentencepiece.py.
 """
 
 import base64

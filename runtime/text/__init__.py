@@ -1,1 +1,1 @@
-"""Text in token ids and back, chat prompts, where words stand in a prompt."""
+"""Text in token ids and back, and chat prompts."""

@@ -7,9 +7,9 @@ scratch memory. A step fills inputs, runs, and copies logits.
 
 | file | has |
 |---|---|
-| ggml_graph.py | arenas, graphs, memory, the KV cache: what of ggml is called, in types of ours |
-| ggml_weights.py, ggml_slots.py | the memory that tensors of weights and rows point into |
-| ggml_layers.py | a layer as operators |
+| graph.py | arenas, graphs, memory, the KV cache: what of ggml is called, in types of ours |
+| weights.py, slots.py | the memory that tensors of weights and rows point into |
+| layers.py | a layer as operators |
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes a prepared backbone, in a process of its own: python -m stem_edge.runtime.backends.onnxruntime.prepack_worker.
 
-Not a command for users: `stem-edge prepare` and the first load start it, and `prepared.py` says why.
+Not a command for users: `stem-edge prepare` and the first load start it, and `prepacked.py` says why.
 """
 
 from __future__ import annotations
