@@ -129,4 +129,7 @@ def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
 
 
 def _is_gguf(path: Path) -> bool:
-    return path.is_file() and disk.read_file(path, len(MAGIC)).startswith(MAGIC)
+    try:
+        return path.is_file() and disk.read_file(path, len(MAGIC)).startswith(MAGIC)
+    except OSError:  # nobody can say what it is, so it stays
+        return False

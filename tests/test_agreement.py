@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.onnxruntime.device_loading import (
     agreeing_tokens,
 )
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
-from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.slots import ArraySlots, placeholders
 from stem_edge.tables.rows import make_layout
 
 CONTEXT = 256
@@ -98,3 +98,9 @@ def test_contexts_of_any_length_are_compared_as_far_as_they_go(context: int) -> 
     assert right.length <= context
     expected = FEW_TOKENS if context >= 2 * FEW_TOKENS else ANY_NUMBER
     assert agreeing_tokens(cast(Backend, wrong), None, context) == expected
+
+
+@pytest.mark.parametrize(("width", "count"), [(16, 16), (1 << 20, 12), (1 << 24, 1)])
+def test_made_up_rows_are_few_where_records_are_large(width: int, count: int) -> None:
+    layout = make_layout(100, (0, 1), ((width,),), "int8", 16)
+    assert placeholders(layout) == count

@@ -82,14 +82,16 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
             read_checkpoint(path)
 
 
+@pytest.mark.parametrize("otherwise", [False, True], ids=["", "spelled otherwise"])
 def test_the_bundle_may_lie_inside_of_its_checkpoint(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, otherwise: bool
 ) -> None:
     """What the export writes there does not make a checkpoint another one: it goes on."""
     expected = stem_edge.export_bundle(shutil.copytree(llama, tmp_path / "copy"), tmp_path / "out")
     steps, bundle = Steps(monkeypatch), llama / "bundle"
-    steps.interrupt("prefill", lambda: stem_edge.export_bundle(llama, bundle))
-    stem_edge.export_bundle(llama, bundle)
+    source = llama / ".." / llama.name if otherwise else llama
+    steps.interrupt("prefill", lambda: stem_edge.export_bundle(source, bundle))
+    stem_edge.export_bundle(source, bundle)
     assert steps.done == ["prefill"]
     assert contents(llama / "bundle") == contents(expected.path)
 

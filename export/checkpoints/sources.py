@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ class Sources:
 
     def __init__(self, paths: Sequence[str | Path | None]) -> None:
         """paths: files, and folders with all that is in them."""
-        given = _absolute(paths)
+        given = _real(paths)
         inside = {file for path in given for file in (path, *path.rglob("*"))}
         self._before = {
             file: state
@@ -37,7 +38,7 @@ class Sources:
 
         written: what the export itself writes, which may lie there, too.
         """
-        within, own = set(_absolute(paths)), set(_absolute(written))
+        within, own = set(_real(paths)), set(_real(written))
         return {
             file: state[:2]
             for file, state in self._before.items()
@@ -54,8 +55,9 @@ class Sources:
                 )
 
 
-def _absolute(paths: Sequence[str | Path | None]) -> list[Path]:
-    return [Path(path).absolute() for path in paths if path is not None]
+def _real(paths: Sequence[str | Path | None]) -> list[Path]:
+    """Paths that compare as the places do, however links and `..` spell them."""
+    return [Path(os.path.realpath(path)) for path in paths if path is not None]
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

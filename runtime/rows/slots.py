@@ -16,6 +16,7 @@ from stem_edge.tables.rows import Codes, RecordLayout
 # Records as `stage` gives them: an array [n, ...] of a type that these slots know.
 Staged: TypeAlias = npt.NDArray[Any]
 PLACEHOLDERS = 16  # slots that are filled with made-up rows
+PLACEHOLDERS_NBYTES = 32 << 20  # of their records: an expert has tens of megabytes
 
 
 class Slots(Protocol):
@@ -85,6 +86,11 @@ class ArraySlots(Slots):
                 _put(self.scales[index], slots, self.layout.row_scales(records, index))
 
 
+def placeholders(layout: RecordLayout) -> int:
+    """How many slots placeholder_rows fills at most: few, and one if records are large."""
+    return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
+
+
 def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
     """Slots for so many tokens whose rows nobody reads, to try or measure a backbone without tables.
 
@@ -93,7 +99,7 @@ def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
     if slots is None:
         return np.zeros(tokens, np.int32)
     layout, random = slots.layout, np.random.default_rng(0)
-    count = max(1, min(slots.count, layout.records, PLACEHOLDERS))
+    count = min(slots.count, placeholders(layout))
     shape = (count, layout.row_width)
     rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
     slots.write(np.arange(count), layout.pack(rows))

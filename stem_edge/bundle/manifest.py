@@ -271,7 +271,7 @@ def open_manifest(root: str | Path) -> Manifest:
     path = Path(root) / MANIFEST
     try:
         data = disk.read_file(path, MAX_MANIFEST_NBYTES)
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # a name with a NUL
         raise _no_bundle(path.parent) from error
     except OSError as error:
         raise unreadable(path, "manifest", error) from error

@@ -219,7 +219,9 @@ def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
 
 def _run_dense(args: argparse.Namespace) -> int:
     given = {
-        name: v for name, v in vars(args).items() if name != "engine" and v not in (None, False)
+        name: value
+        for name, value in vars(args).items()
+        if name != "engine" and value is not None and value is not False  # but zeros
     }
     if others := given.keys() - inspect.signature(export_dense_gguf).parameters:
         option = "--" + min(others).replace("_", "-")

@@ -100,8 +100,8 @@ class DeviceMemory:
         return sum(array.nbytes for array in self.arrays)
 
     def retire(self, owner: object) -> None:
-        """Keep this, if it is on a device, until the engine's thread comes by; safe in any thread."""
-        if self.kind == "device":
+        """Keep this, unless it is the CPU's, until the engine's thread comes by; safe in any thread."""
+        if self.kind == "device" or not self.provider.on_cpu:
             self._retired.append(owner)
 
     def collect(self) -> None:

@@ -34,7 +34,7 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.plan import CHUNK_TOKENS
-from stem_edge.runtime.rows.slots import PLACEHOLDERS, ArraySlots, placeholder_rows
+from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.user_folder import cpu_digest
 
 REFUSED = (
@@ -101,7 +101,7 @@ class _Prompt:
         config, layout = bundle.manifest.model, bundle.manifest.tables
         self.has_prefill = bundle.manifest.has_prefill
         tokens = min(tokens, config.max_context, config.vocab_size)
-        slots = ArraySlots(layout, PLACEHOLDERS) if layout is not None else None
+        slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids, self._slots = np.arange(tokens), placeholder_rows(slots, tokens)
         graphs = graph_sources(bundle, source, prefill=self.has_prefill)
         self._context = OrtBackend(config, graphs, slots, threads, [CPU]).open_context(tokens)
