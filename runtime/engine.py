@@ -29,7 +29,7 @@ from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
 from stem_edge.runtime.rows.prefetch import Rows
 from stem_edge.system.memory import raise_out_of_memory
-from stem_edge.tables.lookup import Recipe
+from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
 Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
@@ -161,9 +161,9 @@ class Engine:
         if self.overlap:
             self._in_turn(lambda: self.rows.submit(stem_ids))
 
-    def make(self, recipes: Sequence[Recipe]) -> I64:
-        """Stem ids int64 [n] of recipes [n], good until they are released."""
-        return self._in_turn(lambda: self.rows.make(recipes))
+    def make(self, lookups: Sequence[RowLookup]) -> I64:
+        """Stem ids int64 [n] of lookups [n], good until they are released."""
+        return self._in_turn(lambda: self.rows.make(lookups))
 
     def release(self, stem_ids: Sequence[int]) -> None:
         """Say that ids that `make` gave are not needed any more; takes no lock."""

@@ -21,7 +21,7 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.plan import MemoryPlan
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
-from stem_edge.runtime.lookups.row_ids import StemId, checked_ids, given_recipes
+from stem_edge.runtime.lookups.row_ids import StemId, checked_ids, given_lookups
 from stem_edge.runtime.sampling import (
     SamplingOptions,
     SamplingParams,
@@ -156,7 +156,7 @@ class Model:
             overlay = self._overlay = Overlay(self._text, self.config, edits)
         given = None
         if stem_ids is not None:
-            given = given_recipes(self.config, stem_ids, len(prompt))
+            given = given_lookups(self.config, stem_ids, len(prompt))
         return Lookups(self.engine, overlay, prompt, given)
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:

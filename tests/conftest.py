@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 
 import stem_edge
 from stem_edge.bundle.verdicts import PLACES, TRIALS
@@ -23,14 +23,6 @@ from stem_edge.graph.formats import EngineName
 
 if TYPE_CHECKING:
     from tiny_exports import Exports
-
-DATA = Path(__file__).parent / "data"
-DEMO = Path(stem_edge.__file__).parent / "demo_model"
-FDS = Path("/proc/self/fd")
-# ggml takes minutes to compile, so `make test` skips its tests.
-HAS_GGML = library_path() is not None and find_spec("gguf") is not None
-NO_GGML = "ggml is not installed (make test-all installs it)"
-needs_ggml = pytest.mark.skipif(not HAS_GGML, reason=NO_GGML)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -152,12 +144,6 @@ def tiny(engine: EngineName, request: pytest.FixtureRequest) -> Path:
     """The bundle of `tiny_checkpoint` for the engine in turn. Not to be changed."""
     found: Path = request.getfixturevalue("tiny_bundle" if engine == "onnxruntime" else "tiny_gguf")
     return found
-
-
-def add_ggml(checkpoint: Path, out: Path) -> None:
-    """Put a backbone for ggml into the checkpoint's bundle, where ggml is installed."""
-    if HAS_GGML:
-        stem_edge.export_bundle(checkpoint, out, engine="gguf", backbone="f32", add=True)
 
 
 @pytest.fixture(scope="session")

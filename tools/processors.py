@@ -42,13 +42,22 @@ GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
 # What computes or moves bytes, as far as it needs no torch: logits of the trainers' checkpoints,
 # kernels, rows, caches, edits; then every way of running the demo.
 FILES = [
-    *("conformance", "demo_logits", "ort_session", "linear", "rates"),
-    *("quantize", "block_search", "rope"),
-    *("rows", "store", "shards", "cache", "prefetch", "host_tier"),
-    *("edited_store", "overlay", "edit_schemes", "edit_table", "sampling"),
+    "whole_model/test_conformance.py",
+    "tools/test_demo_logits.py",
+    "tools/test_edit_table.py",
+    "stem_edge/numerics",
+    "stem_edge/graph/test_linear.py",
+    "stem_edge/measuring/planning/test_rates.py",
+    "stem_edge/tables/test_rows.py",
+    "stem_edge/tables/test_shards.py",
+    "stem_edge/edits/test_schemes.py",
+    "runtime/rows",
+    "runtime/lookups/test_overlay.py",
+    "runtime/test_sampling.py",
+    "runtime/backends/onnxruntime/providers/test_session.py",
 ]
 TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-TESTS += [f"tests/test_{name}.py" for name in FILES]
+TESTS += [f"tests/{name}" for name in FILES]
 RUNS = ["-m", "stem_edge", "verify", "stem_edge/demo_model", "--runs"]
 LAUNCHER = """
 #include <unistd.h>

@@ -1,7 +1,7 @@
 """Run a command where onnxruntime finds a GPU, on machines that have none: Vulkan in software.
 
     python tools/software_gpu.py stem-edge inspect --providers
-    python tools/software_gpu.py pytest tests/test_webgpu.py
+    python tools/software_gpu.py pytest tests/whole_model/test_webgpu.py
 
 onnxruntime offers its WebGPU plug-in a device only where the system shows a display adapter. So the
 command gets a view of its own of /sys/class/drm, with an adapter that is none; everything else of

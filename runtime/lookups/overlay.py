@@ -16,7 +16,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.edits.file import Edit, NewRows, Replacement
 from stem_edge.edits.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.row_ids import check_recipe
+from stem_edge.runtime.lookups.row_ids import check_lookup
 from stem_edge.runtime.lookups.spans import (
     AbsentError,
     TokenText,
@@ -25,7 +25,7 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import Recipe, Row
+from stem_edge.tables.lookup import RowLookup, Row
 
 if TYPE_CHECKING:
     from stem_edge.runtime.engine import Engine
@@ -39,19 +39,19 @@ ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> what is looked up there
 class Overlay:
     """A stack of edits on a bundle of this model. Nothing in it changes.
 
-    Raises InputError for an edit that cannot be: see `everywhere` and `check_recipe`.
+    Raises InputError for an edit that cannot be: see `everywhere` and `check_lookup`.
     """
 
     def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
         self.edits, self._codec, self._config = tuple(edits), codec, config
         self._everywhere = [everywhere(codec, edit) for edit in self.edits]
         tokens = sorted(set().union(*self._everywhere))
-        self.of_token: dict[int, Recipe] = {
-            token: self._recipe(token, [found.get(token, {}) for found in self._everywhere])
+        self.of_token: dict[int, RowLookup] = {
+            token: self._lookup(token, [found.get(token, {}) for found in self._everywhere])
             for token in tokens
         }
 
-    def of_prompt(self, token_ids: Sequence[int]) -> dict[int, Recipe]:
+    def of_prompt(self, token_ids: Sequence[int]) -> dict[int, RowLookup]:
         """What is looked up at those places of a prompt where it is not the token's own record.
 
         Raises InputError if there are edits at positions, and no source of them is in the prompt.
@@ -67,7 +67,7 @@ class Overlay:
                 of_token.get(token, {}) | of_place.get(place, {})
                 for of_token, of_place in zip(self._everywhere, placed, strict=True)
             ]
-            found[place] = self._recipe(token, changes)
+            found[place] = self._lookup(token, changes)
         return found
 
     def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
@@ -87,13 +87,13 @@ class Overlay:
             raise absent[0]
         return placed
 
-    def _recipe(self, token: int, changes: Sequence[Mapping[int, Row]]) -> Recipe:
+    def _lookup(self, token: int, changes: Sequence[Mapping[int, Row]]) -> RowLookup:
         rows: ByLayer = dict.fromkeys(self._config.stem_layers, (token,))
         for change in changes:
             rows.update(change)
-        recipe = tuple(rows[layer] for layer in self._config.stem_layers)
-        check_recipe(self._config, recipe)
-        return recipe
+        lookup = tuple(rows[layer] for layer in self._config.stem_layers)
+        check_lookup(self._config, lookup)
+        return lookup
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
@@ -180,7 +180,7 @@ class Lookups:
         engine: Engine,
         overlay: Overlay,
         prompt: Sequence[int],
-        given: Sequence[Recipe] | None = None,
+        given: Sequence[RowLookup] | None = None,
     ) -> None:
         self._engine, self._tokens = engine, overlay.of_token
         self._places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
@@ -197,14 +197,14 @@ class Lookups:
 
     def of_token(self, token_id: int) -> int:
         """Stem id of a token that was generated."""
-        recipe = self._tokens.get(token_id)
-        if recipe is None:
+        lookup = self._tokens.get(token_id)
+        if lookup is None:
             return token_id
         if token_id not in self._of_token:
-            (self._of_token[token_id],) = self._make([recipe])
+            (self._of_token[token_id],) = self._make([lookup])
         return self._of_token[token_id]
 
-    def _make(self, recipes: Sequence[Recipe]) -> list[int]:
-        made: list[int] = self._engine.make(recipes).tolist()
+    def _make(self, lookups: Sequence[RowLookup]) -> list[int]:
+        made: list[int] = self._engine.make(lookups).tolist()
         self._made += made
         return made

@@ -9,7 +9,7 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.tables.lookup import Recipe, plain, tokens_of
+from stem_edge.tables.lookup import RowLookup, plain, tokens_of
 from stem_edge.text_table import shown
 
 MOST_IDS = 1 << 26  # more than any context holds
@@ -54,34 +54,34 @@ def _as_list(token_ids: object, where: str) -> list[Any]:
     )
 
 
-def given_recipes(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[Recipe]:
+def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
     """What given stem ids of `length` tokens look up. Raises InputError."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
         raise InputError("stem_ids must be a sequence: for each token an id, or several")
     if len(stem_ids) != length:
         raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
     layers = len(config.stem_layers)
-    recipes = []
+    lookups = []
     for position, one in enumerate(stem_ids):
         several = one if isinstance(one, Sequence | np.ndarray) else [one]
         ids = checked_ids(several, config.vocab_size, f"stem_ids[{position}]: ")
         if not ids:
             raise InputError(f"stem_ids: none at position {position}; give at least one id")
-        recipes.append(plain(tuple(ids), layers))
+        lookups.append(plain(tuple(ids), layers))
         if layers:
-            check_recipe(config, recipes[-1])
-    return recipes
+            check_lookup(config, lookups[-1])
+    return lookups
 
 
-def check_recipe(config: ModelConfig, recipe: Recipe) -> None:
+def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
     """Raises InputError for a token that has no record, and for a mean of experts."""
-    greatest = max(tokens_of(recipe), default=0)
+    greatest = max(tokens_of(lookup), default=0)
     if greatest >= config.vocab_size:
         raise InputError(
             f"token {greatest} has no row: the tokenizer has tokens that the model has not; expected "
             f"0 to {config.vocab_size - 1}: take another text"
         )
-    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in recipe)
+    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in lookup)
     if config.n_experts and means:
         raise InputError(
             "the rows of this model are experts, and the mean of experts is none; let each token "

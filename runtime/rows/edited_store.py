@@ -1,7 +1,7 @@
 """The row store with made records on top: what edits look up, composed when it is read.
 
 Records of the table store keep their numbers; made records are numbered from there on. Only their
-recipes are in memory: a read composes them from records of the store, checksums and all. A recipe
+lookups are in memory: a read composes them from records of the store, checksums and all. A lookup
 has one number, however many ask for it, and loses it when nobody needs it any more.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.system.memory import own_pages
-from stem_edge.tables.lookup import Recipe, compose, token_of, tokens_of
+from stem_edge.tables.lookup import RowLookup, compose, token_of, tokens_of
 
 if TYPE_CHECKING:
     from stem_edge.runtime.rows.host_tier import HostTier
@@ -31,8 +31,8 @@ class EditedStore:
         self.base, self.tokens, self.index = store, store.tokens, store.index
         self.layout = store.layout  # its `records` are those of the table store
         self.numbers = store.layout.records  # one more than the greatest number ever given
-        self._recipes: dict[int, Recipe] = {}  # number of a made record -> what it is made of
-        self._numbers: dict[Recipe, int] = {}
+        self._lookups: dict[int, RowLookup] = {}  # number of a made record -> what it is made of
+        self._numbers: dict[RowLookup, int] = {}
         self._users: Counter[int] = Counter()  # of each number
         self._free: list[int] = []  # numbers that can be given again
         # Generators may be closed by the garbage collector, at any place in any thread.
@@ -41,7 +41,7 @@ class EditedStore:
     @property
     def made(self) -> int:
         """Made records that there are now."""
-        return len(self._recipes)
+        return len(self._lookups)
 
     def records_of(self, stem_ids: I64) -> I64:
         """Numbers of the records [T] that stem ids [T] stand for."""
@@ -53,21 +53,21 @@ class EditedStore:
         own = self.index[np.where(made, 0, stem_ids)].astype(np.int64)
         return np.where(made, stem_ids - self.tokens + self.layout.records, own)
 
-    def make(self, recipes: Iterable[Recipe]) -> I64:
-        """Stem ids of recipes: a token's own, or a made record's, in use until it is released."""
+    def make(self, lookups: Iterable[RowLookup]) -> I64:
+        """Stem ids of lookups: a token's own, or a made record's, in use until it is released."""
         made: list[int] = []
         try:
-            made.extend(map(self._make, recipes))
+            made.extend(map(self._make, lookups))
             return np.array(made, np.int64)
         except BaseException:
             self.release(made)
             raise
 
-    def _make(self, recipe: Recipe) -> int:
-        token = token_of(recipe)
+    def _make(self, lookup: RowLookup) -> int:
+        token = token_of(lookup)
         if token is not None:
             return token
-        number = self._numbers.get(recipe)
+        number = self._numbers.get(lookup)
         if number is None:
             # In this order: an interrupt loses a number, and no number is ever given twice.
             if self._free:
@@ -75,8 +75,8 @@ class EditedStore:
             else:
                 number = self.numbers
                 self.numbers += 1
-            self._recipes[number] = recipe
-            self._numbers[recipe] = number
+            self._lookups[number] = lookup
+            self._numbers[lookup] = number
         self._users[number] += 1
         return number - self.layout.records + self.tokens
 
@@ -98,10 +98,10 @@ class EditedStore:
     def forget(self, numbers: I64) -> None:
         """Numbers that may be given again: in no slot any more, and of no read under way."""
         for number in numbers.tolist():
-            recipe = self._recipes.get(number)
-            if recipe is not None and self._numbers.get(recipe) == number:
-                del self._numbers[recipe]
-            self._recipes.pop(number, None)
+            lookup = self._lookups.get(number)
+            if lookup is not None and self._numbers.get(lookup) == number:
+                del self._numbers[lookup]
+            self._lookups.pop(number, None)
             self._users.pop(number, None)
             self._free.append(number)
 
@@ -116,12 +116,12 @@ class EditedStore:
             piece = stored[at : at + READ_AT_ONCE]
             records[piece] = self.base.read(numbers[piece])
         for place in made.tolist():
-            records[place] = self._compose(self._recipes[int(numbers[place])])
+            records[place] = self._compose(self._lookups[int(numbers[place])])
         return records
 
-    def _compose(self, recipe: Recipe) -> U8:
-        tokens = tokens_of(recipe)
+    def _compose(self, lookup: RowLookup) -> U8:
+        tokens = tokens_of(lookup)
         wanted, place = np.unique(self.records_of(np.array(tokens, np.int64)), return_inverse=True)
         records = self.base.read(wanted) if tokens else np.empty((0, 0), np.uint8)
         of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
-        return compose(self.layout, recipe, of_token)
+        return compose(self.layout, lookup, of_token)

@@ -33,7 +33,7 @@ from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.slots import Staged
 from stem_edge.runtime.rows.store import RowStore
-from stem_edge.tables.lookup import Recipe
+from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
 ANY_NUMBER = 1 << 30
@@ -68,9 +68,9 @@ class Rows:
         """Slots int32 [T] of the ids [T], all resident until the next call."""
         return np.zeros(len(stem_ids), np.int32)
 
-    def make(self, recipes: Sequence[Recipe]) -> I64:
-        """Stem ids int64 [n] of recipes [n], good until they are released. Raises InputError."""
-        if recipes:
+    def make(self, lookups: Sequence[RowLookup]) -> I64:
+        """Stem ids int64 [n] of lookups [n], good until they are released. Raises InputError."""
+        if lookups:
             raise InputError("this model is dense: it has no rows that could be edited")
         return np.zeros(0, np.int64)
 
@@ -139,9 +139,9 @@ class Prefetcher(Rows):
         if len(batch):
             self.cache.install(batch, flash.read(batch), batch)
 
-    def make(self, recipes: Sequence[Recipe]) -> I64:
-        """See Rows.make. What was released before makes room; the same recipe keeps its record."""
-        made = self.store.make(recipes)
+    def make(self, lookups: Sequence[RowLookup]) -> I64:
+        """See Rows.make. What was released before makes room; the same lookup keeps its record."""
+        made = self.store.make(lookups)
         try:
             self.cache.make_room(self.store.numbers)
             self._forget_unused()

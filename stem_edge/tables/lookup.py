@@ -1,6 +1,6 @@
 """What an edited lookup reads: for each STEM layer a token's row, the mean of several, or given values.
 
-A token's own record is the recipe of its own id in every layer. Any other recipe is a *made*
+A token's own record is the lookup of its own id in every layer. Any other lookup is a *made*
 record: composed from records of the table store when it is needed, in the same packing, so that
 cache, slots and graphs see no difference.
 """
@@ -18,35 +18,35 @@ from stem_edge.tables.rows import RecordLayout
 
 # Token ids, whose rows are averaged (a token that is there twice counts twice), or a packed row.
 Row: TypeAlias = tuple[int, ...] | bytes
-Recipe: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order
+RowLookup: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order
 
 
-def plain(row: Row, layers: int) -> Recipe:
+def plain(row: Row, layers: int) -> RowLookup:
     """The same row's tokens in every STEM layer."""
     return (row,) * layers
 
 
-def token_of(recipe: Recipe) -> int | None:
+def token_of(lookup: RowLookup) -> int | None:
     """The token whose own record this is, if it is one's."""
-    first = recipe[0]
-    if isinstance(first, tuple) and len(set(first)) == 1 and set(recipe) == {first}:
+    first = lookup[0]
+    if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]
     return None
 
 
-def tokens_of(recipe: Recipe) -> list[int]:
+def tokens_of(lookup: RowLookup) -> list[int]:
     """The tokens whose records are needed to compose it, ascending."""
-    return sorted({token for row in recipe if isinstance(row, tuple) for token in row})
+    return sorted({token for row in lookup if isinstance(row, tuple) for token in row})
 
 
-def compose(layout: RecordLayout, recipe: Recipe, records: Mapping[int, U8]) -> U8:
-    """The packed record [record_nbytes] of a recipe, from the packed records of its tokens.
+def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
+    """The packed record [record_nbytes] of a lookup, from the packed records of its tokens.
 
     A single token's row is copied, code by code. A mean is taken in float32 and packed anew, which
     rounds it as any row of this type is rounded.
     """
     record = np.empty(layout.record_nbytes, np.uint8)
-    for index, row in enumerate(recipe):
+    for index, row in enumerate(lookup):
         piece = slice(index * layout.row_nbytes, (index + 1) * layout.row_nbytes)
         if isinstance(row, bytes):
             record[piece] = np.frombuffer(row, np.uint8)

@@ -34,7 +34,7 @@ LINES = [
 
 @cache
 def _sources() -> list[str]:
-    return [path.read_text("utf-8") for path in sorted(HERE.glob("test_*.py"))]
+    return [path.read_text("utf-8") for path in sorted(HERE.rglob("test_*.py"))]
 
 
 @cache

@@ -25,7 +25,8 @@ from fuzzing.targets import TARGETS, chat_process
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+from installed import ROOT
+
 SECONDS = 3.0  # of a short run at most
 FINDING = "finding-"
 SEED_FILES = [(name, path) for name in TARGETS for path in sorted((SEEDS / name).iterdir())]

@@ -1,0 +1,146 @@
+"""What a calibration text says of the channels, and what ggml's quantizers make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from architectures import HASHED, SIZES
+from architectures import write as write_variant
+from make_checkpoint import Shape, write_checkpoint
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.export.backbone.gguf_values import TensorSource, encoder
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.hidden_states import importance_vectors
+from stem_edge.ggml import types
+from stem_edge.ggml.library import Ggml, open_ggml
+from stem_edge.ggml.types import TensorType
+from stem_edge.numerics.distributions import kullback_leibler, log_softmax
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.reference import ArrayMatrix, forward, whole
+
+gguf = pytest.importorskip("gguf")
+IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
+QUIETEST = 0.001  # of a channel, at least, in shares of the mean
+
+
+@pytest.fixture(scope="module")
+def ggml() -> Ggml:
+    try:
+        return open_ggml()
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+def mean_squares(checkpoint: Checkpoint) -> dict[str, F32]:
+    """Of every input that the reference model shows, over all sequences at once."""
+    seen: dict[str, list[F32]] = {}
+    for ids in IDS:
+        see = lambda name, x: seen.setdefault(name, []).append(x)
+        forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids, see)
+    return {name: np.mean(np.concatenate(parts) ** 2, axis=0) for name, parts in seen.items()}
+
+
+def test_vectors_are_the_mean_squares_of_the_inputs(tiny_checkpoint: Path) -> None:
+    checkpoint = read_checkpoint(tiny_checkpoint)
+    found, expected = importance_vectors(checkpoint, IDS), mean_squares(checkpoint)
+    inputs = {"layers.0.wk": "layers.0.qkv", "layers.1.wo": "layers.1.wo", "head": "head"}
+    inputs |= {"layers.0.up": "layers.0.gate", "layers.2.gate": "layers.2.gate"}
+    inputs |= {"layers.0.down": "layers.0.down", "layers.2.down": "layers.2.down"}
+    for name, source in inputs.items():
+        mean = expected[source]
+        assert np.allclose(found[name], mean + 0.01 * mean.mean(), rtol=1e-4), name
+    assert np.array_equal(found["layers.1.wq"], found["layers.1.wv"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tied_head": True},
+        {"row_rank": 16, "stem_ffn": "stem-gate"},
+        HASHED,
+        {"stem_layers": ()},
+    ],
+)
+def test_every_matrix_has_one(fields: dict[str, Any], tmp_path: Path) -> None:
+    config = ModelConfig(**(SIZES | fields))
+    checkpoint = read_checkpoint(write_variant(tmp_path / "checkpoint", config)[0])
+    shapes = {n: s for n, s in config.backbone_shapes().items() if len(s) == 2}
+    if not config.tied_head:
+        del shapes["embedding"]
+    found = importance_vectors(checkpoint, IDS)
+    assert found.keys() == shapes.keys()
+    for name, vector in found.items():
+        assert vector.shape == shapes[name][1:] and vector.dtype == np.float32
+        assert np.isfinite(vector).all() and vector.min() > 0
+        assert vector.min() > QUIETEST * vector.mean()
+
+
+def test_dead_channels_and_dead_layers_still_count(tiny_checkpoint: Path) -> None:
+    checkpoint = read_checkpoint(tiny_checkpoint)
+    dead = {"layers.0.attention_norm": 0 * whole(checkpoint.backbone["layers.0.attention_norm"])}
+    dead["layers.1.attention_norm"] = whole(checkpoint.backbone["layers.1.attention_norm"]).copy()
+    dead["layers.1.attention_norm"][:8] = 0
+    found = importance_vectors(_with(checkpoint, dead), IDS)
+    assert np.all(found["layers.0.wq"] == found["layers.0.wq"][0]) and found["layers.0.wq"][0] > 0
+    assert 0 < found["layers.1.wq"][0] < 0.1 * found["layers.1.wq"][8:].mean()
+
+
+def _with(checkpoint: Checkpoint, tensors: dict[str, F32]) -> Checkpoint:
+    backbone: Any = {**checkpoint.backbone, **{n: ArrayMatrix(a) for n, a in tensors.items()}}
+    return replace(checkpoint, backbone=backbone)
+
+
+def quantized(ggml: Ggml, rows: F32, type: TensorType, importance: F32 | None) -> F32:
+    tensor = TensorSource("name", ArrayMatrix(rows), type, "kind", importance)
+    coded = encoder(ggml, tensor, ErrorMeter())(rows).reshape(len(rows), -1)
+    found: F32 = gguf.quants.dequantize(coded, gguf.GGMLQuantizationType(type.number))
+    return found
+
+
+@pytest.mark.parametrize("type", [types.Q4_0, types.Q4_K, types.Q5_K, types.Q6_K])
+def test_weighted_errors_fall(type: TensorType, ggml: Ggml) -> None:
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((64, 512), np.float32)
+    importance = np.asarray(random.lognormal(0, 2, 512), np.float32)
+    plain, weighted = (quantized(ggml, rows, type, vector) for vector in (None, importance))
+    errors = [float((importance * (rows - found) ** 2).sum()) for found in (plain, weighted)]
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_ggml_loses_a_block_whose_channels_count_nothing(ggml: Ggml) -> None:
+    """Why no channel may count nothing."""
+    rows = np.random.default_rng(0).standard_normal((4, 256), np.float32)
+    importance = np.ones(256, np.float32)
+    importance[:32] = 0
+    assert not quantized(ggml, rows, types.Q4_0, importance)[:, :32].any()
+
+
+def test_the_divergence_falls(tmp_path: Path, ggml: Ggml) -> None:
+    """A model whose norms make a few channels loud: their weights are small, and matter most."""
+    shape = Shape(dim=256, d_ff=256, n_layers=2, stem_layers=())
+    checkpoint = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", shape))
+    random, changed = np.random.default_rng(1), dict[str, F32]()
+    for name in ("layers.0.attention_norm", "layers.0.ffn_norm", "norm"):
+        changed[name] = np.asarray(random.lognormal(0, 1.5, 256), np.float32)
+    checkpoint = _with(checkpoint, changed)
+    ids = [random.integers(0, 300, 60).tolist() for _ in range(3)]
+    vectors = importance_vectors(checkpoint, ids[:2])
+    exact = forward(checkpoint.config, checkpoint.backbone, {}, ids[2])
+    lost = []
+    for used in ({}, vectors):
+        stored = {
+            name: quantized(ggml, whole(checkpoint.backbone[name]), types.Q4_0, used.get(name))
+            for name in vectors
+        }
+        found = forward(checkpoint.config, _with(checkpoint, stored).backbone, {}, ids[2])
+        lost.append(float(kullback_leibler(log_softmax(exact), log_softmax(found)).mean()))
+    assert 0 < lost[1] < 0.8 * lost[0]

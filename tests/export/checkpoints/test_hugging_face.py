@@ -1,0 +1,190 @@
+"""Models of the transformers library, and what of theirs is refused."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_folders import EVERY_SECOND, MODELS, YARN, edit, edit_tensors, make_model, refused
+
+from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+from stem_edge.numerics.reference import forward
+
+YARN |= {"original_max_position_embeddings": 32}
+
+
+def logits(checkpoint: Checkpoint, ids: list[int]) -> np.ndarray[Any, Any]:
+    return forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    ids = np.random.default_rng(1).integers(97, size=60).tolist()  # past the original context
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    found = logits(checkpoint, ids)
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(expected).max() > 1
+
+
+BEYOND = {"model.layers.3.mlp.up_proj.weight": torch.ones(2)}
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    make_model("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def llama(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "llama"))
+
+
+def config_of(folder: Path, **values: Any) -> ModelConfig:
+    edit(folder, **values)
+    return read_checkpoint(folder).config
+
+
+def test_the_description_of_a_model(llama: Path) -> None:
+    assert config_of(llama, rope_parameters={"rope_theta": 5e5}) == ModelConfig(
+        vocab_size=97, dim=32, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
+        stem_layers=(), norm_eps=1e-6, rope_theta=5e5, rope_interleaved=False, max_context=64,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_the_older_form_of_rope(llama: Path, key: str) -> None:
+    older = {"rope_parameters": None, "rope_theta": 2e4}
+    config = config_of(llama, **older, rope_scaling={key: "linear", "factor": 2})
+    assert (config.rope_theta, config.rope_scaling) == (2e4, LinearRope(2.0))
+    assert config_of(llama, **older, rope_scaling=None).rope_scaling is None
+    assert config_of(llama, rope_theta=None).rope_theta == 1e4
+
+
+def test_defaults_of_rope_scaling(llama: Path) -> None:
+    numbers = {"factor": 4.0, "low_freq_factor": 1, "high_freq_factor": 4}
+    config = config_of(llama, rope_parameters={"rope_type": "llama3"} | numbers)
+    assert config.rope_scaling == Llama3Rope(4.0, 1.0, 4.0, original_context=64)
+    config = config_of(
+        llama, rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 32}
+    )
+    assert config.rope_scaling == YarnRope(2.0, 32, attention_factor=0.1 * math.log(2) + 1)
+
+
+def test_windows_count_only_where_they_are_used(llama: Path) -> None:
+    qwen = {"model_type": "qwen2", "sliding_window": 4, "max_window_layers": 0}
+    edit_tensors(llama, add_biases)
+    assert config_of(llama, **qwen, use_sliding_window=False).sliding_window == 0
+    assert config_of(llama, use_sliding_window=True).window_layers is None
+    assert config_of(llama, max_window_layers=2).window_layers == (2,)
+    assert config_of(llama, max_window_layers=3).sliding_window == 0
+    assert config_of(llama, layer_types=EVERY_SECOND).window_layers == (1,)
+
+
+def add_biases(tensors: dict[str, torch.Tensor]) -> None:
+    for layer in range(3):
+        for name, size in (("q", 32), ("k", 16), ("v", 16)):
+            tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = torch.ones(size)
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"model_type": "mixtral"}, ["model_type is 'mixtral'", "llama, mistral, qwen2, qwen3"]),
+        ({"model_type": "smollm3"}, ["model_type is 'smollm3'"]),
+        ({"model_type": None}, ["model_type is None"]),
+        ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            ["already quantized (awq); export the original"],
+        ),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5", "expected 1"]),
+        ({"rope_interleaved": True}, ["rope_interleaved is True", "expected False"]),
+        ({"residual_multiplier": 0.2}, ["residual_multiplier is 0.2", "llama models"]),
+        ({"num_local_experts": 8}, ["num_local_experts is 8"]),
+        ({"sliding_window": 5}, ["sliding_window is 5"]),
+        ({"model_type": "mistral", "attention_bias": True}, ["attention_bias", "False"]),
+        ({"model_type": "mistral", "layer_types": EVERY_SECOND}, ["layer_types"]),
+        ({"num_hidden_layers": 10**12}, ["num_hidden_layers"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads is 0"]),
+        ({"num_key_value_heads": 3}, ["not a multiple of n_kv_heads 3"]),
+        ({"vocab_size": "97"}, ["vocab_size"]),
+        ({"rms_norm_eps": 0}, ["norm_eps 0"]),
+        ({"head_dim": 7}, ["head_dim 7 is odd"]),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["'dynamic'", "llama3, yarn"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'"]),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, ["['yarn']"]),
+        ({"rope_parameters": {"rope_type": "linear"}}, ["linear", "factor"]),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.1}}, ["factor", "0.1"]),
+        ({"rope_parameters": {"factor": 2.0}}, ["default", "factor"]),
+        ({"rope_parameters": {"full_attention": {}}}, ["full_attention"]),
+        ({"rope_parameters": YARN | {"finetuned": True}}, ["yarn", "finetuned"]),
+        ({"rope_parameters": YARN | {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+        ({"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 0}, []),
+        ({"rope_scaling": YARN}, ["both rope_scaling and rope_parameters"]),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, ["layer_types", "3 layers"]),
+        ({"model_type": "qwen3", "layer_types": EVERY_SECOND}, ["no sliding_window is in use"]),
+    ],
+)
+def test_a_config_that_is_not_understood(
+    llama: Path, values: dict[str, Any], parts: list[str]
+) -> None:
+    edit(llama, **values)
+    refused(llama, "config.json", *parts)
+
+
+def test_keys_that_say_nothing(llama: Path) -> None:
+    before = read_checkpoint(llama).config
+    nothing = {"pretraining_tp": 2, "attention_dropout": 0.1, "rope_interleaved": False}
+    assert config_of(llama, **nothing, num_local_experts=None, use_cache=False) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
+        (lambda tensors: tensors.update(BEYOND), f"tensor {next(iter(BEYOND))} is no part of the"),
+        (lambda tensors: tensors.update({"score.weight": torch.ones(2)}), "tensor score.weight is"),
+        (add_biases, "self_attn.k_proj.bias"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_model(llama: Path, change: Any, said: str) -> None:
+    edit_tensors(llama, change)
+    refused(llama, said)
+
+
+def test_frequencies_that_older_versions_saved_are_ignored(llama: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(llama, lambda tensors: tensors.update({name: torch.ones(4)}))
+    assert len(read_checkpoint(llama).backbone) == 3 * 9 + 3
+
+
+def test_a_tied_head_saved_twice(llama: Path) -> None:
+    edit(llama, tie_word_embeddings=True)
+    refused(llama, "lm_head.weight differs from the embedding")
+    edit_tensors(llama, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 0}))
+    assert "head" not in read_checkpoint(llama).backbone
+
+
+def test_a_tensor_of_another_shape(llama: Path) -> None:
+    edit(llama, intermediate_size=64)
+    refused(llama, "layers.(0-2).gate is [48, 32], expected [64, 32]")
+
+
+def test_names_of_modules(llama: Path) -> None:
+    names = read_checkpoint(llama).names
+    assert names["model.layers.1.self_attn.q_proj"] == "layers.1.wq"
+    assert names["model.layers.2.post_attention_layernorm"] == "layers.2.ffn_norm"
+    assert names["lm_head"] == "head"

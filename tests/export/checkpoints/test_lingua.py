@@ -1,0 +1,260 @@
+"""Checkpoints of the public STEM trainer that are not as they should be, and unusual ones that are."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import exports
+import numpy as np
+import pytest
+import torch
+from installed import DATA
+from make_checkpoint import Shape, write_checkpoint
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+import stem_edge
+from stem_edge import CheckpointError
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.numerics.reference import whole
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "training", Shape(), parts=4)
+
+
+@pytest.fixture
+def consolidated(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "consolidated", Shape(), layout="consolidated")
+
+
+def edit_params(folder: Path, **model: Any) -> None:
+    path = folder / "params.json"
+    params = json.loads(path.read_text())
+    for key, value in model.items():
+        if value is ...:
+            params["model"].pop(key)
+        else:
+            params["model"][key] = value
+    path.write_text(json.dumps(params))
+
+
+def refused(folder: Path, *parts: str) -> None:
+    exports.refused(lambda: read_checkpoint(folder), *parts)
+
+
+def test_shards_are_joined_in_the_order_of_their_numbers() -> None:
+    shards = sorted((DATA / "conformance/half/training/stem_shards").iterdir())
+    assert shards[2].name == "stem_model_mp10.pt"  # what sorting by name would put third
+    table = read_checkpoint(DATA / "conformance/half/training").tables[1]
+    width = table.shape[1] // len(shards)
+    last = torch.load(shards[2].with_name("stem_model_mp11.pt"), weights_only=True)
+    columns = whole(table)[:, 11 * width :]
+    assert np.array_equal(columns, last["stem_embeddings.0.weight"].numpy())
+
+
+def test_tables_are_numbered_in_the_order_of_stem_layers(consolidated: Path) -> None:
+    edit_params(consolidated, stem_layers=[2, 1])
+    saved = torch.load(consolidated / "consolidated_stem.pth", weights_only=True)
+    tables = read_checkpoint(consolidated).tables
+    assert np.array_equal(whole(tables[2]), saved["stem_embeddings.0.weight"].numpy())
+
+
+def test_stem_layers_default_to_all_but_the_first(consolidated: Path) -> None:
+    edit_params(consolidated, stem_layers=None)
+    assert read_checkpoint(consolidated).config.stem_layers == (1, 2)
+
+
+def test_the_trainers_defaults_apply_to_what_params_leave_out(consolidated: Path) -> None:
+    edit_params(consolidated, max_seqlen=..., vocab_size=-1)
+    config = read_checkpoint(consolidated).config
+    assert (config.max_context, config.norm_eps, config.rope_theta) == (1024, 1e-5, 10000.0)
+    assert config.vocab_size == 300
+
+
+def test_halves_of_both_layouts_can_be_mixed(training: Path, consolidated: Path) -> None:
+    shutil.copy(consolidated / "consolidated.pth", training)
+    (training / ".metadata").unlink()
+    assert read_checkpoint(training).tables[1].shape == (300, 64)
+
+
+def test_a_tied_head_saved_twice_is_read_once(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(tied_head=True), layout="consolidated")
+    state = torch.load(path / "consolidated.pth", weights_only=True)
+    state["model"]["output.tied_module.weight"] = state["model"]["tok_embeddings.weight"]
+    torch.save(state, path / "consolidated.pth")
+    assert "head" not in read_checkpoint(path).backbone
+
+
+def test_missing_folder() -> None:
+    refused(Path("/nowhere/run"), "/nowhere/run: no such folder", "params.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "consolidated.pth",
+            ["no weights", "consolidated.pth", "found only consolidated_stem.pth"],
+        ),
+        ("consolidated_stem.pth", ["no tables", "stem_shards"]),
+    ],
+)
+def test_a_missing_consolidated_file_is_named(
+    consolidated: Path, name: str, parts: list[str]
+) -> None:
+    (consolidated / name).unlink()
+    refused(consolidated, *parts)
+
+
+TRAINING = [".metadata", "__0_0.distcp", *(f"stem_shards/stem_model_mp{n}.pt" for n in (0, 2, 3))]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_cut_or_missing_file_of_a_training_folder_is_named(training: Path, name: str) -> None:
+    os.truncate(training / name, (training / name).stat().st_size // 2)
+    refused(training, str(training / name))
+    (training / name).unlink()
+    if name == ".metadata":
+        refused(training, "no weights; expected consolidated.pth or a distributed checkpoint")
+    elif name == "__0_0.distcp":
+        refused(training, "__0_0.distcp: missing")
+    else:
+        refused(training, "3 of 4 column shards", f"missing {Path(name).name}")
+
+
+@pytest.mark.parametrize("value", [None, 7, [], {}, "model"])
+def test_an_index_of_another_kind_is_refused(training: Path, value: object) -> None:
+    (training / ".metadata").write_bytes(pickle.dumps(value))
+    refused(training, ".metadata", "not readable")
+
+
+def test_an_index_cannot_point_outside_of_the_folder(training: Path) -> None:
+    data = (training / ".metadata").read_bytes()
+    assert b"__0_0.distcp" in data
+    (training / ".metadata").write_bytes(data.replace(b"__0_0.distcp", b"../../secret"))
+    refused(training, "outside of the folder")
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ({"dim": 64}, ["disagree", "embedding is [300, 32], expected [300, 64]"]),
+        ({"vocab_size": 301}, ["embedding is [300, 32], expected [301, 32]"]),
+        ({"stem_embedding_dim": 128}, ["expected [128, 32]"]),
+        ({"n_layers": 4}, ["feed_forward.w3", "[1, 2, 3]"]),
+        ({"stem_layers": [1]}, ["stem_layers is [1]", "[1, 2]"]),
+        ({"n_kv_heads": 3}, ["n_heads 4 is not a multiple of n_kv_heads 3"]),
+        ({"n_heads": None}, ["neither n_heads nor head_dim"]), ({"n_layers": 10**9}, ["n_layers"]),
+        ({"dim": -1}, ["dim is -1"]), ({"dim": "32"}, ["params.json", "dim"]),
+    ],
+)  # fmt: skip
+def test_params_that_contradict_the_tensors(
+    consolidated: Path, model: dict[str, Any], parts: list[str]
+) -> None:
+    edit_params(consolidated, **model)
+    refused(consolidated, *parts)
+
+
+def test_shards_of_different_vocabularies_are_refused(training: Path) -> None:
+    path = training / "stem_shards/stem_model_mp1.pt"
+    torch.save({f"stem_embeddings.{n}.weight": torch.zeros(7, 16) for n in range(2)}, path)
+    refused(training, "[7, 300] rows in different shards")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_dense_model_has_no_tables(tmp_path: Path, listed: bool) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
+    if not listed:  # as the trainer writes it that the public one is built on
+        edit_params(path, stem_layers=...)
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.config.stem_layers == ()
+    assert checkpoint.tables == {}
+
+
+def test_tables_without_a_place_for_them_are_refused(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
+    edit_params(path, stem_layers=[1])
+    refused(path, "stem_layers is [1], but the weights lack the up projection")
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_known_ones(
+    consolidated: Path, tmp_path: Path
+) -> None:
+    params = json.loads((consolidated / "params.json").read_text())
+    params["data"]["tokenizer"]["name"] = "words"
+    (consolidated / "params.json").write_text(json.dumps(params))
+    with pytest.raises(CheckpointError, match=r"words.*bytes, tiktoken, sp.*--tokenizer"):
+        stem_edge.export_bundle(consolidated, tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_what_a_run_saves_beside_the_model_is_ignored(tmp_path: Path) -> None:
+    """Optimizer state, with entries that are no tensors and have no place."""
+    path = write_checkpoint(tmp_path / "c", Shape())
+    (path / ".metadata").unlink()
+    weights = {f"{name}.weight": torch.ones(size) for name, size in Shape().backbone().items()}
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.95)}]
+    state = {"model": weights, "optim": {"state": dict(weights), "param_groups": groups}}
+    save_distributed(state, checkpoint_id=path, no_dist=True)
+    assert whole(read_checkpoint(path).backbone["norm"]).tolist() == [1.0] * 32
+
+
+def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) -> None:
+    expected = {name: whole(m) for name, m in read_checkpoint(training).backbone.items()}
+    cut_over_two_ranks(training)
+    found = read_checkpoint(training).backbone
+    assert {p.name for p in training.glob("*.distcp")} == {"__0_0.distcp", "__1_0.distcp"}
+    for name, values in expected.items():
+        assert np.array_equal(whole(found[name]), values)
+        assert np.array_equal(found[name].rows(3, 20), values[3:20])
+
+
+def test_rows_that_no_rank_has_are_reported(training: Path) -> None:
+    cut_over_two_ranks(training, keep=lambda name, part: part == 0 or "wq" not in name)
+    refused(training, "attention.wq", "16 of 32 rows", "another rank is missing")
+
+
+def cut_over_two_ranks(folder: Path, keep: Callable[[str, int], bool] = lambda *_: True) -> None:
+    """Write the checkpoint again as two ranks would that hold half of each tensor's rows."""
+    state = torch.load(
+        write_checkpoint(folder / "whole", Shape(), layout="consolidated") / "consolidated.pth",
+        weights_only=True,
+    )
+    shutil.rmtree(folder / "whole")
+    data = [bytearray(), bytearray()]
+    tensors: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for name, tensor in state["model"].items():
+        chunks = []
+        for part, piece in enumerate(tensor.chunk(2)):
+            offset = torch.Size([part * len(piece)] + [0] * (tensor.ndim - 1))
+            stream = io.BytesIO()
+            torch.save(piece.clone(), stream)
+            if keep(name, part):
+                chunks.append(ChunkStorageMetadata(offset, piece.shape))
+            span = (len(data[part]), len(stream.getvalue()))
+            places[MetadataIndex(f"model.{name}", offset)] = _StorageInfo(
+                f"__{part}_0.distcp", *span
+            )
+            data[part] += stream.getvalue()
+        properties = TensorProperties(dtype=tensor.dtype)
+        tensors[f"model.{name}"] = TensorStorageMetadata(properties, tensor.shape, chunks)
+    for part, content in enumerate(data):
+        (folder / f"__{part}_0.distcp").write_bytes(content)
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, storage_data=places)))

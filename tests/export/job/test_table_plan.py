@@ -1,0 +1,226 @@
+"""The table writer: the same bytes whatever the threads and pieces, many shards, all of them right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from configs import config
+
+import stem_edge
+from stem_edge.bundle.manifest import FileEntry
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.export import tables as module
+from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.quantization.error_meter import ErrorMeter, errors
+from stem_edge.numerics.quantize import F32, I32
+from stem_edge.tables.token_counts import Counts
+
+V, LAYERS, D_FF = 101, (1, 4), 64
+STEM = config(vocab_size=V, n_layers=5, stem_layers=LAYERS, d_ff=D_FF)
+# 12 experts of two matrices, 1024 values, that 101 tokens share.
+EXPERTS = config(
+    vocab_size=V, n_layers=5, dim=32, d_ff=32, stem_layers=LAYERS, stem_ffn="hash-moe", n_experts=12
+)
+SHARED = np.random.default_rng(2).integers(0, 12, V).astype(np.int32)
+
+
+class Table:
+    """A SourceMatrix that counts its reads."""
+
+    def __init__(self, values: F32) -> None:
+        self.values, self.nbytes, self.shape = values, values.nbytes, values.shape
+        self.spans: list[tuple[int, int]] = []
+
+    def rows(self, start: int, stop: int) -> F32:
+        self.spans.append((start, stop))
+        return self.values[start:stop]
+
+
+def checkpoint(model: ModelConfig, index: I32 | None = None) -> Checkpoint:
+    tables = {}
+    for layer in model.stem_layers:
+        shape = (model.records, model.record_values // len(model.stem_layers))
+        values = np.random.default_rng(layer).normal(size=shape).astype(np.float32)
+        tables[layer] = Table(values)
+    return Checkpoint(Path("c"), model, {}, tables, TokenizerSource("bytes", None, True), (), index)
+
+
+def plan(
+    source: Checkpoint,
+    tables: ExportTables = "int8",
+    frequent: float = 0.1,
+    counts: Counts | None = None,
+) -> TablePlan:
+    if counts is None:
+        counts = np.zeros(V, np.uint32)
+    found = plan_tables(source, tables, 32, frequent, counts)
+    assert found is not None
+    return found
+
+
+def write(root: Path, source: Checkpoint, planned: TablePlan, threads: int) -> ErrorMeter:
+    meter, done, entries = ErrorMeter(), list[int](), dict[Path, FileEntry]()
+    writer = module.TableWriter(root, planned, source.tables, threads)
+    for _, work in writer.steps():
+        entries |= work(meter, done.append)
+    assert {path for path in root.rglob("*") if path.is_file()} == set(entries)
+    assert sum(done) == source.config.table_parameters * 4
+    return meter
+
+
+def worst_error(root: Path, source: Checkpoint) -> float:
+    """Relative to the greatest value of the row, over all tokens."""
+    worst = 0.0
+    with stem_edge.open_tables(root) as tables:
+        for layer in source.config.stem_layers:
+            rows = source.tables[layer].rows(0, source.config.records)
+            rows = rows if source.index is None else rows[source.index]
+            peak = np.abs(rows).max(axis=1, keepdims=True)
+            worst = max(worst, float((np.abs(tables[:, layer] - rows) / peak).max()))
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row_type", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("shard_nbytes", [1 << 27, 10_000, 1])
+@pytest.mark.parametrize(("model", "index"), [(STEM, None), (EXPERTS, SHARED)])
+def test_rows_come_back_from_any_number_of_shards(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row_type: Any,
+    shard_nbytes: int,
+    model: ModelConfig,
+    index: I32 | None,
+) -> None:
+    if row_type == "fp16" and index is not None:
+        return  # refused, see below
+    monkeypatch.setattr(module, "SHARD_NBYTES", shard_nbytes)
+    monkeypatch.setattr(module, "PIECE_NBYTES", 5000)
+    source = checkpoint(model, index)
+    meter = write(tmp_path / "t.zarr", source, plan(source, row_type), 3)
+    found = worst_error(tmp_path / "t.zarr", source)
+    assert found == pytest.approx(errors([meter.totals()])["tables"].worst, abs=1e-6)
+    assert found <= {"fp32": 0, "fp16": 2**-11, "int8": 0.008, "int4": 0.15}[row_type]
+
+
+def test_threads_and_pieces_do_not_change_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports, source = [], checkpoint(STEM)
+    for number, (threads, piece) in enumerate([(1, 1 << 24), (4, 3000), (2, 1)]):
+        monkeypatch.setattr(module, "PIECE_NBYTES", piece)
+        meter = write(tmp_path / str(number), source, plan(source), threads)
+        reports.append(errors([meter.totals()])["tables"])
+    shards = [(tmp_path / str(n) / "records/c/0/0").read_bytes() for n in range(3)]
+    assert shards[0] == shards[1] == shards[2]
+    assert len(set(reports)) == 1
+
+
+def zipf(best: list[int]) -> Counts:
+    """Token counts of which these are the greatest, in this order; the others occur once or never."""
+    counts = np.arange(V, dtype=np.uint32) % 2
+    counts[best] = np.arange(len(best) + 100, 100, -1)
+    return counts
+
+
+@pytest.mark.parametrize("shard_nbytes", [1 << 27, 1000])
+def test_mixed_tables_keep_the_frequent_tokens_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_nbytes: int
+) -> None:
+    monkeypatch.setattr(module, "SHARD_NBYTES", shard_nbytes)
+    monkeypatch.setattr(module, "PIECE_NBYTES", 3000)
+    best = [70, 3, 4, 5, 100, 0, 33, 34, 35, 90]
+    source = checkpoint(STEM)
+    planned = plan(source, "mixed", 0.1, zipf(best))
+    meter = write(tmp_path / "t.zarr", source, planned, 2)
+    others = [token for token in range(V) if token not in best]
+    assert planned.index is not None
+    assert [planned.index.tolist().index(record) for record in range(V)] == sorted(best) + others
+    report = errors([meter.totals()])
+    assert set(report) == {"tables (int8)", "tables (int4)"}
+    assert report["tables (int8)"].worst < 0.008 < report["tables (int4)"].worst < 0.15
+    with stem_edge.open_tables(tmp_path / "t.zarr") as tables:
+        for layer in LAYERS:
+            rows = source.tables[layer].rows(0, V)
+            error = np.abs(tables[:, layer] - rows).max(axis=1) / np.abs(rows).max(axis=1)
+            assert error[best].max() < 0.008
+            assert error[others].min() > 0.01
+    assert worst_error(tmp_path / "t.zarr", source) == pytest.approx(
+        report["tables (int4)"].worst, abs=1e-6
+    )
+
+
+def test_mixed_tables_take_little_more_than_half() -> None:
+    source = checkpoint(STEM)
+    int8, mixed = (plan(source, kind, 0.1, zipf([1])).format for kind in ("int8", "mixed"))
+    bits = [8 * format.mean_record_nbytes / len(LAYERS) / D_FF for format in (int8, mixed)]
+    assert bits[0] == 8 + 32 / 32
+    assert bits[1] == pytest.approx(4.5 + 0.1 * 4, abs=0.05)  # fp16 scales
+
+
+def test_a_checkpoint_is_read_from_front_to_back() -> None:
+    """Both arrays in ascending order, neighbours in one piece."""
+    source = checkpoint(STEM)
+    planned = plan(source, "mixed", 4 / V, zipf([50, 20, 21, 22]))
+    writer = module.TableWriter(Path("t"), planned, source.tables, 1)
+    assert writer._rows(1, 0, 4).shape == (4, D_FF)
+    assert writer._rows(1, 4, V).shape == (V - 4, D_FF)
+    table = source.tables[1]
+    assert isinstance(table, Table)
+    assert table.spans == [(20, 23), (50, 51), (0, 20), (23, 50), (51, V)]
+
+
+def test_experts_that_are_used_often_are_frequent(tmp_path: Path) -> None:
+    """A use of an expert is one of any of its tokens."""
+    source = checkpoint(EXPERTS, SHARED)
+    counts = np.where(SHARED == 7, 5, 0).astype(np.uint32)
+    planned = plan(source, "mixed", 1 / 12, counts)
+    write(tmp_path / "t.zarr", source, planned, 1)
+    assert planned.index is not None
+    assert (planned.index == 0).tolist() == (SHARED == 7).tolist()
+    with stem_edge.open_tables(tmp_path / "t.zarr") as tables:
+        rows = source.tables[4].rows(0, 12)[SHARED]
+        error = np.abs(tables[:, 4] - rows).max(axis=1)
+        assert error[SHARED == 7].max() < 0.02 < error[SHARED != 7].min()
+
+
+@pytest.mark.parametrize(("frequent", "kept"), [(0.0001, 1), (0.5, 50), (0.9999, 100)])
+def test_neither_kind_of_token_is_missing(frequent: float, kept: int) -> None:
+    assert plan(checkpoint(STEM), "mixed", frequent, zipf([1])).format.frequent == kept
+
+
+def test_mixed_tables_without_a_text_say_what_to_give() -> None:
+    with pytest.raises(ExportError, match="--calibration FILE"):
+        plan(checkpoint(STEM), "mixed")
+
+
+def test_fp16_experts_are_refused() -> None:
+    with pytest.raises(ExportError, match="experts cannot have fp16 tables"):
+        plan(checkpoint(EXPERTS, SHARED), "fp16")
+
+
+def test_widths_that_no_group_divides_are_refused() -> None:
+    narrow = config(vocab_size=V, n_layers=5, stem_layers=LAYERS, d_ff=24)
+    for tables in ("int8", "int4", "mixed"):
+        with pytest.raises(ExportError, match=f"c: {tables} tables do not fit: group_size 0"):
+            plan_tables(checkpoint(narrow), tables, 32, 0.1, zipf([1]))
+
+
+def test_a_dense_model_has_no_plan() -> None:
+    dense = checkpoint(config(stem_layers=()))
+    assert plan_tables(dense, "int8", 32, 0.1, np.zeros(8, np.uint32)) is None
+    with pytest.raises(ExportError, match="a dense model has no tables; leave out --tables mixed"):
+        plan_tables(dense, "mixed", 32, 0.1, np.zeros(8, np.uint32))
+
+
+def test_a_value_that_is_not_finite_is_found_in_its_row() -> None:
+    source = checkpoint(STEM)
+    source.tables[4].rows(60, 61)[0, 3] = np.nan
+    writer = module.TableWriter(Path("t"), plan(source, "mixed", 0.1, zipf([60])), source.tables, 1)
+    with pytest.raises(CheckpointError, match=r"table of layer 4: 1 NaN .* the first in row 60"):
+        writer._rows(4, 0, 10)

@@ -1,0 +1,238 @@
+"""A whole export: options, determinism, what stays when it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exports import Steps, contents
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+from stem_edge import CheckpointError, ExportError
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.main import main
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.export.job.files import publish
+from stem_edge.numerics.reference import forward
+
+ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for n in range(3))]
+
+
+@pytest.mark.parametrize("backbone", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("tables", ["fp32", "fp16", "int8", "int4"])
+def test_every_combination_stays_near_the_checkpoint(
+    tiny_checkpoint: Path, tmp_path: Path, backbone: Any, tables: Any
+) -> None:
+    bundle = stem_edge.export_bundle(
+        tiny_checkpoint, tmp_path / "out", backbone=backbone, tables=tables
+    )
+    # Random weights forgive nothing; these bounds are two to three times what was measured.
+    bound = max(
+        {"fp32": 1e-4, "int8": 0.3, "int4": 3}[backbone],
+        {"fp16": 1e-2, "int8": 0.2, "int4": 2}.get(tables, 0),
+    )
+    assert 0 < bundle.manifest.report.worst_logit_difference < bound
+    assert set(verify(bundle.path).values()) == {"ok"}
+
+
+def test_report_agrees_with_the_reference_model(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    report = open_bundle(tiny_bundle).manifest.report
+    checkpoint = read_checkpoint(tiny_checkpoint)
+    ids = list(report.probe_tokens)
+    expected = forward(checkpoint.config, checkpoint.backbone, checkpoint.tables, ids)
+    with stem_edge.load(tiny_bundle) as model:
+        found = np.abs(model.logits(ids) - expected).max()
+    assert report.worst_logit_difference == pytest.approx(found, rel=0.01)
+
+
+def test_exporting_twice_gives_identical_bytes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for name, threads in (("a", 1), ("b", 3)):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / name, threads=threads)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_both_layouts_and_the_prefix_give_the_same_bundle(tmp_path: Path) -> None:
+    for name, options in {
+        "training": {"layout": "training", "parts": 4},
+        "consolidated": {"layout": "consolidated"},
+        "prefixed": {"layout": "training", "prefix": "lm_transformer."},
+    }.items():
+        write_checkpoint(tmp_path / name, Shape(), **options)  # type: ignore[arg-type]
+        stem_edge.export_bundle(tmp_path / name, tmp_path / f"{name}.out", backbone="fp32")
+    expected = contents(tmp_path / "training.out")
+    for name in ("consolidated", "prefixed"):
+        found = contents(tmp_path / f"{name}.out")
+        assert {k: v for k, v in found.items() if k != "manifest.json"} == {
+            k: v for k, v in expected.items() if k != "manifest.json"
+        }
+
+
+def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=True))
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    assert bundle.manifest.model.tied_head
+    assert bundle.manifest.report.worst_logit_difference < 1e-4
+
+
+def test_an_existing_bundle_is_refused_and_replaced_with_force(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    stem_edge.export_bundle(tiny_checkpoint, out, tables="int4")
+    before = contents(out)
+    with pytest.raises(ExportError, match=r"exists already.*--force"):
+        stem_edge.export_bundle(tiny_checkpoint, out)
+    assert contents(out) == before
+    stem_edge.export_bundle(tiny_checkpoint, out, tables="int8", force=True)
+    tables = open_bundle(out).manifest.tables
+    assert tables is not None
+    assert tables.row_type == "int8"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+def test_force_never_replaces_what_is_not_a_bundle(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExportError, match="not a bundle"):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path, force=True)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ALL_STEPS)
+def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
+    expected, out = tmp_path / "expected", tmp_path / "out"
+    stem_edge.export_bundle(tiny_checkpoint, expected)
+    steps = Steps(monkeypatch)
+    steps.interrupt(step, lambda: stem_edge.export_bundle(tiny_checkpoint, out))
+    assert not out.exists()
+    stem_edge.export_bundle(tiny_checkpoint, out)
+    assert contents(out) == contents(expected)
+    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
+
+
+def test_what_another_checkpoint_or_option_left_is_not_used(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tmp_path / "expected"
+    stem_edge.export_bundle(tiny_checkpoint, expected, tables="int4")
+
+    out = tmp_path / "out"
+    Steps(monkeypatch).interrupt("records 0", lambda: stem_edge.export_bundle(tiny_checkpoint, out))
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="int4")
+    assert contents(tmp_path / "out") == contents(expected)
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "stray"])
+def test_an_unfinished_export_whose_journal_or_files_are_damaged(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    expected, out, work = (tmp_path / name for name in ("expected", "out", ".stem-edge-out"))
+    stem_edge.export_bundle(tiny_checkpoint, expected)
+    steps = Steps(monkeypatch)
+    steps.interrupt("records 0", lambda: stem_edge.export_bundle(tiny_checkpoint, out))
+    journal, stray = work / "export.journal", work / "tables.zarr/records/c/9/0"
+    if damage == "cut":
+        journal.write_bytes(journal.read_bytes()[:-7])
+    if damage == "foreign":
+        journal.write_bytes(b"\xff" * 100)
+    if damage == "stray":
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(b"x")
+    stem_edge.export_bundle(tiny_checkpoint, out)
+    assert contents(out) == contents(expected)
+
+
+def test_two_exports_to_one_place_do_not_meet(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with publish(tmp_path / "out", force=False):
+        with pytest.raises(ExportError, match="another export to it is under way"):
+            stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+        for name in ("manifest.json", "x"):
+            (tmp_path / ".stem-edge-out" / name).write_bytes(b"{}")
+    assert contents(tmp_path / "out") == {"manifest.json": b"{}", "x": b"{}"}
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "checkpoint", Shape(vocab_size=250))
+    with pytest.raises(CheckpointError, match="the tokenizer has 258 ids, the model 250"):
+        stem_edge.export_bundle(path, tmp_path / "out")
+
+
+def test_a_divergence_above_the_limit_leaves_the_old_bundle(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="fp32", max_kl=1e-6)
+    before = contents(out)
+    arguments = [str(tiny_checkpoint), str(out), "--tables", "int4", "--force", "--max-kl", "1e-6"]
+    assert main(["export", *arguments]) == 1
+    assert contents(out) == before
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"{tiny_checkpoint}: the exported model's mean divergence" in message
+    assert "--max-kl allows 1e-06; take more bits (--backbone int8, --tables int8)" in message
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    with pytest.raises(ExportError, match="nothing was exported"):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "new", max_kl=1e-6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+def test_the_limit_holds_for_a_prefill_graph_that_was_asked_for(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    exact: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+    with pytest.raises(ExportError, match="max_kl allows 1e-06"):
+        stem_edge.export_bundle(
+            tiny_checkpoint, tmp_path / "out", prefill_graph=True, max_kl=1e-6, **exact
+        )
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", max_kl=1e-6, **exact)
+
+
+def test_the_limit_changes_no_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", max_kl=10)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_report_has_agreement_and_the_tail_of_the_divergence(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = stem_edge.export_bundle(
+        tiny_checkpoint, tmp_path / "exact", backbone="fp32", tables="fp32"
+    )
+    assert exact.manifest.report.agreement == 1
+    report = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out").manifest.report
+    assert report.divergence_99 is not None
+    assert report.agreement is not None
+    assert report.divergence_99 > report.divergence
+    assert 0 < report.agreement < 1
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert f"99th percentile {report.divergence_99:g}" in out
+    assert f"at {report.agreement:.1%} of positions" in out
+
+
+def test_special_tokens_reach_the_manifest(tiny_bundle: Path) -> None:
+    model = json.loads((tiny_bundle / "manifest.json").read_text())["model"]
+    assert (model["bos_id"], model["eos_ids"]) == (256, [257])
+
+
+def test_a_sliding_window_is_noted_and_ignored_as_the_trainer_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_checkpoint(tmp_path / "checkpoint", Shape())
+    params = json.loads((path / "params.json").read_text())
+    params["model"]["sliding_window"] = 4
+    (path / "params.json").write_text(json.dumps(params))
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    assert "sliding_window 4 is ignored" in bundle.manifest.report.notes[0]
+    assert bundle.manifest.report.worst_logit_difference < 1e-4
+    assert main(["inspect", str(bundle.path)]) == 0
+    assert "sliding_window 4 is ignored" in capsys.readouterr().out

@@ -1,0 +1,228 @@
+"""Exports for ggml: what is in backbone.gguf, and how it is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from architectures import SIZES, VARIANTS, write
+from exports import Steps, contents
+from installed import needs_ggml
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+from stem_edge import BackendError, ExportError
+from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle, tables_hash
+from stem_edge.commands.main import main
+from stem_edge.config import ModelConfig
+from stem_edge.export import exporter
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.quantization import weights
+from stem_edge.ggml.gguf_schema import gguf_name
+from stem_edge.ggml.gguf_tensors import planned_tensors
+from stem_edge.graph.formats import GGUF_TYPES
+from stem_edge.numerics.reference import forward, whole
+
+gguf = pytest.importorskip("gguf")
+pytestmark = needs_ggml
+
+# Of random weights: some three times what was measured.
+DIVERGENCE = {"f32": 1e-9, "f16": 1e-5, "q8_0": 1e-3, "q6_k": 3e-3, "q5_k_m": 1e-2, "q4_k_m": 3e-2}
+
+
+def export(checkpoint: Path, out: Path, **options: Any) -> Bundle:
+    return stem_edge.export_bundle(checkpoint, out, **({"engine": "gguf"} | options))
+
+
+def tensors_are_as_planned(bundle: Bundle) -> None:
+    """An independent reader finds the plan's tensors, and each where the plan says that it lies."""
+    manifest, reader = bundle.manifest, gguf.GGUFReader(bundle.file(GGUF))
+    assert manifest.gguf is not None
+    planned = planned_tensors(manifest.model, manifest.gguf.weights)
+    start = manifest.files[GGUF].nbytes - planned[-1].end
+    assert reader.data_offset == start
+    assert [
+        (t.name, t.tensor_type.value, tuple(t.shape.tolist()), int(t.data_offset), int(t.n_bytes))
+        for t in reader.tensors
+    ] == [(t.name, t.type.number, t.shape[::-1], start + t.offset, t.nbytes) for t in planned]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose rows fit the blocks of all types."""
+    shape = Shape(dim=256, d_ff=512)
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", shape)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token ids, as the checkpoints' bytes."""
+    path = tmp_path_factory.mktemp("text") / "text.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 256, 1000))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type", GGUF_TYPES)
+def test_every_type_is_a_backbone_near_the_checkpoint(
+    wide: Path, tmp_path: Path, type: str
+) -> None:
+    bundle = export(wide, tmp_path / "out", backbone=type, tables="fp32")
+    manifest, path = bundle.manifest, bundle.file(GGUF)
+    tensors_are_as_planned(bundle)
+    assert set(stem_edge.verify(bundle.path).values()) == {"ok"}
+    assert (manifest.engines, manifest.backbone) == (("ggml",), None)
+    report = manifest.reports["ggml"]
+    assert report.backbone_nbytes == path.stat().st_size
+    assert 0 < report.divergence < DIVERGENCE.get(type, 0.1)
+    assert not list(bundle.path.glob("*.onnx*"))
+    source = read_checkpoint(wide).backbone
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert stored.keys() == {gguf_name(name) for name in source}
+    for name, matrix in source.items():
+        tensor, original = stored[gguf_name(name)], whole(matrix)
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        lost = np.abs(found - original).max() / np.abs(original).max()
+        assert lost <= (0 if type == "f32" or original.ndim == 1 else 0.15)
+    kinds = {"embedding", "head", "qkv", "wo", "gate", "up", "down"}
+    assert report.errors.keys() == {"tables"} | (kinds if type != "f32" else set())
+
+
+@pytest.mark.parametrize("name", ["dense", "low rank", "hash-moe", "tied head", "all at once"])
+def test_kinds_of_models(tmp_path: Path, name: str) -> None:
+    folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))
+    bundle = export(folder, tmp_path / "out", backbone="f32", tables="fp32")
+    tensors_are_as_planned(bundle)
+    assert bundle.manifest.report.worst_logit_difference < 1e-4
+    with stem_edge.load(bundle.path, engine="ggml") as model:
+        assert np.abs(model.logits(ids) - expected).max() < 1e-4
+
+
+def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
+    bundle = export(wide, tmp_path / "out")
+    fields = gguf.GGUFReader(bundle.file(GGUF)).fields
+    model = bundle.manifest.model
+    found = {key: fields[key].contents() for key in fields if not key.startswith("GGUF.")}
+    expected = {
+        "general.architecture": "stem",
+        "general.name": "checkpoint",
+        "general.file_type": 15,
+        "general.quantization_version": 2,
+        "general.alignment": 32,
+        "stem.embedding_length": 256,
+        "stem.layers": [1, 2],
+        "stem.ffn": "stem",
+        "stem.tables.sha256": tables_hash(bundle.manifest.files),
+        "tokenizer.ggml.bos_token_id": 256,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert msgspec.json.decode(found["stem.config"], type=ModelConfig) == model
+    assert len(found["tokenizer.ggml.tokens"]) == model.vocab_size
+
+
+def test_any_threads_give_identical_bytes(
+    wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
+    monkeypatch.setattr(weights, "PIECE_VALUES", 20_000)  # several pieces
+    export(wide, tmp_path / "a", threads=1, **options)
+    export(wide, tmp_path / "b", threads=3, **options)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> None:
+    options: dict[str, Any] = {"backbone": "q4_0", "tables": "fp32"}
+    few: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
+    plain = export(wide, tmp_path / "plain", **options)
+    weighted = export(wide, tmp_path / "weighted", **few, **options)
+    formats = [bundle.manifest.gguf for bundle in (plain, weighted)]
+    assert [format and format.importance for format in formats] == [False, True]
+    assert plain.file(GGUF).read_bytes() != weighted.file(GGUF).read_bytes()
+    ids = list(weighted.manifest.report.probe_tokens)
+    source, squares = read_checkpoint(wide), []
+    expected = forward(source.config, source.backbone, source.rows, ids)
+    for bundle in (plain, weighted):
+        with stem_edge.load(bundle.path) as model:
+            squares.append(np.square(model.logits(ids) - expected).mean())
+    assert squares[1] < squares[0]
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
+def test_types_that_know_no_importance(
+    tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
+) -> None:
+    bundle = export(tiny_checkpoint, tmp_path / "a", backbone=type, calibration=text)
+    assert bundle.manifest.gguf is not None
+    assert not bundle.manifest.gguf.importance
+    export(tiny_checkpoint, tmp_path / "b", backbone=type)
+    assert bundle.file(GGUF).read_bytes() == (tmp_path / "b" / GGUF).read_bytes()
+
+
+def test_a_missing_library_is_told_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise BackendError("ggml is not installed")
+
+    monkeypatch.setattr(exporter, "checked_ggml", missing)
+    with pytest.raises(BackendError):
+        export(tmp_path / "no checkpoint", tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(
+        ExportError, match=r"the gguf package, which did not import .*stem-edge\[gguf"
+    ):
+        export(tmp_path / "no checkpoint", tmp_path / "out")
+
+
+def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"max_kl allows 1e-06; take more bits \(--backbone q6_k"):
+        export(tiny_checkpoint, tmp_path / "out", max_kl=1e-6)
+    assert not list(tmp_path.iterdir())
+    export(tiny_checkpoint, tmp_path / "out", backbone="f32", tables="fp32", max_kl=1e-6)
+
+
+ALL_STEPS = ["tokenizer", "tables", *(f"records {n}" for n in range(3)), "backbone"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ALL_STEPS)
+def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
+    export(tiny_checkpoint, tmp_path / "expected")
+    steps = Steps(monkeypatch)
+    steps.interrupt(step, lambda: export(tiny_checkpoint, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    export(tiny_checkpoint, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
+
+
+def test_the_command(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["export", str(tiny_checkpoint), str(out), "--engine", "gguf"]
+    assert main([*arguments, "--backbone", "q8_0"]) == 0
+    assert "q8_0" in capsys.readouterr().out
+    before = (out / MANIFEST).read_bytes()
+    assert main([*arguments, "--backbone", "q6_k", "--add", "--head", "int8"]) == 1
+    assert "head: for the engine onnx" in capsys.readouterr().err
+    assert (out / MANIFEST).read_bytes() == before
+    assert main([*arguments, "--backbone", "f16", "--add"]) == 0
+    assert "f16" in (told := capsys.readouterr().out)
+    assert f"generate {out} 'Once" in told  # it has no other
+    assert main(["export", str(tiny_checkpoint), str(out), "--engine", "onnx", "--add"]) == 0
+    assert main([*arguments, "--add"]) == 0
+    assert f"generate {out} --engine ggml 'Once" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    told = capsys.readouterr().out
+    for name in ("--engine {onnx,gguf,llama.cpp}", "q4_k_m is the usual one", "--add", *GGUF_TYPES):
+        assert name in told

@@ -1,0 +1,195 @@
+"""Exports whose backbone is quantized in every way: what is stored, and that it is the same twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from exports import Steps, contents
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+from stem_edge import ExportError
+from stem_edge.bundle.footprint import expected_footprint, footprint_of
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle
+from stem_edge.commands.main import main
+from stem_edge.export.job.options import QUANTIZERS
+from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token ids, as the tiny checkpoint's bytes."""
+    path = tmp_path_factory.mktemp("text") / "text.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 256, 3000))
+    return path
+
+
+def format_of(bundle: Bundle) -> BackboneFormat:
+    """How the backbone for onnxruntime is stored."""
+    assert bundle.manifest.backbone is not None
+    return bundle.manifest.backbone
+
+
+def bits_in_graphs(bundle: Bundle) -> dict[str, int]:
+    """Bits of the first product of each kind."""
+    found: dict[str, int] = {}
+    for node in onnx.load(bundle.file(BACKBONE_GRAPH), load_external_data=False).graph.node:
+        last = node.name.rsplit(".", 1)[-1]
+        kind = {"logits": "head", "hidden": "embedding"}.get(last, last)
+        if kind in MATRIX_KINDS and node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+            (bits,) = (a.i for a in node.attribute if a.name == "bits")
+            found.setdefault(kind, bits)
+        elif kind in MATRIX_KINDS and node.op_type in ("FusedMatMul", "Gather"):
+            found.setdefault(kind, 32)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({}, {}),
+        ({"head": "int8"}, {"head": 8, "embedding": 8}),
+        ({"bits": {"head": 8, "down": 32}}, {"head": 8, "down": 32}),
+        ({"head": "int8", "bits": {"embedding": 4, "qkv": 8}}, {"head": 8, "qkv": 8}),
+        ({"bits": {"wo": 4, "up": 32, "gate": 8}, "asymmetric": True}, {"up": 32, "gate": 8}),
+    ],
+)
+def test_kinds_of_matrices_have_their_bits(
+    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], changed: dict[str, int]
+) -> None:
+    bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
+    expected = {kind: 4 for kind in MATRIX_KINDS if kind != "project"} | changed
+    assert bits_in_graphs(bundle) == expected
+    manifest, format = bundle.manifest, format_of(bundle)
+    assert {kind: format.bits(kind) for kind in MATRIX_KINDS} == expected | {"project": 4}
+    found = footprint_of(manifest)
+    size = expected_footprint(manifest.model, format, manifest.table_format)
+    assert found.backbone_nbytes == size.backbone_nbytes
+
+
+def test_an_override_that_changes_nothing_is_not_stored(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a", bits={"head": 4, "down": 4})
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_kind_of_matrix_that_the_model_has_not(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"no matrix of the kind 'project'.*down, embedding"):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", bits={"project": 8})
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_has_the_options(
+    tiny_checkpoint: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["--bits", "head=8,down=8", "--asymmetric", "--quantizer", "search"]
+    arguments += ["--calibration", str(text), "--calibration-tokens", "64"]
+    assert main(["export", str(tiny_checkpoint), str(out), *arguments]) == 0
+    format = format_of(stem_edge.open_bundle(out))
+    assert format.kinds == {"head": "int8", "down": "int8"}
+    assert (format.asymmetric, format.quantizer) == (True, "search")
+    with pytest.raises(SystemExit):
+        main(["export", str(tiny_checkpoint), str(out), "--bits", "head"])
+    assert "'head' is not like head=8,down=8" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "search"),
+        ({"backbone": "fp32"}, "rtn"),
+        ({"calibration": True}, "gptq"),
+        ({"calibration": True, "quantizer": "rtn"}, "rtn"),
+    ],
+)
+def test_the_quantizer_that_is_usual(
+    tiny_checkpoint: Path, tmp_path: Path, text: Path, options: dict[str, Any], expected: str
+) -> None:
+    options = options | ({"calibration": text} if "calibration" in options else {})
+    bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
+    assert format_of(bundle).quantizer == expected
+    assert not format_of(bundle).asymmetric
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dim", "tied", "asymmetric"),
+    [(64, False, False), (48, True, True)],  # 48: heads that are padded
+)
+def test_gptq_diverges_less_than_rounding(
+    tmp_path: Path, text: Path, dim: int, tied: bool, asymmetric: bool
+) -> None:
+    path = write_checkpoint(tmp_path / "checkpoint", Shape(dim=dim, tied_head=tied))
+    divergence = []
+    for quantizer in QUANTIZERS[::2]:
+        bundle = stem_edge.export_bundle(
+            path,
+            tmp_path / quantizer,
+            tables="fp32",
+            block_size=16,
+            asymmetric=asymmetric,
+            quantizer=quantizer,
+            calibration=text,
+        )
+        divergence.append(bundle.manifest.report.divergence)
+    assert divergence[1] < divergence[0]
+
+
+def test_the_search_loses_less_than_rounding(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    mean = []
+    for quantizer in QUANTIZERS[:2]:
+        bundle = stem_edge.export_bundle(
+            tiny_checkpoint,
+            tmp_path / quantizer,
+            quantizer=quantizer,
+        )
+        errors = bundle.manifest.report.errors
+        mean.append([errors[kind].mean for kind in ("qkv", "gate", "down", "head", "embedding")])
+    assert (np.array(mean[1]) < 0.97 * np.array(mean[0])).all()
+
+
+@pytest.mark.slow
+def test_any_number_of_threads_gives_identical_bytes(
+    tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "stem_edge.export.quantization.weights.PIECE_VALUES", 4096
+    )  # several pieces
+    for name, threads in (("a", 1), ("b", 3)):
+        stem_edge.export_bundle(
+            tiny_checkpoint, tmp_path / name, quantizer="gptq", calibration=text, threads=threads
+        )
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["backbone", "prefill"])
+def test_an_interrupted_export_with_a_text_ends_in_the_same_bytes(
+    tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    options: dict[str, Any] = {"calibration": text, "asymmetric": True}
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "expected", **options)
+    out = tmp_path / "out"
+    steps = Steps(monkeypatch)
+    steps.interrupt(where, lambda: stem_edge.export_bundle(tiny_checkpoint, out, **options))
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
+def test_a_width_that_no_block_divides_can_be_left_alone(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "checkpoint", Shape(d_ff=72))
+    with pytest.raises(ExportError, match=r"72 is not a multiple of 16.*--bits down=32"):
+        stem_edge.export_bundle(path, tmp_path / "out", tables="fp16")
+    bundle = stem_edge.export_bundle(
+        path, tmp_path / "out", tables="fp16", bits={"down": 32}, prefill_graph=False
+    )
+    assert bits_in_graphs(bundle)["gate"] == 4

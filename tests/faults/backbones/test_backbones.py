@@ -1,0 +1,262 @@
+"""Catalogue B: backbones of a wrong size, those that load and are wrong all the same, failing runs.
+
+Tokenizers that crash, hang or take all memory: test_b_native.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import command_refused, refused
+from forging import sealed
+from installed import needs_ggml
+from stores import write_store
+
+import stem_edge
+from stem_edge.bundle.manifest import GGUF, TABLES, open_bundle
+from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
+from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.ggml.library import Ggml
+from stem_edge.graph.decode import BACKBONE_DATA, decoding
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend
+from stem_edge.runtime.backends.interface import check_logits, check_memory, reason
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+
+NOT_APPLICABLE: dict[str, str] = {
+    "B1": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B2": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B3": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B4": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B5": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B6": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B7": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B11": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B12": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B16": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+}
+IDS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+BAD_TOKEN = 7
+FOUR = stem_edge.SamplingParams(max_new_tokens=4)
+
+
+@pytest.fixture
+def bundle(tiny: Path) -> Path:
+    """A bundle for each engine in turn."""
+    return tiny
+
+
+def last_norm(bundle: Path) -> tuple[str, int]:
+    """File and first byte of the last norm's weight."""
+    manifest = open_bundle(bundle).manifest
+    if manifest.gguf is not None:
+        nbytes, weights = manifest.files[GGUF].nbytes, manifest.gguf.weights
+        tensors = locate(bundle / GGUF, nbytes, manifest.model, weights).tensors
+        return GGUF, tensors["norm"].offset
+    assert manifest.backbone is not None
+    graphs = decoding(manifest.model, manifest.tables, manifest.backbone).graphs
+    return BACKBONE_DATA, graphs["head"].tensors["norm"].offset
+
+
+def with_norm(bundle: Path, out: Path, value: float) -> Path:
+    """A bundle whose checksums are right and whose last norm has another weight."""
+    name, at = last_norm(bundle)
+    data = bytearray((bundle / name).read_bytes())
+    data[at : at + 4] = np.float32(value).tobytes()
+    return sealed(bundle, out, {name: bytes(data)})
+
+
+def test_b13_damage_that_loads_is_found_by_checksums(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any byte of a weight may be anything, so no other check can see it."""
+    name, at = last_norm(bundle)
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    with (copy / name).open("r+b") as file:
+        file.seek(at)
+        file.write(b"\x01")
+    command_refused(capsys, ["verify", copy], name, kept=[copy])
+
+
+def test_b14_a_backbone_of_another_model(bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    manifest = json.loads((copy / "manifest.json").read_bytes())
+    manifest["model"]["n_kv_heads"] = 1
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    name = last_norm(bundle)[0]
+    refused(lambda: stem_edge.load(copy, trial=False), BundleError, copy / name, kept=[copy])
+
+
+@needs_ggml
+def test_b14_tensors_of_another_model_in_a_file_of_the_same_size(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    """Names, shapes and places stand in its header, which is as we would write it."""
+    data = (tiny_gguf / GGUF).read_bytes()
+    at = data.rindex(b"blk.0.attn_q.weight")
+    changed = data[:at] + b"blk.0.attn_q.Weight" + data[at + len(b"blk.0.attn_q.weight") :]
+    copy = sealed(tiny_gguf, tmp_path / "copy", {GGUF: changed})
+    refused(lambda: open_bundle(copy), BundleError, copy / GGUF, "other tensors")
+
+
+@needs_ggml
+@pytest.mark.parametrize("nbytes", [0, 31, 1000, -32, -1, 1, 32])
+def test_b8_a_gguf_file_that_is_cut_or_goes_on(
+    nbytes: int, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    """Also where the manifest agrees with its size: that of its data follows from the model."""
+    data = (tiny_gguf / GGUF).read_bytes() + bytes(32)
+    end = len(data) - 32 + nbytes if nbytes in (-32, -1, 1, 32) else nbytes
+    copy = sealed(tiny_gguf, tmp_path / "copy", {GGUF: data[:end]})
+    refused(lambda: stem_edge.load(copy), BundleError, copy, "export", kept=[copy])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: float) -> None:
+    """Generating and scoring end in the same error, again and again, and nothing hangs."""
+    copy = with_norm(bundle, tmp_path / "copy", value)
+    with stem_edge.load(copy, trial=False) as model:
+        for _ in range(2):
+            refused(
+                lambda: list(model.generate(IDS, FOUR)), BackendError, "not finite", "position 8"
+            )
+            refused(lambda: model.logits(IDS), BackendError, "not finite", "position 0")
+
+
+@pytest.mark.slow
+def test_b17_the_command_says_so(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = with_norm(bundle, tmp_path / "copy", np.nan)
+    command_refused(capsys, ["generate", copy, "-p", "Once", "-n", "3"], "stem-edge verify")
+
+
+def with_row(bundle: Path, out: Path) -> Path:
+    """A bundle with random rows, all checksums right, and the row of one token not finite."""
+    shutil.copytree(bundle, out)
+    layout = stem_edge.open_bundle(out).manifest.tables
+    assert layout is not None
+    rng, shape = np.random.default_rng(0), (layout.records, layout.row_width)
+    rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
+    records = layout.pack(rows)
+    bad = records[BAD_TOKEN : BAD_TOKEN + 1]
+    values = layout.row_scales(bad, 0) if layout.quantized else layout.row_codes(bad, 0)
+    values[:] = np.nan
+    shards = [p for p in (out / TABLES).rglob("*") if p.is_file() and p.parent.parent.name == "c"]
+    assert len(shards) == 1
+    shutil.rmtree(out / TABLES)
+    write_store(out / TABLES, layout, records, layout.records)
+    files = [path for path in (out / TABLES).rglob("*") if path.is_file()]
+    names = {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+    copy = sealed(out, out.with_suffix(".sealed"), names)
+    assert names.keys() <= stem_edge.open_bundle(copy).manifest.files.keys()
+    return copy
+
+
+def test_b17_a_row_that_is_not_finite_fails_those_who_read_it(tmp_path: Path) -> None:
+    """Of its token no request is answered, and others are as if there had been none."""
+    others = [token for token in IDS if token != BAD_TOKEN]
+    bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")
+    with stem_edge.load(bundle, trial=False) as model:
+        expected = model.logits(others)
+        refused(lambda: model.logits(IDS), StemEdgeError)
+        refused(lambda: list(model.generate([BAD_TOKEN], FOUR)), StemEdgeError)
+        assert np.array_equal(model.logits(others), expected)
+        assert np.isfinite(expected).all()
+
+
+def _fp32_tables(tmp_path: Path) -> Path:
+    from make_checkpoint import Shape, write_checkpoint
+
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape())
+    out = tmp_path / "out"
+    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32")
+    return out
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 5, 11])
+def test_b17_where_the_first_is(bad: float, at: int) -> None:
+    logits: F32 = np.zeros((3, 4), np.float32)
+    assert check_logits(logits, 10) is logits
+    logits.reshape(-1)[at] = bad
+    refused(
+        lambda: check_logits(logits, 10), BackendError, f"1 of 4 logits at position {10 + at // 4}"
+    )
+
+
+def test_b17_the_greatest_numbers_are_numbers() -> None:
+    greatest = np.finfo(np.float32).max
+    check_logits(np.array([[greatest, -greatest, 0]], np.float32), 0)
+    check_logits(np.empty((0, 5), np.float32), 0)
+
+
+# Runs that fail
+
+
+def test_b15_a_run_that_fails_is_an_error_of_one_line(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, count = BoundSession.run, iter(range(1 << 20))
+
+    def failing(self: BoundSession) -> None:
+        if next(count) == 2:
+            raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
+        run(self)
+
+    with stem_edge.load(tiny_bundle, trial=False) as model:
+        expected = list(model.generate(IDS, FOUR))
+        monkeypatch.setattr(BoundSession, "run", failing)
+        refused(lambda: list(model.generate(IDS, FOUR)), BackendError, "FAIL : in a", "position")
+        assert list(model.generate(IDS, FOUR)) == expected
+
+
+@pytest.mark.slow
+@needs_ggml
+@pytest.mark.parametrize(("status", "error"), [(-1, BackendError), (-2, OutOfMemoryError)])
+def test_b15_a_status_of_ggml_is_an_error_of_one_line(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[StemEdgeError]
+) -> None:
+    with stem_edge.load(tiny_gguf, trial=False) as model:
+        expected = list(model.generate(IDS, FOUR))
+        with monkeypatch.context() as patch:
+            patch.setattr(_ggml(model), "backend_graph_compute", lambda *_: status)
+            refused(lambda: list(model.generate(IDS, FOUR)), error, "ggml")
+        assert list(model.generate(IDS, FOUR)) == expected
+
+
+def _ggml(model: stem_edge.Model) -> Ggml:
+    """The library as a model has it."""
+    backend = model.engine.backend
+    assert isinstance(backend, GgmlBackend) and backend._model is not None
+    return backend._model.ggml
+
+
+def test_b15_memory_that_runs_out_in_a_run(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: BoundSession) -> None:
+        raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
+
+    with stem_edge.load(tiny_bundle, trial=False) as model:
+        expected = list(model.generate(IDS, FOUR))
+        with monkeypatch.context() as patch:
+            patch.setattr(BoundSession, "run", failing)
+            refused(
+                lambda: list(model.generate(IDS, FOUR)), OutOfMemoryError, "size 123", "position 0"
+            )
+        assert list(model.generate(IDS, FOUR)) == expected
+
+
+def test_what_engines_say() -> None:
+    assert reason(RuntimeError("")) == "RuntimeError"
+    assert reason(RuntimeError("a\n b\tc\x07")) == "a b c?"
+    check_memory(RuntimeError("a node is damaged"), "for it")
+    for error in (MemoryError(), RuntimeError("std::bad_alloc")):
+        refused(partial(check_memory, error, "for it"), OutOfMemoryError, "for it")

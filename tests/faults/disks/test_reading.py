@@ -1,0 +1,182 @@
+"""Disks that fail, are slow or gone, for a model that reads rows from them."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from contract import checked_message, refused
+from faulty_disk import CHANGES, READS, Counter, Failing, flip_bits, slow, watch
+from installed import ROOT
+
+import stem_edge
+from stem_edge.errors import BundleError, RowReadError
+from stem_edge.runtime.model import Model
+
+PROMPT = list(range(3, 40, 3))
+NEW_TOKENS = 6
+SLOTS = 24  # of 300 records: rows are read all the time
+MAX_CALLS = 500
+# What one process writes into a file and another reads needs a date; one out of bounds does not count.
+DATES = {"verdicts.py"}
+
+
+def load(bundle: Path, **options: object) -> Model:
+    """A model that reads rows again and again."""
+    return stem_edge.load(bundle, slots=SLOTS, warm_start=False, threads=1, **options)  # type: ignore[arg-type]
+
+
+def generate(model: Model) -> list[int]:
+    """Greedy tokens."""
+    chunks = model.generate(PROMPT, max_new_tokens=NEW_TOKENS, temperature=0.0)
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_bundle: Path) -> list[int]:
+    """What a good disk gives."""
+    with load(tiny_bundle) as model:
+        return generate(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_d5_the_kth_read_fails_in_a_generation(
+    for_ever: bool, overlap: bool, tiny_bundle: Path, expected: list[int]
+) -> None:
+    """For every k: the right tokens or an error, never others; then the model is as before."""
+    errors = 0
+    for at in range(MAX_CALLS):
+        with load(tiny_bundle, overlap=overlap) as model:
+            failing = Failing(at, errno.EIO, for_ever=for_ever)
+            with pytest.MonkeyPatch.context() as patch:
+                watch(patch, ["pread"], failing)
+                try:
+                    assert generate(model) == expected
+                except RowReadError as error:
+                    checked_message(str(error), "record ", "c/0/0", "at byte")
+                    errors += 1
+            assert generate(model) == expected
+        if not failing.failed:
+            break
+    assert at > 10
+    # Once: read once more. For ever: reported, unless it was a row that was fetched for nothing.
+    assert errors == 0 if not for_ever else errors >= at - 1
+
+
+@pytest.mark.slow
+def test_d5_the_kth_read_fails_while_a_bundle_is_loaded(tiny_bundle: Path) -> None:
+    """Loads, or says what it could not read."""
+    refusals = 0
+    for at in range(MAX_CALLS):
+        failing = Failing(at, errno.EIO, for_ever=at % 2 == 1)
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, READS, failing)
+            try:
+                load(tiny_bundle).close()
+            except BundleError as error:
+                checked_message(str(error), tiny_bundle)
+                refusals += 1
+        if not failing.failed:
+            break
+    assert refusals > 3
+    load(tiny_bundle).close()
+
+
+def test_d5_a_wrong_bit_that_is_read_once_is_read_again(
+    tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_bundle) as model:
+        with monkeypatch.context() as patch:
+            count = flip_bits(patch, lambda at: at % 2 == 0)  # every record, the first time
+            assert generate(model) == expected
+        assert len(count) > 10
+    with load(tiny_bundle) as model:
+        flip_bits(monkeypatch, lambda at: True)
+        with pytest.raises(RowReadError, match=r"record \d+ at byte \d+: its crc32c is"):
+            generate(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
+def test_d6_slow_reads_give_the_same_tokens(
+    overlap: bool, tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 ms for each: slower, and that is all."""
+    with load(tiny_bundle, overlap=overlap) as model:
+        slow(monkeypatch, ["pread"], 0.05)
+        assert generate(model) == expected
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ESTALE, errno.ENXIO])
+def test_d7_a_medium_that_is_gone_is_reported_and_may_come_back(
+    number: int, tiny_bundle: Path, expected: list[int]
+) -> None:
+    """There is no server: the process stays, other models too, and loading again works."""
+    with load(tiny_bundle) as model:
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, READS, Failing(0, number, for_ever=True))
+            for _ in range(2):
+                refused(lambda: generate(model), RowReadError, os.strerror(number), "storage")
+            refused(lambda: load(tiny_bundle), BundleError, tiny_bundle)
+        assert generate(model) == expected
+    with load(tiny_bundle) as again:
+        assert generate(again) == expected
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENODEV])
+def test_d8_shards_that_cannot_be_mapped(
+    number: int, tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mmap is asked for by name, so it is not replaced unasked: the error names what needs none."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("stem_edge.runtime.rows.store.mmap.mmap", refuse)
+    refused(
+        lambda: load(tiny_bundle, reads="mmap"),
+        BundleError,
+        "c/0/0",
+        os.strerror(number),
+        'reads="pread"',
+    )
+    with load(tiny_bundle) as model:
+        assert generate(model) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_d9_statistics_that_cannot_be_written_disturb_nothing(
+    number: int,
+    tiny_bundle: Path,
+    expected: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counts of the row cache are all that a running model writes."""
+    failing = Failing(0, number, for_ever=True)
+    with stem_edge.load(tiny_bundle, slots=SLOTS, cache_dir=tmp_path, threads=1) as model:
+        watch(monkeypatch, CHANGES, failing)
+        assert generate(model) == expected
+    assert failing.failed
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".npy"]
+
+
+def test_d10_no_duration_is_taken_from_a_clock_that_jumps() -> None:
+    """Of the whole package: only clocks that go on steadily are asked."""
+    calls = Counter()
+    for folder in ("stem_edge", "export", "runtime"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Attribute):
+                    name = ast.unparse(node)
+                    if path.name not in DATES:
+                        assert name not in ("time.time", "time.time_ns", "time.localtime"), path
+                    if name in ("time.perf_counter", "time.monotonic"):
+                        calls(name)
+    assert len(calls) > 3

@@ -1,0 +1,267 @@
+"""Tokenizers and texts at the edge of their limits: the last that is taken, the next that is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from contract import refused, takes
+from tokenizer_files import WORDS, added, write
+from tokenizers import Tokenizer
+
+from stem_edge.config import MAX_VOCAB
+from stem_edge.errors import BundleError, InputError
+from stem_edge.runtime.text import codec as text
+from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.text import tokenizer_gate
+from stem_edge.text.tokenizer_gate import AddedToken, check_tokenizer
+
+SIZE = 100
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokenizer.json"
+
+
+# A tokenizer's file
+
+
+def test_the_size_of_a_tokenizer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = write(path).stat().st_size
+    monkeypatch.setattr(tokenizer_gate, "MAX_NBYTES", nbytes)
+    check_tokenizer(path)
+    path.write_bytes(path.read_bytes() + b" ")
+    refused(lambda: check_tokenizer(path), BundleError, path, f"larger than {nbytes:,} bytes")
+
+
+def test_the_number_of_added_tokens(path: Path) -> None:
+    def with_tokens(count: int) -> None:
+        check_tokenizer(write(path, added_tokens=[added(0, "a")] * count))
+
+    takes(with_tokens, tokenizer_gate.MAX_ADDED, "32768")
+
+
+@pytest.mark.parametrize("place", ["model", "added_tokens"])
+def test_the_length_of_a_token(path: Path, place: str) -> None:
+    def with_token(length: int) -> None:
+        if place == "model":
+            write(path, WORDS | {"vocab": {"a": 0, "x" * length: 1}})
+        else:
+            write(path, added_tokens=[added(2, "x" * length)])
+        assert check_tokenizer(path).longest_nbytes == length
+
+    takes(with_token, tokenizer_gate.MAX_TOKEN_CHARS, "4096")
+    refused(
+        lambda: check_tokenizer(write(path, added_tokens=[added(2, "")])), BundleError, "content"
+    )
+
+
+def test_the_longest_token_is_counted_in_bytes_and_told_in_short(path: Path) -> None:
+    vocab = {"a": 0, "\u00e9" * 3: 1, "xxxx": 2}
+    assert check_tokenizer(write(path, WORDS | {"vocab": vocab})).longest_nbytes == 6
+    write(path, WORDS | {"vocab": {"a": 0, "x" * 5000: 1}})
+    refused(lambda: check_tokenizer(path), BundleError, "5000 characters ('" + "x" * 20 + "'...)")
+
+
+@pytest.mark.parametrize(("size", "most"), [(SIZE, SIZE - 1), (2, 1), (None, MAX_VOCAB - 1)])
+def test_the_ids_of_tokens(path: Path, size: int | None, most: int) -> None:
+    def with_id(number: int) -> None:
+        check_tokenizer(write(path, WORDS | {"vocab": {"a": 0, "b": number}}), size)
+
+    takes(with_id, most, f"the token 'b' has the id {most + 1}, expected 0 to {most}")
+
+
+def test_ids_are_numbers_from_zero(path: Path) -> None:
+    for number in (-1, 1.5, True, "1", None):
+        write(path, WORDS | {"vocab": {"a": number}})
+        refused(lambda: check_tokenizer(path), BundleError, "not a tokenizer.json")
+        write(path, added_tokens=[added(number, "c")])  # type: ignore[arg-type]
+        refused(lambda: check_tokenizer(path), BundleError, "not a tokenizer.json")
+
+
+def test_what_is_left_out_of_a_file_has_the_librarys_defaults(path: Path) -> None:
+    told = json.loads(check_tokenizer(write(path, added_tokens=[added(2, "c")])).json)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
+    assert told["added_tokens"] == [{"id": 2, "content": "c", "normalized": True, **flags}]
+    assert told["version"] == "1.0"
+    parts = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
+    assert {name: told[name] for name in parts} == dict.fromkeys(parts)
+    assert told["model"] == WORDS
+    assert msgspec.to_builtins(AddedToken(1, "x")).keys() == flags.keys() | {
+        "id",
+        "content",
+        "normalized",
+    }
+
+
+def test_fields_that_nobody_knows_and_other_versions(path: Path) -> None:
+    for parts in ({"other": 1}, {"added_tokens": [{**added(2, "c"), "other": 1}]}):
+        write(path, **parts)
+        refused(lambda: check_tokenizer(path), BundleError, "unknown field `other`")
+    refused(lambda: check_tokenizer(write(path, version="1.1")), BundleError, "'1.1'")
+    path.write_text(json.dumps({"model": WORDS}))
+    assert json.loads(check_tokenizer(path).json)["version"] == "1.0"
+    write(path, {"type": "WordLevel"})
+    refused(lambda: check_tokenizer(path), BundleError, "Expected `object`, got `null`")
+
+
+def test_long_reasons_are_cut(path: Path) -> None:
+    write(path, added_tokens=[added(2, "x" * 4096), added(3, "x" * 4096)])
+    message = refused(lambda: check_tokenizer(path), BundleError, "the token 'xxx")
+    assert f"(the token '{'x' * (500 - len('the token ') - 1)}); export" in message
+
+
+def test_special_tokens_and_growth_are_told(path: Path) -> None:
+    tokens = [added(2, "<c>", special=True), added(3, "<d>"), added(4, "<e>", special=True)]
+    pattern = {"String": "a"}
+    step = {"type": "Replace", "pattern": pattern, "content": "aaa"}
+    found = check_tokenizer(write(path, added_tokens=tokens, normalizer=step))
+    assert (found.special_tokens, found.growth) == (("<c>", "<e>"), 3)
+
+
+def test_ids_of_a_list_are_places(path: Path) -> None:
+    write(
+        path, {"type": "Unigram", "vocab": [["a", 0.0], ["b", 0.0]]}, added_tokens=[added(1, "c")]
+    )
+    refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' have both the id 1")
+
+
+# Text
+
+
+def growing(path: Path, times: int) -> TextCodec:
+    """The codec of a file that makes a text so many times longer."""
+    step = {"type": "Replace", "pattern": {"String": "b"}, "content": "b" * times}
+    return TextCodec(write(path, normalizer=step, added_tokens=[added(2, "<c>", special=True)]))
+
+
+def test_the_bytes_that_a_text_may_become(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "MAX_GROWN", 30)
+    codec = growing(path, 3)
+    assert codec.encode("aaaaaaaa\u00e9")
+    message = refused(lambda: codec.encode("a" * 11), InputError, path, "11 bytes")
+    assert message.endswith("may make each of them 3; give at most 10")
+
+
+def test_the_bytes_that_a_context_holds(path: Path) -> None:
+    codec = growing(path, 1)
+    assert codec.encode_prompt("a" * 128, 2, 9)
+    message = refused(lambda: codec.encode_prompt("a" * 129, 2, 9), InputError, "up to 64 bytes")
+    assert "holds at most 128; shorten" in message
+    assert "context_length (up to 9)" in message
+    write(path, WORDS | {"vocab": {"a": 0, "b" * 100: 1}})
+    assert TextCodec(path).encode_prompt("a" * 200, 2, 9)
+    refused(lambda: TextCodec(path).encode_prompt("a" * 201, 2, 9), InputError, "at most 200")
+
+
+def test_special_tokens_of_a_codec(path: Path) -> None:
+    codec = growing(path, 1)
+    assert codec.special_tokens == ("<c>",)
+    assert codec._checked.json == ""  # it is as large as the file
+    assert codec.encode("<c>") == [2]
+    assert codec.encode("<c>", special_tokens_in_text=False) == [0]
+    assert codec.encode_prompt("<c>", 4, 4) == [0]
+    assert codec.decode([0, 2]) == "a"
+    assert codec.decode([0, 2], skip_special_tokens=False) == "a <c>"
+
+
+class Fails:
+    """A tokenizer that fails where it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def encode(self, *_: object, **__: object) -> None:
+        raise self._error
+
+    decode = encode
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_what_is_not_the_fault_of_a_file_passes(
+    error: type[BaseException], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    codec = TextCodec(write(path))
+    monkeypatch.setattr(codec, "_tokenizer", Fails(error()))
+    for call in (lambda: codec.encode("a"), lambda: codec.decode([0]), codec.probe):
+        with pytest.raises(error):
+            call()
+    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_str": fails}))
+    with pytest.raises(error):
+        TextCodec(path)
+
+
+class Panic(BaseException):
+    """What the library raises is no Exception."""
+
+
+def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    panic = Panic("at\nline\x1b 3 " + "x" * 400)
+    codec = TextCodec(write(path))
+    monkeypatch.setattr(codec, "_tokenizer", Fails(panic))
+    message = refused(lambda: codec.encode("a"), InputError, path, "this text (at line\\x1b 3 xx")
+    assert "x" * 288 in message
+    assert "x" * 290 not in message
+    refused(lambda: codec.decode([0]), InputError, "these token ids")
+    message = refused(codec.probe, BundleError, path, "found in a trial; export the bundle again")
+
+    def fails(*_: object) -> None:
+        raise panic
+
+    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_str": fails}))
+    refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json (at line\\x1b 3")
+
+
+def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "PROBED_IDS", 2)
+    seen: list[tuple[str, object]] = []
+
+    class Watched:
+        def __init__(self, real: Tokenizer) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def encode(self, text: str, **options: bool) -> Any:
+            seen.append((text, self.encode_special_tokens))
+            return self._real.encode(text, **options)
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> Any:
+            if not skip_special_tokens:
+                seen.append(("ids", list(ids)))
+            assert len(ids) <= 2
+            return self._real.decode(ids, skip_special_tokens)
+
+    codec = TextCodec(write(path, added_tokens=[added(2, "<c>", special=True), added(3, "d")]))
+    monkeypatch.setattr(codec, "_tokenizer", Watched(codec._tokenizer))
+    codec.probe()
+    assert [found for kind, found in seen if kind == "ids"] == [[0, 1], [2, 3]]
+    assert [one for one in seen if one[0] == "<c>"][:2] == [("<c>", True), ("<c>", False)]
+
+
+class Letters(TextCodec):
+    """Each id is a letter; of any text before it, nothing changes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(number) for number in token_ids)
+
+
+def test_the_ids_that_a_stream_keeps() -> None:
+    stream = TokenStream(Letters(), ["xyz"])
+    for letter in "aaaaxy":
+        stream.push(ord(letter))
+        assert len(stream._ids) <= 2
+    assert stream.finish() == "xy"
+    assert not stream.stopped
+    assert stream.finish() == ""

@@ -1,0 +1,132 @@
+"""Row caches of odd sizes and counts, contexts that grow: R8 to R11 of the catalogue."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import refused
+from installed import DEMO
+from stores import ids, resident
+
+import stem_edge
+from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.quantize import I64, U8
+from stem_edge.runtime.rows.cache import MOST_USES, RowCache
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.rows import RecordLayout
+
+V = 1000
+LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
+
+
+def fetch(cache: RowCache, wanted: I64) -> None:
+    """What a step does; record r is full of r."""
+    cache.use(wanted)
+    missing = cache.missing(wanted)
+    if len(missing):
+        values = np.repeat(missing.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
+        records: U8 = LAYOUT.pack([values])
+        cache.install(missing, records, wanted)
+    assert isinstance(cache.storage, ArraySlots)
+    assert (cache.storage.codes[0][0][cache.slots_of(wanted), 0] == wanted).all()
+
+
+@pytest.mark.parametrize("slots", [-1, 0, 1, 3, 301, 1 << 40])
+def test_r8_a_row_cache_that_cannot_be_is_refused(
+    slots: int, engine: EngineName, tiny: Path
+) -> None:
+    """Of nothing, of fewer rows than the least step, of more than the table has."""
+    refused(
+        lambda: stem_edge.load(tiny, engine=engine, slots=slots),
+        InputError,
+        f"slots is {slots}; expected 4 to 300",
+        kept=[tiny],
+    )
+
+
+def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
+    plan = stem_edge.memory_plan(tiny_bundle)
+    fixed = plan.total - plan.row_cache
+    refused(
+        lambda: stem_edge.load(tiny_bundle, memory=fixed // 2),
+        MemoryPlanError,
+        *("too small", "row cache of"),
+        kept=[tiny_bundle],
+    )
+
+
+@pytest.mark.parametrize("count", [MOST_USES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
+def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
+    """They cannot come near it by ageing; if they do, the most used stays the most used."""
+    cache = RowCache(ArraySlots(LAYOUT, 4))
+    fetch(cache, ids(0, 1, 2, 3))
+    cache._count[7] = cache._count[0] = count
+    for other in range(100, 130):
+        fetch(cache, ids(other, 0))
+        assert cache.counts[0] > 1 << 20 > cache.counts.astype(np.int64)[1:7].max()
+        assert 0 in resident(cache)
+    fetch(cache, ids(7, 7, 7))
+    assert {0, 7} <= resident(cache)
+
+
+def share_of_hits(cache: RowCache, low: int, high: int) -> float:
+    """Of four hundred uses of random records in a range."""
+    before, rng = cache.hits, np.random.default_rng(0)
+    for _ in range(50):
+        fetch(cache, rng.integers(low, high, 8))
+    return (cache.hits - before) / 400
+
+
+def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
+    cache, rng = RowCache(ArraySlots(LAYOUT, 64)), np.random.default_rng(0)
+    for _ in range(200):
+        fetch(cache, rng.integers(0, 32, 8))
+    for start in range(0, V, 8):  # every record once
+        fetch(cache, np.arange(start, start + 8))
+    assert share_of_hits(cache, 0, 32) > 0.8  # what an LRU cache of this size would have lost
+    # What was hot a long time ago makes room for what is now.
+    for _ in range(2000):
+        fetch(cache, rng.integers(500, 548, 8))
+    assert share_of_hits(cache, 500, 548) > 0.9
+    assert cache._count.max() < 8 * 2 * cache.slots
+
+
+def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:
+    """The plan counts the full KV cache; what would be longer is refused with both numbers."""
+    with stem_edge.load(tiny, engine=engine, context_length=100, threads=1) as model:
+        refused(
+            lambda: model.generate([1] * 101),
+            InputError,
+            *("the prompt has 101 tokens", "the context holds 100", "shorten it"),
+        )
+        chunks = list(model.generate([1] * 90, max_new_tokens=1000, temperature=5.0, seed=3))
+        new = sum(len(chunk.token_ids) for chunk in chunks)
+        assert chunks[-1].finish_reason == "stop" or new == 11  # the last token takes no place
+        context = model.engine.open_context(model.plan.context_length)
+        for start in range(0, 100, 20):
+            model.engine.step(context, np.arange(start, start + 20))
+        assert 0 < context.backend.nbytes <= model.plan.kv_cache
+        with pytest.raises(InputError, match="1 tokens do not fit: 0 places are free"):
+            list(model.engine.process(context, [1]))
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system drops no pages")
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_r11_pages_that_are_dropped_between_steps_are_read_again(reads: str) -> None:
+    """Where memory is short, nothing of the tables stays cached: slower, and the same."""
+    shards = sorted(path for path in (DEMO / "tables.zarr").rglob("*") if path.is_file())
+    with stem_edge.load(DEMO, resident=True, threads=1) as model:
+        expected = model.generate_text("The capital of Peru is", max_new_tokens=20)
+    with stem_edge.load(DEMO, slots=4, reads=reads, threads=1, warm_start=False) as model:  # type: ignore[arg-type]
+        text = ""
+        for chunk in model.generate("The capital of Peru is", max_new_tokens=20):
+            text += chunk.text
+            for shard in shards:
+                with shard.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert text == expected
+        assert model.stats.flash_bytes > 0

@@ -1,0 +1,382 @@
+"""Too little memory: R1 to R7 of the catalogue. Rows and slots: test_r_cache.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import checked_message, fingerprint, refused
+from installed import DEMO
+from stores import rows_of
+from threads import run_script, tokens
+
+import stem_edge
+from stem_edge.errors import MemoryPlanError, OutOfMemoryError
+from stem_edge.graph.formats import EngineName
+from stem_edge.system import memory as machine
+from stem_edge.system.memory import available_memory, memory_cgroup
+from stem_edge.units import parse_size
+
+pytestmark = pytest.mark.usefixtures("watchdog")
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and limits")
+
+
+def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
+    engine: EngineName, tiny: Path
+) -> None:
+    message = refused(
+        lambda: stem_edge.load(tiny, memory=5_000_000, engine=engine),
+        MemoryPlanError,
+        *("memory of 5 MB is too small", str(tiny), "MB are needed", "this process"),
+        *("weights", "KV cache", "activations", "reads", "row cache of", "allow more"),
+        kept=[tiny],
+    )
+    parts = list(map(parse_size, re.findall(r" ([\d.]+ k?M?B)(?=[,)])", message)))
+    (least,) = map(parse_size, re.findall(r"at least ([\d.]+ MB) ", message))
+    assert sum(parts) == pytest.approx(least, rel=0.02)
+    assert len(parts) == 6
+
+
+# The peak is that of samples: one every millisecond, and one between any two pieces of text.
+LADDER = """
+import json, re, sys, threading
+import numpy as np, stem_edge
+from stem_edge.system.memory import own_memory
+from stem_edge.units import parse_size
+from stem_edge.runtime.backends.onnxruntime import prepacked
+path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+prepacked.LEAST_NBYTES = int(sys.argv[4])
+stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
+samples, done = [0], threading.Event()
+def watch():
+    while not done.wait(0.001):
+        samples[0] = max(samples[0], own_memory())
+thread = threading.Thread(target=watch, daemon=True)
+thread.start()
+try:
+    stem_edge.load(path, engine=engine, memory=1000)
+except stem_edge.MemoryPlanError as error:
+    least = parse_size(re.search(r"at least ([\\d.]+ M?k?B)", str(error))[1])
+found = []
+for more in (-step, step, 2 * step, 4 * step, 8 * step, 16 * step):
+    budget, samples[0] = least + more, 0
+    try:
+        model = stem_edge.load(path, engine=engine, memory=budget, warm_start=False)
+    except stem_edge.MemoryPlanError as error:
+        found.append([budget, 0, 0, str(error)])
+        continue
+    with model:
+        V, room = model.config.vocab_size, model.plan.context_length
+        for start in range(0, V, room - 8):
+            ids = np.arange(start, min(V, start + room - 8))
+            for chunk in model.generate(ids, max_new_tokens=8, temperature=3.0, seed=1):
+                samples[0] = max(samples[0], own_memory())
+        found.append([budget, samples[0], model.plan.slots, ""])
+done.set()
+thread.join()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@only_linux
+@pytest.mark.parametrize("which", ["demo", "tiny_bundle", "tiny_bundle prepared", "tiny_gguf"])
+def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    """RssAnon + VmSwap, of a process that keeps loading with other budgets; one is too small."""
+    path = DEMO if which == "demo" else request.getfixturevalue(which.split()[0])
+    engine, least = "ggml" if which == "tiny_gguf" else "onnxruntime", "1000000000"
+    if which.endswith("prepared"):
+        least = "0"  # bytes of a backbone that is worth it
+    done = run_script(LADDER, path, engine, "2000000", least)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "is too small" in found[0][3]
+    assert sum(bool(refusal) for *_, refusal in found) <= 2  # a process may have grown since
+    slots = [count for *_, count, refusal in found[2:] if not refusal]
+    assert slots[0] > 0
+    assert slots == sorted(slots)  # more memory, more slots
+    for budget, peak, held, refusal in found:
+        assert refusal or (0 < peak <= budget and held), found
+
+
+class Allocations:
+    """Counts allocations of the product's arrays, and lets the one of a number fail, or all from
+    there on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.count, self.failing, self.for_ever = 0, 0, False
+        self._lock = threading.Lock()
+        for module, name in (
+            (np, "zeros"), (np, "empty"), (np, "full"), (machine, "_anonymous"),
+        ):  # fmt: skip
+            patch.setattr(module, name, self._counted(getattr(module, name)))
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate(*args: Any, **options: Any) -> Any:
+            self.next()
+            return real(*args, **options)
+
+        return allocate
+
+    def next(self) -> None:
+        with self._lock:
+            self.count += 1
+            failing = self.count == self.failing or (self.for_ever and self.count > self.failing)
+        if self.failing and failing:
+            raise MemoryError("Unable to allocate 3.00 GiB for an array")
+
+    @contextlib.contextmanager
+    def fail(self, number: int, *, for_ever: bool) -> Iterator[None]:
+        self.count, self.failing, self.for_ever = 0, number, for_ever
+        try:
+            yield
+        finally:
+            self.failing = 0
+
+
+@pytest.fixture
+def allocations(monkeypatch: pytest.MonkeyPatch) -> Allocations:
+    return Allocations(monkeypatch)
+
+
+def each_failure(
+    allocations: Allocations, call: Callable[[], object], *, for_ever: bool
+) -> Iterator[None]:
+    """Fail the first allocation of a call, then the second, until the call needs no more.
+
+    Yields after each call; one that could not do without ends in an OutOfMemoryError.
+    """
+    for number in range(1, 500):
+        with allocations.fail(number, for_ever=for_ever):
+            try:
+                call()
+            except OutOfMemoryError as error:
+                checked_message(str(error), "no memory left", "Unable to allocate", "load with")
+            reached = allocations.count >= number
+        if not reached:
+            assert number > 2
+            return
+        yield
+    pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_r3_loading_ends_cleanly_at_whichever_allocation_fails(
+    engine: EngineName, tiny: Path, allocations: Allocations, for_ever: bool
+) -> None:
+    with stem_edge.load(tiny, engine=engine, threads=1) as model:
+        expected = tokens(model, [5, 6, 7], 4)
+
+    def load() -> None:
+        stem_edge.load(tiny, engine=engine, slots=16, threads=1).close()
+
+    tries = sum(1 for _ in each_failure(allocations, load, for_ever=for_ever))
+    assert tries > 4
+    with stem_edge.load(tiny, engine=engine, threads=1) as model:
+        assert tokens(model, [5, 6, 7], 4) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("for_ever", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_r3_generating_goes_on_after_whichever_allocation_failed(
+    engine: EngineName, tiny: Path, allocations: Allocations,
+    for_ever: bool, overlap: bool,
+) -> None:  # fmt: skip
+    """Of reads and of contexts; the next call gives the right tokens, from a consistent cache."""
+    options: Any = {"threads": 1, "slots": 8, "overlap": overlap, "warm_start": False}
+    with stem_edge.load(tiny, engine=engine, **options) as model:
+        expected, cache = tokens(model, [5, 6, 7], 4), rows_of(model).cache
+        other = list(range(100, 112))
+        for _ in each_failure(allocations, lambda: tokens(model, other, 3), for_ever=for_ever):
+            held = np.flatnonzero(cache._slot_of >= 0)
+            assert (cache._record_of[cache._slot_of[held]] == held).all()
+            assert tokens(model, [5, 6, 7], 4) == expected
+
+
+def test_r3_memory_that_the_system_refuses_is_a_memory_error(
+    monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path
+) -> None:
+    """Python says OSError of what mmap refuses."""
+    real = mmap.mmap
+
+    def refuse(descriptor: int, *args: Any, **options: Any) -> mmap.mmap:
+        if descriptor == -1:
+            raise OSError(12, "Cannot allocate memory")
+        return real(descriptor, *args, **options)
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="8,388,608 bytes: Cannot allocate memory"):
+        machine.own_pages((1 << 20,), np.int64)
+    refused(
+        lambda: stem_edge.load(tiny_gguf, engine="ggml"),
+        OutOfMemoryError,
+        *("no memory left", "Cannot allocate memory", "load with a lower memory"),
+        kept=[tiny_gguf],
+    )
+
+
+LIMITED = """
+import resource, sys
+import threading
+import onnxruntime, stem_edge
+load = stem_edge.load
+thread = threading.Thread()  # the first one to end loads a library, without which glibc aborts
+thread.start()
+thread.join()
+used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) << 10
+limit = used + int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    with load(sys.argv[1], threads=1, warm_start=False, reads=sys.argv[2]) as model:
+        print(model.generate([5, 6, 7], max_new_tokens=4).__next__().token_ids)
+except stem_edge.StemEdgeError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@only_linux
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough(reads: str) -> None:
+    """Below the least of these the tokenizer's library aborts, and from 8 to 16 MB, at times,
+    onnxruntime: an allocation fails where nothing of theirs catches it.
+    """
+    ended = []
+    for more in (4 << 20, 32 << 20, 64 << 20, 256 << 20):
+        done = run_script(LIMITED, DEMO, reads, str(more))
+        assert done.returncode == 0, done.stderr[-600:]
+        assert done.stdout.count("\n") == 1
+        ended.append(done.stdout[0] == "[")
+    assert ended[-1] and not ended[0]
+    assert ended == sorted(ended)
+
+
+@contextlib.contextmanager
+def own_cgroup(nbytes: int) -> Iterator[Path]:
+    """A cgroup of version 1 or 2 with a limit; skips where this may not be."""
+    found = memory_cgroup() if sys.platform == "linux" else None
+    if found is None:
+        pytest.skip("no cgroup accounts memory here")
+    parent, version = found
+    folder = parent / f"stem-edge-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        name = "memory.limit_in_bytes" if version == 1 else "memory.max"
+        (folder / name).write_text(str(nbytes))
+    except OSError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip("this user may not make a cgroup with a limit")
+    try:
+        yield folder
+    finally:
+        for _ in range(200):
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                threading.Event().wait(0.02)
+
+
+CONFINED = """
+import os, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+import stem_edge
+from stem_edge.system.memory import available_memory
+print(available_memory(), flush=True)
+with stem_edge.load(sys.argv[2], threads=1) as model:
+    for start in range(0, 1700, 100):
+        model.logits(list(range(start, start + 100)))
+    print(model.plan.total, flush=True)
+if len(sys.argv) > 3:
+    bytearray(int(sys.argv[3]))[::4096] = b"x" * (int(sys.argv[3]) // 4096)
+    print("alive", flush=True)
+"""
+
+
+@only_linux
+def test_r5_a_process_within_a_cgroup_keeps_to_its_limit() -> None:
+    """tests/stem_edge/system/test_memory.py has limits of both versions, nested and none."""
+    limit = 256 << 20
+    with own_cgroup(limit) as folder:
+        done = run_script(CONFINED, folder, DEMO)
+    assert done.returncode == 0, done.stderr
+    left, planned = map(int, done.stdout.split())
+    assert left < limit < available_memory()
+    assert planned < limit
+
+
+@pytest.mark.slow
+@only_linux
+def test_r6_after_a_kill_for_memory_the_next_start_is_healthy(
+    tmp_path: Path, own_cache_folder: Path
+) -> None:
+    with own_cgroup(256 << 20) as folder:
+        done = run_script(CONFINED, folder, DEMO, str(1 << 30))
+    assert done.returncode == -signal.SIGKILL
+    assert "alive" not in done.stdout
+    check_healthy(own_cache_folder)
+
+
+KILLED = """
+import sys, stem_edge
+while True:  # closing writes counts into the cache folder
+    with stem_edge.load(sys.argv[1], threads=1) as model:
+        for chunk in model.generate("The capital of Peru is", max_new_tokens=10):
+            print(flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
+@pytest.mark.parametrize("after", [1, 8, 40])
+def test_r6_a_kill_at_any_moment_leaves_bundle_and_cache_folder_whole(
+    after: int, own_cache_folder: Path
+) -> None:
+    before = fingerprint(DEMO)
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(DEMO)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    for _ in range(after):
+        assert child.stdout.readline()
+    child.kill()
+    child.communicate()
+    check_healthy(own_cache_folder)
+    assert fingerprint(DEMO) == before
+
+
+def check_healthy(cache: Path) -> None:
+    """A start with what the killed process left, no warning, and nothing but whole files."""
+    with stem_edge.load(DEMO, threads=1) as model:
+        assert model.generate_text("The capital of Peru is", max_new_tokens=3).startswith(" Lima")
+    assert not [path for path in cache.rglob("*") if path.name.endswith((".tmp", ".partial"))]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="abort opens a dialogue on Windows")
+def test_r7_a_child_that_aborts_does_not_touch_us(tmp_path: Path) -> None:
+    """As native code does without memory. What tries native code first: tests of group B."""
+    from stem_edge.system.child import run_child, signal_name
+
+    with stem_edge.load(DEMO, threads=1) as model:
+        expected = model.generate_text("The capital of Peru is", max_new_tokens=4)
+        ended = run_child([sys.executable, "-c", "import os; os.abort()"], 60)
+        assert ended.crashed
+        assert ended.status is not None and signal_name(ended.status) == "SIGABRT"
+        assert model.generate_text("The capital of Peru is", max_new_tokens=4) == expected

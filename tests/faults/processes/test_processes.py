@@ -1,0 +1,195 @@
+"""Several processes, forks, signals and files that change: K5, K6, K8, K9 of the catalogue."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import fingerprint, refused
+from threads import run_script, tokens
+
+import stem_edge
+from stem_edge.errors import ExportError
+from stem_edge.graph.formats import EngineName
+
+pytestmark = pytest.mark.usefixtures("watchdog")
+# onnxruntime ends a forked process that leaves by exit() itself; multiprocessing leaves by _exit, too.
+FORK = """
+import gc, os, sys, threading, time, warnings
+import numpy as np, stem_edge
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the fault
+model = stem_edge.load(sys.argv[1], slots=16, threads=2)
+stream = model.generate([5, 6, 7], max_new_tokens=12)
+next(stream)
+def work():
+    for _ in range(5):
+        list(model.generate([1, 2, 3], max_new_tokens=30))
+thread = threading.Thread(target=work)
+thread.start()
+children = []
+for how in ("close", "drop", "nothing"):
+    time.sleep(0.02)  # the other thread may hold the engine's lock at any of these moments
+    child = os.fork()
+    if child:
+        children.append(child)
+        continue
+    said = []
+    for way in (lambda: next(stream), lambda: model.generate([1]), lambda: model.engine.make([])):
+        try:
+            way()
+        except stem_edge.InputError as error:
+            said.append(str(error))
+    if how == "close":
+        model.close()
+    if how == "drop":
+        del model, stream, way
+        gc.collect()
+    os.write(1, f"{len(said)} {said[0]}\\n".encode())
+    os._exit(0)
+print([os.waitpid(child, 0)[1] for child in children], flush=True)
+thread.join()
+model.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny: Path) -> None:
+    """And neither hangs when it closes, nor disturbs the process that loaded."""
+    done = run_script(FORK, tiny)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    said = [line for line in lines if line.startswith("3 this model was loaded in process ")]
+    assert len(said) == 3
+    assert all(line.endswith("a fork of it; load it again in this one") for line in said)
+    assert lines[-1] == "[0, 0, 0]"
+
+
+def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
+    """An exporter that stands still once it has its lock."""
+    script = (
+        "import sys, time, stem_edge\n"
+        "from stem_edge.export.job.journal import Journal\n"
+        "Journal.__init__ = lambda *_: (print('locked', flush=True), time.sleep(600))\n"
+        "stem_edge.export_bundle(sys.argv[1], sys.argv[2], force=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(checkpoint), str(out)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "locked\n"
+    return child
+
+
+@pytest.mark.slow
+def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
+    tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """A reader beside them is not disturbed."""
+    out = tmp_path / "out"
+    shutil.copytree(tiny_bundle, out)
+    before = fingerprint(out)
+    with stem_edge.load(out, threads=1) as model:
+        expected = tokens(model, [5, 6, 7])
+        child = export_in_a_child(tiny_checkpoint, out)
+        try:
+            refused(
+                lambda: stem_edge.export_bundle(tiny_checkpoint, out, force=True),
+                ExportError,
+                out,
+                "another export to it is under way; wait for it",
+                kept=[out],
+            )
+        finally:
+            child.kill()
+            child.communicate()
+        assert tokens(model, [5, 6, 7]) == expected
+        assert fingerprint(out) == before
+        stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8", force=True)
+        assert tokens(model, [5, 6, 7]) == expected
+    with stem_edge.load(out, threads=1) as model:
+        assert tokens(model, [5, 6, 7]) == expected
+
+
+# A shell that starts tests in the background has them and their children ignore Ctrl-C.
+WAITING = """
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import numpy as np, stem_edge
+with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
+                    overlap=sys.argv[2] == "prefetch") as model:
+    list(model.generate([1, 2], max_new_tokens=4))
+    base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
+    def read(numbers):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(1)  # cannot be interrupted, but comes back
+        else:
+            print("waiting", flush=True)
+            time.sleep(600)
+        return real(numbers)
+    if sys.argv[2] == "turn":
+        threading.Thread(target=lambda: model.engine._in_turn(lambda: time.sleep(600)), daemon=True).start()
+        time.sleep(0.2)
+        print("waiting", flush=True)
+    elif sys.argv[2] == "prefetch":
+        base.read = lambda numbers: (print("waiting", flush=True), read(numbers))[1]
+    else:
+        base.read = read
+    try:
+        list(model.generate(list(range(100, 110)), max_new_tokens=4))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        if sys.argv[2] == "turn":
+            import os; os._exit(0)  # the step of the other thread, which never ends, bars closing
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process on Windows")
+@pytest.mark.parametrize("wait", ["read", "prefetch", "turn"])
+def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(
+    wait: str, tiny_bundle: Path
+) -> None:
+    """Under two seconds on an idle machine. For a prompt: tests/stem_edge/commands/test_main.py."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(tiny_bundle), wait], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "waiting\n"
+    time.sleep(0.1)
+    started = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=60)
+    assert time.monotonic() - started < 20
+    assert (child.returncode, out.splitlines()[-1]) == (0, "interrupted")
+
+
+def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_path: Path) -> None:
+    """What is loaded goes on with the old files, a new load takes the new ones."""
+    import make_checkpoint
+
+    other = make_checkpoint.write_checkpoint(
+        tmp_path / "other", make_checkpoint.Shape(d_ff=128, stem_layers=(2,))
+    )
+    out = tmp_path / "out"
+    shutil.copytree(tiny_bundle, out)
+    with stem_edge.load(out, slots=8, threads=1, warm_start=False) as old:
+        every = list(range(100))
+        with stem_edge.load(tiny_bundle, threads=1) as untouched:
+            expected = untouched.logits(every)
+        stream = old.generate([5, 6, 7], max_new_tokens=20)
+        begun = next(stream).token_ids
+        stem_edge.export_bundle(other, out, backbone="fp32", force=True)
+        assert np.array_equal(old.logits(every), expected)  # most rows are read only now
+        begun += [token for chunk in stream for token in chunk.token_ids]
+        assert begun == tokens(old, [5, 6, 7], 20)
+        with stem_edge.load(out, threads=1, warm_start=False) as new:
+            assert new.config.stem_layers == (2,)
+            assert not np.array_equal(new.logits(every), expected)

@@ -1,0 +1,358 @@
+"""Many threads, one row cache: K1 to K4, K7, K10, K11 of the catalogue."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from installed import FDS
+from stores import rows_of
+from threads import poison, run_script, together, tokens
+
+import stem_edge
+from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
+from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.quantize import I64
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.rows import background
+
+pytestmark = pytest.mark.usefixtures("watchdog")
+PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]
+Load = Callable[..., Model]
+
+
+@pytest.fixture
+def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
+    """Loads the tiny bundle of each engine in turn; closes."""
+    opened: list[Model] = []
+
+    def loaded(**options: Any) -> Model:
+        given = {"threads": 1, "warm_start": False} | options
+        opened.append(stem_edge.load(tiny, engine=engine, **given))
+        return opened[-1]
+
+    yield loaded
+    while opened:  # and leave nothing in it: ggml keeps its file while anyone holds a context
+        opened.pop().close()
+
+
+@pytest.fixture
+def model(tiny_bundle: Path) -> Iterator[Model]:
+    """On onnxruntime, with a row cache that is too small for everything."""
+    with stem_edge.load(tiny_bundle, slots=16, threads=1, warm_start=False) as loaded:
+        yield loaded
+
+
+def on_read(model: Model, before: Callable[[I64], object]) -> None:
+    """Call this before each read of records, in the thread that reads."""
+    store = rows_of(model).store.base
+    real = type(store).read.__get__(store)
+
+    def read(numbers: I64) -> Any:
+        before(numbers)
+        return real(numbers)
+
+    store.read = read  # type: ignore[method-assign]
+
+
+def check_rows(model: Model) -> None:
+    """Every record that the cache claims to hold is in one slot, and the slot says the same."""
+    cache = rows_of(model).cache
+    held = np.flatnonzero(cache._slot_of >= 0)
+    assert (cache._record_of[cache._slot_of[held]] == held).all()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_k1_64_threads_that_miss_the_same_row_read_it_once(model: Model, ahead: bool) -> None:
+    reads: Counter[int] = Counter()
+
+    def count(numbers: I64) -> None:
+        reads.update(numbers.tolist())
+        time.sleep(0.05)
+
+    on_read(model, count)
+    wanted = np.array([77])
+
+    def step() -> bytes:
+        context = model.engine.open_context(4)
+        if ahead:
+            model.engine.expect(wanted)
+        return model.engine.step(context, wanted).tobytes()
+
+    assert len(set(together([step] * 64))) == 1
+    assert reads == {77: 1}
+
+
+def test_k2_no_step_reads_a_slot_that_is_being_written(load: Load) -> None:
+    """Slots are poisoned from eviction to the end of writing, and the writer lingers."""
+    model = load(slots=8)
+    alone = [tokens(model, prompt) for prompt in PROMPTS]
+    storage = poison(model, lambda: time.sleep(0.001))
+    assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == alone
+    assert storage.writes > 20
+    check_rows(model)
+
+
+@pytest.mark.parametrize("error", [RowReadError, MemoryError, ValueError, SystemExit])
+def test_k3_what_the_prefetch_thread_raises_is_repaired_by_reading_again(
+    model: Model, error: type[BaseException]
+) -> None:
+    expected, main, failed = tokens(model, [5, 6, 7]), threading.current_thread(), [0]
+
+    def fail(_: I64) -> None:
+        if threading.current_thread() is not main:
+            failed[0] += 1
+            raise error("of the thread")
+
+    on_read(model, fail)
+    tokens(model, list(range(100, 116)))  # pushes out what was read
+    assert tokens(model, [5, 6, 7]) == expected
+    assert failed[0]
+    check_rows(model)
+
+
+@pytest.mark.parametrize(
+    ("error", "reported"),
+    [(RowReadError, RowReadError), (MemoryError, OutOfMemoryError), (ValueError, ValueError)],
+)
+def test_k3_what_every_read_raises_comes_to_the_caller_and_harms_nothing(
+    model: Model, error: type[Exception], reported: type[Exception]
+) -> None:
+    expected, failing = tokens(model, [5, 6, 7]), [True]
+
+    def fail(_: I64) -> None:
+        if failing[0]:
+            raise error("as every read")
+
+    on_read(model, fail)
+    with pytest.raises(reported, match="as every read"):
+        tokens(model, list(range(100, 116)))
+    check_rows(model)
+    failing[0] = False
+    assert tokens(model, [5, 6, 7]) == expected
+
+
+def test_k3_without_threads_rows_are_read_when_they_are_needed(
+    tiny_bundle: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, refused = tokens(model, [5, 6, 7]), list[str]()
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("stem-edge"):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with stem_edge.load(tiny_bundle, slots=16, threads=1) as other:
+        assert tokens(other, [5, 6, 7]) == expected
+        monkeypatch.undo()
+        assert tokens(other, [5, 6, 7]) == expected  # and with a thread again
+    assert {name.rpartition("_")[0] for name in refused} == {"stem-edge-prefetch", "stem-edge-warm"}
+
+
+def test_k3_a_thread_that_died_is_noticed_and_replaced(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when there is no memory for saying that there is none."""
+    expected = tokens(model, [5, 6, 7])
+    tokens(model, list(range(100, 116)))
+    monkeypatch.setattr(background, "POLL_SECONDS", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures.thread._WorkItem.run", _die)
+        assert tokens(model, [5, 6, 7], 4) == expected[:4]
+    assert tokens(model, [5, 6, 7]) == expected
+    check_rows(model)
+
+
+def _die(*_: object) -> None:
+    raise MemoryError
+
+
+def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
+    """Every way in, too; closing twice is fine."""
+    model = load()
+    stream, unbegun = model.generate([1, 2], max_new_tokens=9), model.generate([1, 2])
+    chunks, context = model.logits_chunks([1, 2]), model.engine.open_context(3)
+    next(stream)
+    model.close()
+    model.close()
+    ways: list[Callable[[], object]] = [
+        lambda: next(stream),
+        lambda: next(unbegun),
+        lambda: next(chunks),
+        lambda: model.generate([1]),
+        lambda: model.logits([1]),
+        lambda: model.edited().__enter__(),
+        lambda: model.engine.open_context(3),
+        lambda: model.engine.step(context, np.array([1])),
+        lambda: model.engine.expect(np.array([1])),
+        lambda: model.engine.make([]),
+    ]
+    for way in ways:
+        with pytest.raises(InputError, match="this model is closed; load it again"):
+            way()
+    assert list(stream) == []
+
+
+def test_k4_a_block_that_raises_closes(tiny_bundle: Path) -> None:
+    with pytest.raises(ZeroDivisionError), stem_edge.load(tiny_bundle) as model:
+        stream = model.generate([1, 2])
+        next(stream)
+        1 / 0  # noqa: B018
+    with pytest.raises(InputError, match="closed"):
+        next(stream)
+
+
+def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
+    model = load(slots=16)
+    reading, gate = threading.Event(), threading.Event()
+
+    def wait(_: I64) -> None:
+        reading.set()
+        gate.wait(60)
+
+    on_read(model, wait)
+    ended: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            tokens(model, list(range(100, 116)), 100)
+        except BaseException as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=generate) for _ in range(3)]
+    threads += [threading.Thread(target=model.close) for _ in range(2)]
+    for thread in threads[:3]:
+        thread.start()
+    assert reading.wait(60)
+    for thread in threads[3:]:
+        thread.start()
+    threads[3].join(0.1)
+    assert threads[3].is_alive()  # a row is on its way into a slot
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in ended] == [InputError] * 3
+    with pytest.raises(InputError, match="closed"):
+        model.logits([1])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overlap: bool) -> None:
+    """Such as one of SIGTERM: it runs in the thread whose step is under way."""
+    model = load(overlap=overlap)
+    context, cache = model.engine.open_context(8), rows_of(model).cache
+    model.engine.step(context, np.array([1]))
+    real, refused = cache.use, list[str]()
+
+    def use(wanted: I64) -> None:
+        try:
+            model.logits([1])
+        except InputError as error:
+            refused.append(str(error))
+        model.close()
+        real(wanted)
+
+    cache.use = use  # type: ignore[method-assign]
+    assert np.isfinite(model.engine.step(context, np.array([2]))).all()  # it ends as it should
+    assert refused == ["a signal handler cannot generate while a step is under way; wait"]
+    with pytest.raises(InputError, match="closed"):
+        model.engine.step(context, np.array([3]))
+
+
+EXIT = """
+import sys, threading, time
+import numpy as np, stem_edge
+model = stem_edge.load(sys.argv[1], slots=16, threads=2, warm_start=False)
+stream = model.generate([5, 6, 7], max_new_tokens=50)
+next(stream)
+if "prefetch" in sys.argv:
+    base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
+    base.read = lambda numbers: (time.sleep(0.5), real(numbers))[1]
+    model.engine.expect(np.array([200, 201]))
+def work():
+    try:
+        while True:
+            list(model.generate([1, 2, 3], max_new_tokens=100))
+    except stem_edge.InputError:
+        pass
+if "thread" in sys.argv:
+    threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["suspended", "prefetch", "thread"])
+def test_k4_the_interpreter_ends_with_a_generation_under_way(
+    what: str, engine: EngineName, tiny: Path
+) -> None:
+    done = run_script(EXIT, tiny, what)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def census(model: Model) -> tuple[int, int, int]:
+    """Threads, open files, records that edits made."""
+    gc.collect()
+    model.engine.make([])  # forgets what was released
+    fds = list(FDS.iterdir()) if FDS.is_dir() else []
+    return threading.active_count(), len(fds), rows_of(model).store.made
+
+
+@pytest.mark.slow
+def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
+    load: Load, engine: EngineName
+) -> None:
+    model, rng = load(slots=64), np.random.default_rng(0)
+    expected, before = tokens(model, [5, 6, 7]), None
+    for number in range(1000 if engine == "onnxruntime" else 300):
+        prompt = rng.integers(0, 300, 6).tolist()
+        stream = model.generate(prompt, stem_ids=[[1, 2], *prompt[1:]], max_new_tokens=20)
+        for _ in range(number % 4):  # some never begin
+            next(stream, None)
+        if number % 2:
+            stream.close()  # type: ignore[attr-defined]
+        del stream
+        if number == 20:
+            before = census(model)
+    assert census(model) == before
+    assert before is not None and before[2] == 0
+    assert tokens(model, [5, 6, 7]) == expected
+    check_rows(model)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("slots", [16, 40, 300])
+def test_k10_threads_caches_and_prefetching_change_no_token(
+    load: Load, slots: int, overlap: bool
+) -> None:
+    with load(resident=True, overlap=False) as whole:
+        expected = [tokens(whole, prompt) for prompt in PROMPTS]
+    model = load(slots=slots, overlap=overlap)
+    assert [tokens(model, prompt) for prompt in PROMPTS] == expected
+    assert together([partial(tokens, model, prompt) for prompt in PROMPTS]) == expected
+
+
+def test_k11_a_deadlock_shows_its_stacks_and_fails() -> None:
+    """What the fixture of these tests does, in a process of its own."""
+    script = (
+        "import faulthandler, threading\n"
+        "faulthandler.dump_traceback_later(0.2, exit=True)\n"
+        "def wait_for_ever(lock):\n"
+        "    lock.acquire()\n"
+        "    lock.acquire()\n"
+        "wait_for_ever(threading.Lock())\n"
+    )
+    done = run_script(script)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr and "in wait_for_ever" in done.stderr

@@ -1,0 +1,238 @@
+"""Catalogue Z11 to Z18: how tables are read. What their files hold: test_z_tables.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import refused
+from damaged_stores import FORMAT, LAYOUT, RECORDS, STRIDE, shard
+from faulty_disk import shorten
+from shard_bytes import edit
+from stores import write_store
+from threads import run_script
+
+import stem_edge
+from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.table_check import check_tables
+from stem_edge.bundle.tables import open_tables
+from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
+from stem_edge.export.tables import _make_grid
+from stem_edge.files import disk
+from stem_edge.runtime.rows.store import open_store
+from stem_edge.tables.rows import RecordLayout, RowType, make_layout
+from stem_edge.tables.store import TableFormat
+
+EVERY = np.arange(5)
+
+
+def test_z11_scales_of_rare_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
+    """They are in an array of their own, and the index says whose they are."""
+    wide = RecordLayout(
+        records=4, layers=(1,), parts=((16,),), row_type="int8", group_size=16, scale_type="fp16"
+    )
+    rare = RecordLayout(
+        records=2, layers=(1,), parts=((16,),), row_type="int4", group_size=16, scale_type="fp16"
+    )
+    stored = [layout.pack([np.ones((2, 16), np.float32)]) for layout in (wide, rare)]
+    rare.row_scales(stored[1], 0)[1] = np.inf
+    format = write_store(tmp_path / TABLES, wide, stored[0], 1, [0, 1, 2, 2, 3], (rare, stored[1]))
+    manifest: Any = type("Manifest", (), {"table_format": format})
+    path = tmp_path / TABLES / "rare_records" / "c" / "1" / "0"
+    refused(lambda: check_tables(Bundle(tmp_path, manifest)), BundleError, path, "3 (token 4)")
+
+
+def test_z12_a_shard_that_is_cut_while_it_is_open(root: Path) -> None:
+    with open_store(root, FORMAT) as store:
+        os.truncate(shard(root, 1), STRIDE + 3)
+        refused(
+            lambda: store.read(EVERY), RowReadError, shard(root, 1), "record 3", "3 of 24 bytes"
+        )
+        others = np.array([0, 1, 2, 4])
+        assert np.array_equal(store.read(others), RECORDS[others])
+
+
+def test_z13_a_shard_that_is_replaced_while_it_is_open(root: Path, tmp_path: Path) -> None:
+    newer = RECORDS[::-1].copy()
+    with open_store(root, FORMAT) as store:
+        write_store(tmp_path / "newer", LAYOUT, newer, 2)
+        for number in range(3):
+            shard(tmp_path / "newer", number).replace(shard(root, number))
+        assert np.array_equal(store.read(EVERY), RECORDS)
+    with open_store(root, FORMAT) as store:
+        assert np.array_equal(store.read(EVERY), newer)
+
+
+class Failing:
+    """disk.pread, whose reads of one place fail: the first `times` of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, offset: int, times: int) -> None:
+        self.offset, self.left, self.failed, self.pread = offset, times, 0, disk.pread
+        monkeypatch.setattr(disk, "pread", self)
+
+    def __call__(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        if offset == self.offset and self.left:
+            self.left, self.failed = self.left - 1, self.failed + 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self.pread(descriptor, buffer, offset)
+
+
+def test_z14_a_read_that_fails_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(root, FORMAT) as store:
+        failing = Failing(monkeypatch, STRIDE, times=1)
+        assert np.array_equal(store.read(EVERY), RECORDS)
+        assert failing.failed == 1
+
+
+def test_z14_a_read_that_fails_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(root, FORMAT) as store:
+        failing = Failing(monkeypatch, STRIDE, times=1000)
+        refused(
+            lambda: store.read(np.array([1])),
+            RowReadError,
+            shard(root, 0),
+            f"record 1 at byte {STRIDE}",
+            os.strerror(errno.EIO),
+        )
+        assert failing.failed == 2  # tried once more, and not for ever
+        neighbours = np.array([0, 2, 4])
+        assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_z15_short_reads(root: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Signals interrupt no read: Python reads on."""
+    shorten(monkeypatch, most)
+    with open_store(root, FORMAT) as store:
+        assert np.array_equal(store.read(EVERY), RECORDS)
+    with open_tables(root) as tables:
+        assert np.array_equal(tables.records(EVERY), RECORDS)
+
+
+MANY_SHARDS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from stem_edge.errors import BundleError
+from stem_edge.runtime.rows.store import open_store
+from stem_edge.tables.store import open_table_store
+
+root = Path(sys.argv[1])
+format = open_table_store(root).format
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+try:
+    open_store(root, format).close()
+except BundleError as error:
+    print(error)
+# What was opened before the limit was met was given back.
+files = [open(sys.executable, "rb") for _ in range(40)]
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+with open_store(root, format) as store:
+    assert len(store.read(np.arange(200))) == 200
+print("whole")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no RLIMIT_NOFILE")
+def test_z16_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    many = RecordLayout(records=200, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
+    write_store(tmp_path / "t", many, np.zeros((200, 20), np.uint8), records_per_shard=1)
+    done = run_script(MANY_SHARDS, tmp_path / "t")
+    message, whole = done.stdout.splitlines() or [done.stderr, ""]
+    assert str(tmp_path / "t") in message and "Too many open files" in message, done.stderr
+    assert "ulimit -n" in message and whole == "whole"
+
+
+def test_z16_a_hundred_thousand_shards(tmp_path: Path) -> None:
+    """A store that says so must have as many files; none is opened before it is looked for."""
+    many = RecordLayout(
+        records=100_000, layers=(1,), parts=((16,),), row_type="int8", group_size=16
+    )
+    write_store(tmp_path / "t", many, np.zeros((100_000, 20), np.uint8), 100_000)
+    path = tmp_path / "t" / "records" / "zarr.json"
+    edit(path, "chunk_grid configuration chunk_shape 0", 1)
+    for call in (
+        lambda: open_tables(tmp_path / "t").close(),
+        lambda: open_store(tmp_path / "t", TableFormat(tokens=100_000, tables=many)).close(),
+    ):
+        refused(call, BundleError, tmp_path / "t")
+
+
+OUTSIDE = [-1, 300, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
+KINDS = [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64]
+NO_IDS = [True, 1.0, np.float32(1), np.bool_(True), "1", None, 2**64, 10**30, 1 + 0j]
+
+
+def test_z17_ids_that_no_token_has(tiny_bundle: Path) -> None:
+    """-1 is no last token, a bool is no id, and a refusal leaves the model as it was."""
+    with stem_edge.load(tiny_bundle, prepare=False, warm_start=False) as model:
+        expected = model.logits([1, 2, 3])
+        for token in [*OUTSIDE, *NO_IDS]:
+            calls: list[Callable[[Any], object]] = [
+                lambda token: model.logits([token]),
+                lambda token: model.generate([1, token]),
+                lambda token: model.generate_text([token]),
+                lambda token: model.logits([1], stem_ids=[token]),
+                lambda token: model.logits([1], stem_ids=[[token]]),
+                lambda token: model.detokenize([token]),
+            ]
+            for call in calls:
+                with pytest.raises(InputError, match="token id"):
+                    call(token)
+        assert np.array_equal(model.logits([1, 2, 3]), expected)
+        for kind in KINDS:
+            ids: Any = np.array([1, 2, 3], kind)
+            assert np.array_equal(model.logits(ids), expected)
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        *((token, "not in 0..299") for token in OUTSIDE),
+        *((token, "flat sequence of integers") for token in [*NO_IDS, [1], [[1], [1, 2]]]),
+    ],
+    ids=repr,
+)
+def test_z17_ids_that_tables_do_not_have(tiny_bundle: Path, token: Any, said: str) -> None:
+    with open_tables(tiny_bundle) as tables:
+        if token != [1]:
+            refused(lambda: tables[token, 1], InputError, said)
+        refused(lambda: tables[[token], 1], InputError, said)
+        refused(lambda: tables[[5, token], 1], InputError)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_z17_ids_of_numpys_types(tiny_bundle: Path, kind: type[np.integer[Any]]) -> None:
+    with open_tables(tiny_bundle) as tables:
+        assert np.array_equal(tables[np.array([1, 2], kind), 1], tables[[1, 2], 1])
+        for limit in (np.iinfo(kind).min, np.iinfo(kind).max):
+            if not 0 <= limit < 300:
+                outside = np.array([limit], kind)
+                refused(partial(tables.__getitem__, (outside, 1)), InputError, "0..299")
+
+
+@pytest.mark.parametrize("tables", EXPORT_TABLES)
+def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: ExportTables) -> None:
+    """Whatever the options. A backbone is one file: one above 4 GiB needs another file system."""
+    row_type: RowType = "int4" if tables == "mixed" else tables
+    sizes = [(layers, width) for layers in (1, 16, 60) for width in (16, 64, 8192, 1 << 20)]
+    for layers, width in sizes:
+        for group in (16, 256):
+            layout = make_layout(1 << 24, range(layers), ((width,),), row_type, group)
+            grid = _make_grid(tmp_path, layout)
+            assert max(grid.shard_nbytes(number) for number in (0, grid.shards - 1)) < 1 << 32
+
+
+def test_z18_names_do_not_differ_only_in_case(tiny: Path) -> None:
+    """So a bundle can be carried to a file system that knows no case."""
+    names = [p.relative_to(tiny).as_posix() for p in tiny.rglob("*")]
+    assert len({name.casefold() for name in names}) == len(names)

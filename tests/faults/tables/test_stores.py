@@ -1,0 +1,250 @@
+"""Catalogue Z1 to Z10: the files of a table store. How they are read: test_z_reading.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from contract import refused
+from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index_of, shard
+from shard_bytes import edit
+
+from stem_edge.bundle.mmap_store import MmapStore
+from stem_edge.bundle.tables import open_tables
+from stem_edge.errors import BundleError, RowReadError
+from stem_edge.runtime.rows.store import ReadMode, RowStore, open_store
+from stem_edge.tables.store import open_table_store
+
+
+def runtime_opens(root: Path) -> None:
+    for reads in ("pread", "mmap"):
+        open_store(root, FORMAT, reads).close()
+
+
+def numpy_opens(root: Path) -> None:
+    open_tables(root).close()
+
+
+def zarr_reads(root: Path) -> None:
+    store = MmapStore(root)
+    try:
+        array = zarr.open_group(store, mode="r")["records"]
+        assert isinstance(array, zarr.Array)
+        array[:]
+    finally:
+        store.close()
+
+
+READERS = pytest.mark.parametrize("reader", [runtime_opens, numpy_opens, zarr_reads])
+
+
+@READERS
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_z1_a_missing_shard_is_no_zeros(
+    root: Path, number: int, reader: Callable[[Path], None]
+) -> None:
+    """zarr itself takes a missing chunk for the fill value."""
+    shard(root, number).unlink()
+    refused(lambda: reader(root), BundleError, shard(root, number), kept=[root])
+
+
+@READERS
+@pytest.mark.parametrize("left", [0, 1, STRIDE, 2 * STRIDE, 2 * STRIDE + 5, -1])
+def test_z2_a_shard_that_was_cut(root: Path, left: int, reader: Callable[[Path], None]) -> None:
+    path, whole = shard(root, 0), 2 * STRIDE + INDEX_NBYTES
+    os.truncate(path, left % whole)
+    said = f"{left % whole} bytes, expected {whole}"
+    refused(lambda: reader(root), BundleError, path, said, kept=[root])
+
+
+@pytest.mark.parametrize("reads", ["pread", "mmap"])
+def test_z3_a_flipped_bit_in_a_record(root: Path, reads: ReadMode) -> None:
+    path, neighbours = shard(root, 1), np.array([0, 1, 2, 4])
+    whole = path.read_bytes()
+    for at in range(STRIDE):
+        data = bytearray(whole)
+        data[STRIDE + at] ^= 1 << at % 8
+        path.write_bytes(data)
+        with open_store(root, FORMAT, reads) as store:
+            for numbers in ([3], [0, 3, 4], [3, 3]):
+                refused(partial(store.read, np.array(numbers)), RowReadError, path, "record 3")
+            assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
+
+
+@READERS
+def test_z4_a_flipped_bit_in_an_index(root: Path, reader: Callable[[Path], None]) -> None:
+    path = shard(root, 2)
+    whole = path.read_bytes()
+    for at in range(INDEX_NBYTES):
+        data = bytearray(whole)
+        data[STRIDE + at] ^= 1 << at % 8
+        path.write_bytes(data)
+        refused(lambda: reader(root), BundleError, path, "shard index is damaged")
+
+
+@READERS
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param([(STRIDE, STRIDE), (0, STRIDE)], id="swapped"),
+        pytest.param([(0, STRIDE), (0, STRIDE)], id="the same twice"),
+        pytest.param([(0, STRIDE), (STRIDE - 1, STRIDE)], id="overlapping"),
+        pytest.param([(0, STRIDE), (STRIDE, STRIDE - 1)], id="shorter"),
+        pytest.param([(0, 0), (0, 0)], id="of no bytes"),
+        pytest.param([(0, 2 * STRIDE), (2 * STRIDE, 0)], id="of other lengths"),
+        pytest.param([(0, STRIDE), (2**40, STRIDE)], id="past the end"),
+        pytest.param([(0, STRIDE), (2 * STRIDE + 20, STRIDE)], id="across the end"),
+        pytest.param([(0, STRIDE), (STRIDE, 2**63)], id="longer than the file"),
+        pytest.param([(2**64 - STRIDE, STRIDE), (STRIDE, STRIDE)], id="that wraps"),
+        pytest.param([(0, STRIDE), (STRIDE, 2**64 - STRIDE)], id="whose length wraps"),
+        pytest.param([(2**63, STRIDE), (STRIDE, STRIDE)], id="negative"),
+    ],
+)
+def test_z5_an_index_that_is_not_dense_with_a_valid_checksum(
+    root: Path, pairs: list[tuple[int, int]], reader: Callable[[Path], None]
+) -> None:
+    path = shard(root, 0)
+    path.write_bytes(path.read_bytes()[: 2 * STRIDE] + index_of(*pairs))
+    refused(lambda: reader(root), BundleError, path, "not dense", f"at byte {2 * STRIDE}")
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("number", "pairs"),
+    [
+        (0, [(NOWHERE, NOWHERE), (STRIDE, STRIDE)]),
+        (0, [(0, STRIDE), (NOWHERE, NOWHERE)]),
+        (0, [(NOWHERE, NOWHERE), (NOWHERE, NOWHERE)]),
+        (2, [(NOWHERE, NOWHERE), (NOWHERE, NOWHERE)]),
+        (2, [(0, STRIDE), (0, STRIDE)]),  # a place beyond the last record that is not empty
+        (0, [(NOWHERE, STRIDE), (STRIDE, STRIDE)]),
+    ],
+)
+def test_z6_an_index_that_calls_records_empty(
+    root: Path, number: int, pairs: list[tuple[int, int]], reader: Callable[[Path], None]
+) -> None:
+    """zarr itself reads zeros of them."""
+    path = shard(root, number)
+    path.write_bytes(path.read_bytes()[:-INDEX_NBYTES] + index_of(*pairs))
+    refused(lambda: reader(root), BundleError, path, "not dense")
+
+
+@READERS
+@pytest.mark.parametrize("more", [1, STRIDE, 1 << 30])
+def test_z7_a_shard_that_is_longer(root: Path, more: int, reader: Callable[[Path], None]) -> None:
+    path, whole = shard(root, 0), 2 * STRIDE + INDEX_NBYTES
+    os.truncate(path, whole + more)
+    refused(lambda: reader(root), BundleError, path, f"{whole + more} bytes, expected {whole}")
+
+
+GRID = "chunk_grid configuration chunk_shape"
+INNER = "codecs 0 configuration"
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *[("shape", [2**62, 20]), ("shape", []), ("shape", [-5, 20]), ("shape", [2**63, 2**63])],
+        *[(GRID, [2**40, 20]), (GRID, [0, 20]), (GRID, []), (GRID, [2, 2**62])],
+        *[(f"{INNER} chunk_shape", [0, 20]), (f"{INNER} chunk_shape", [2**40, 20])],
+        *[("data_type", "uint16"), ("data_type", "int8"), ("data_type", "float64")],
+        (f"{INNER} index_codecs 0 configuration endian", "big"),
+        *[(f"{INNER} index_location", "start"), ("fill_value", 7), ("fill_value", float("inf"))],
+    ],
+)
+def test_z8_an_array_of_another_shape_or_type(
+    root: Path, where: str, value: object, reader: Callable[[Path], None]
+) -> None:
+    edit(root / "records" / "zarr.json", where, value)
+    refused(lambda: reader(root), BundleError, root / "records" / "zarr.json")
+
+
+@READERS
+@pytest.mark.parametrize("brackets", [b"[", b'{"a":'])
+def test_z8_a_description_that_would_exhaust_a_parser(
+    root: Path, brackets: bytes, reader: Callable[[Path], None]
+) -> None:
+    for name in ("zarr.json", "records/zarr.json"):
+        (root / name).write_bytes(brackets * 10**5)
+        refused(lambda: reader(root), BundleError, root, "nested deeper")
+
+
+@READERS
+def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], None]) -> None:
+    path = root / "records" / "zarr.json"
+    path.write_text(path.read_text("utf-8").replace("{", '{"shape": [2, 2],', 1))
+    refused(lambda: reader(root), BundleError, path, "'shape' is there more than once")
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O"), ("unknown", 1)],
+        *[
+            ("codecs", []),
+            ("codecs", [{"name": "bytes"}]),
+            (f"{INNER} codecs", [{"name": "bytes"}]),
+        ],
+        *[(f"{INNER} index_codecs", []), (f"{INNER} codecs 1 name", "gzip")],
+        ("codecs", [{"name": "numcodecs.pickle"}]),
+        ("codecs", [{"name": "pickle", "configuration": {"protocol": 5}}]),
+        (f"{INNER} codecs", [{"name": "bytes"}, {"name": "numcodecs.zlib"}]),
+        (f"{INNER} codecs 1 name", "evil.module:Codec"),
+        ("storage_transformers", [{"name": "pickle"}]),
+    ],
+)
+def test_z9_codecs_that_are_not_ours(
+    root: Path, where: str, value: object, reader: Callable[[Path], None]
+) -> None:
+    edit(root / "records" / "zarr.json", where, value)
+    refused(lambda: reader(root), BundleError, root / "records" / "zarr.json")
+
+
+def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> None:
+    """A pickle filter would run code while it is read."""
+    marker = tmp_path / "ran"
+    pickled = f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode()
+    v2: dict[str, object] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O"}
+    v2 |= {"fill_value": None, "order": "C", "compressor": None}
+    v2 |= {"filters": [{"id": "pickle", "protocol": 2}]}
+    for folder in (root, root / "records", root / "evil"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".zarray").write_text(json.dumps(v2))
+        (folder / ".zgroup").write_text('{"zarr_format": 2}')
+        (folder / "0").write_bytes(pickled)
+    store = MmapStore(root)
+    for path in ("records", "evil"):
+        with pytest.raises((FileNotFoundError, KeyError, ValueError)):
+            zarr.open_array(store, path=path, mode="r", zarr_format=2)
+    store.close()
+    for reader in (zarr_reads, numpy_opens, runtime_opens):
+        reader(root)
+    assert not marker.exists()
+
+
+@READERS
+@pytest.mark.parametrize("where", [f"{INNER} codecs 1", f"{INNER} index_codecs 1", "codecs 0"])
+def test_z10_compressed_chunks(root: Path, where: str, reader: Callable[[Path], None]) -> None:
+    """Nothing is compressed, so nothing can unpack to more than it says: here a TiB by zstd."""
+    codec = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
+    edit(root / "records" / "zarr.json", where, codec)
+    frame = bytes.fromhex("28b52ffde0") + (2**40).to_bytes(8, "little")
+    path = shard(root, 0)
+    path.write_bytes(frame.ljust(path.stat().st_size, b"\0"))
+    refused(lambda: reader(root), BundleError, root / "records" / "zarr.json")
+
+
+def test_a_whole_store_is_read(root: Path) -> None:
+    """What is refused above is refused for its damage."""
+    for reader in (runtime_opens, numpy_opens, zarr_reads):
+        reader(root)
+    with RowStore(open_table_store(root)) as store:
+        assert np.array_equal(store.read(np.arange(5)), RECORDS)

@@ -1,0 +1,271 @@
+"""Tokenizers that lie about themselves: refused before native code, or for one text only."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract import command_refused, refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from installed import DEMO
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import processors as posts
+
+from stem_edge.errors import BundleError, InputError
+from stem_edge.runtime.text.codec import TextCodec, probe_texts
+from stem_edge.text.tokenizer_gate import read_tokenizer
+from stem_edge.text.tokenizer_steps import KINDS, MAX_DEPTH
+
+SIZE = 1756
+DEMO_JSON = json.loads((DEMO / "tokenizer.json").read_text("utf-8"))
+BEGIN = "<|begin_of_text|>"
+CODEC = TextCodec(DEMO / "tokenizer.json")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokenizer.json"
+
+
+def write(path: Path, **parts: Any) -> Path:
+    """The demo's tokenizer with other parts; `model` changes fields of its model."""
+    document = copy.deepcopy(DEMO_JSON)
+    document["model"] |= parts.pop("model", {})
+    path.write_text(json.dumps(document | parts))
+    return path
+
+
+def replaces(count: int, length: int) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * length}
+    return {"type": "Sequence", "normalizers": [step] * count}
+
+
+def test_t1_a_missing_empty_cut_or_other_file_is_refused(path: Path) -> None:
+    refused(lambda: read_tokenizer(path), BundleError, path, "No such file")
+    whole = (DEMO / "tokenizer.json").read_bytes()
+    coded = [
+        b'{"version": "\xff"}',
+        b'{"version": "\\ud800"}',
+        '{"version": "1.0"}'.encode("utf-16"),
+    ]
+    others = [b"hello", b"[]", b"null", b"\xef\xbb\xbf" + whole, *coded]
+    for data in (b"", whole[:-1], whole[:1000], *others):
+        path.write_bytes(data)
+        refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json", kept=[path])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
+def test_t1_what_is_no_file_is_refused(path: Path) -> None:
+    path.mkdir()
+    refused(lambda: TextCodec(path), BundleError, path)
+    path.rmdir()
+    os.mkfifo(path)
+    refused(lambda: TextCodec(path), BundleError, path, "not a regular file")
+    path.unlink()
+    path.symlink_to(DEMO / "tokenizer.json")
+    refused(lambda: TextCodec(path), BundleError, path, "not a regular file")
+
+
+def test_t2_a_panic_at_load_that_no_check_foresees(path: Path) -> None:
+    """The merges name a token that the prefix cuts away."""
+    model = {"vocab": {"a": 0, "b": 1, "aa": 2}, "merges": [["a", "a"]]}
+    model["continuing_subword_prefix"] = "xyz"
+    write(path, added_tokens=[], post_processor=None, model=model)
+    refused(lambda: TextCodec(path), BundleError, path, "out of range")
+
+
+@pytest.mark.parametrize("part", KINDS)
+def test_t3_thousands_of_steps_in_steps(path: Path, part: str) -> None:
+    field = KINDS[part][0]
+    for depth, expected in ((5000, "recursion"), (MAX_DEPTH + 1, f"more than {MAX_DEPTH} deep")):
+        step = f'{{"type": "Sequence", "{field}": [' * depth + "]}" * depth
+        document = json.dumps(DEMO_JSON | {part: 0}).replace(f'"{part}": 0', f'"{part}": {step}')
+        path.write_text(document)
+        refused(lambda: TextCodec(path), BundleError, path, expected)
+
+
+def catastrophic(path: Path) -> TextCodec:
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return TextCodec(write(path, pre_tokenizer=split))
+
+
+def test_t4_a_regular_expression_that_gives_up_refuses_that_text_alone(path: Path) -> None:
+    codec, hostile = catastrophic(path), "a" * 40 + "!"
+    results: list[object] = []
+
+    def in_a_thread() -> None:
+        refused(lambda: codec.encode(hostile), InputError, path, "cannot take this text")
+        results.append(codec.decode(codec.encode("good"), skip_special_tokens=True))
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert results == ["good"]
+
+
+def test_t4_a_trial_finds_it(path: Path) -> None:
+    refused(catastrophic(path).probe, BundleError, path, "found in a trial")
+
+
+def test_t5_steps_that_multiply_a_little_are_counted_against_long_texts(path: Path) -> None:
+    codec = TextCodec(write(path, normalizer=replaces(2, 10)))
+    assert len(codec.encode("a", add_special_tokens=False)) <= 100
+    assert codec.decode(codec.encode("a")) == "a" * 100
+    refused(lambda: codec.encode("b" * 3_000_000), InputError, path, "3,000,000", "1,342,177")
+
+
+@pytest.mark.parametrize(
+    ("block", "value"),
+    [
+        ("padding", {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None,
+                     "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}),
+        ("truncation", {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+    ],
+)  # fmt: skip
+def test_t6_padding_and_truncation_are_left_out(path: Path, block: str, value: object) -> None:
+    codec = TextCodec(write(path, **{block: value}))
+    assert codec.encode("Hello there") == CODEC.encode("Hello there")
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({"vocab": {"a": 0, "b": 2**32 - 1}}, "4294967295"), ({"vocab": {"a": 0, "b": -1}}, ">= 0"),
+        ({"vocab": {"a": 0, "b": 0}}, "both the id 0"),
+        ({"vocab": {"a": 0, "b": 1.0}}, "got `float`"),
+        ({"vocab": {"a": 0, "b": True}}, "got `bool`"),
+        ({"vocab": {"a": 0, "b" * 5000: 1}}, "5000 characters"), ({"vocab": {}}, "empty"),
+        ({"vocab": None}, "null"), ({"type": "Unigram", "vocab": []}, "empty"),
+        ({"type": "Unigram", "vocab": [["a"]]}, "not a tokenizer.json"),
+        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["a", 1]]}, "2 entries of 1 tokens"),
+        ({"type": "Magic"}, "'Magic'"), ({"unk_token": "x" * 5000}, "unk_token"),
+    ],
+)  # fmt: skip
+def test_t7_ids_that_are_not_one_for_each_token(path: Path, model: Any, named: str) -> None:
+    write(path, added_tokens=[], post_processor=None, model={"merges": []} | model)
+    refused(lambda: TextCodec(path, SIZE), BundleError, path, named)
+
+
+def test_t7_tokens_that_are_named_twice(path: Path) -> None:
+    text = json.dumps(DEMO_JSON)
+    path.write_text(text.replace('"vocab": {', '"vocab": {"\\u0061": 0, ', 1))
+    refused(lambda: TextCodec(path), BundleError, path, "1501 entries of 1500 tokens")
+    for content, number in ((BEGIN, 7), ("a", 1501), ("new", 1500)):
+        added = copy.deepcopy(DEMO_JSON["added_tokens"])
+        added.append(added[0] | {"content": content, "id": number})
+        write(path, added_tokens=added)
+        refused(lambda: TextCodec(path), BundleError, path)
+
+
+def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
+    """A model may have more rows than its tokenizer has tokens: gaps are fine."""
+    shutil.copy(DEMO / "tokenizer.json", path)
+    refused(lambda: TextCodec(path, SIZE - 1), BundleError, path, "1755", "0 to 1754")
+    codec = TextCodec(write(path, model={"vocab": {"a": 3, "b": 900}, "merges": []}), SIZE)
+    assert codec.encode("ab", add_special_tokens=False) == [3, 900]
+
+
+def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is a good tokenizer, of another model."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(DEMO, bundle)
+    file = bundle / "tokenizer.json"
+    vocab = dict(DEMO_JSON["model"]["vocab"])
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    write(file, model={"vocab": vocab})
+    assert TextCodec(file, SIZE).encode("a") != CODEC.encode("a")
+    command_refused(capsys, ["verify", bundle], "tokenizer.json", kept=[bundle])
+
+
+def byte_alphabet() -> dict[str, int]:
+    return {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
+def sentencepiece() -> Tokenizer:
+    made = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0)], 0, False))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return made
+
+
+def byte_level() -> Tokenizer:
+    made = Tokenizer(models.BPE(byte_alphabet(), []))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<s>", normalized=False), "</s>"])
+    made.post_processor = posts.Sequence(
+        [
+            posts.ByteLevel(),
+            posts.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 256)]),
+        ]
+    )
+    return made
+
+
+def wordpiece() -> Tokenizer:
+    made = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    made.normalizer, made.decoder = normalizers.BertNormalizer(), decoders.WordPiece()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = posts.BertProcessing(("a", 1), ("[UNK]", 0))
+    return made
+
+
+@pytest.mark.parametrize("make", [sentencepiece, byte_level, wordpiece])
+def test_t5_good_tokenizers_pass_as_they_are(path: Path, make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    tokenizer.save(str(path))
+    codec = TextCodec(path, 300)
+    for text in ("ab  a b", "", *probe_texts()):
+        assert codec.encode(text) == tokenizer.encode(text).ids
+    codec.probe()
+    assert json.loads(read_tokenizer(path)) == json.loads(tokenizer.to_str())
+
+
+def test_t5_the_trial_of_a_good_tokenizer_is_quick_and_needs_little_memory() -> None:
+    code = (
+        "import sys; from pathlib import Path; from stem_edge.system.child import limit_this_process\n"
+        "limit_this_process(1 << 30, 60)\n"
+        "from stem_edge.runtime.text.codec import TextCodec; TextCodec(Path(sys.argv[1])).probe()"
+    )
+    command = [sys.executable, "-c", code, str(DEMO / "tokenizer.json")]
+    assert subprocess.run(command, timeout=120, check=False).returncode == 0
+
+
+@given(st.text())
+@settings(max_examples=300, deadline=None)
+def test_t16_any_text_survives_or_is_refused(text: str) -> None:
+    assert CODEC.decode(CODEC.encode_prompt(text, 10**6, 10**6)) == text if text else True
+
+
+@given(st.text(alphabet="a\ud800\udfff", min_size=1).filter(lambda text: text.strip("a")))
+def test_t16_lone_surrogates_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="not valid Unicode"):
+        CODEC.encode(text)

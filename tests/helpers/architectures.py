@@ -1,0 +1,132 @@
+"""Models of every kind the format allows, small, with checkpoints and quantized bundles of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stem_format import save_stem
+from torch import Tensor
+from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
+
+import stem_edge
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.config import (
+    BIASED,
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    YarnRope,
+)
+from stem_edge.export.checkpoints.hf_config import tensor_name
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.numerics.quantize import F32
+
+Tensors = dict[str, Tensor]
+SIZES: dict[str, Any] = {
+    "vocab_size": 260,
+    "dim": 48,
+    "n_layers": 3,
+    "n_heads": 6,
+    "n_kv_heads": 2,
+    "head_dim": 8,
+    "d_ff": 80,
+    "stem_layers": (1, 2),
+    "norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "max_context": 64,
+}
+HASHED: dict[str, Any] = {"stem_ffn": "hash-moe", "n_experts": 5}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "stem": {},
+    "all layers": {"stem_layers": (0, 1, 2)},
+    "the first layer alone": {"stem_layers": (0,)},
+    "dense": {"stem_layers": ()},
+    "stem-plus": {"stem_ffn": "stem-plus"},
+    "stem-gate": {"stem_ffn": "stem-gate"},
+    "low rank": {"row_rank": 16},
+    "low rank, plus": {"row_rank": 32, "stem_ffn": "stem-plus"},
+    "low rank, gate": {"row_rank": 16, "stem_ffn": "stem-gate", "biases": ("up", "down")},
+    "hash-moe": HASHED,
+    "hash-moe, all layers, post norms": {**HASHED, "stem_layers": (0, 1, 2), "post_norms": True},
+    "every head has its own keys": {"n_kv_heads": 6},
+    "RoPE in halves": {"rope_interleaved": False, "head_dim": 24},
+    "RoPE, linear": {"rope_scaling": LinearRope(2.0)},
+    "RoPE, llama3": {"rope_scaling": Llama3Rope(8, 1, 4, 16)},
+    "RoPE, yarn": {"rope_scaling": YarnRope(4, 16, 1.14), "rope_interleaved": False},
+    "window": {"sliding_window": 5},
+    "window of itself in one layer": {"sliding_window": 1, "window_layers": (1,)},
+    "q and k norm": {"qk_norm_eps": 1e-2},
+    "q and k norm, halves": {"qk_norm_eps": 1e-8, "rope_interleaved": False, "head_dim": 16},
+    "biases": {"biases": BIASED},
+    "q, k, v biases, halves": {"biases": ("wq", "wk", "wv"), "rope_interleaved": False},
+    "a bias of q alone": {"biases": ("wq",)},
+    "post norms": {"post_norms": True},
+    "soft cap": {"logit_softcap": 3.0},
+    "soft cap and head bias": {"logit_softcap": 3.0, "biases": ("head",)},
+    "tied head": {"tied_head": True},
+    "all at once": {
+        "stem_ffn": "stem-plus",
+        "row_rank": 16,
+        "rope_interleaved": False,
+        "rope_scaling": YarnRope(2, 16, 1.07, truncate=False),
+        "sliding_window": 7,
+        "window_layers": (0, 2),
+        "qk_norm_eps": 1e-6,
+        "biases": BIASED,
+        "post_norms": True,
+        "logit_softcap": 5.0,
+    },
+}
+
+
+def write(folder: Path, config: ModelConfig, seed: int = 0) -> tuple[Path, list[int], F32]:
+    """A checkpoint of random weights, some ids, and the logits [T, V] that it stands for."""
+    tensors, rows = random_tensors(config, seed)
+    stored = {tensor_name(name): tensor for name, tensor in tensors.items()}
+    for layer, table in random_tables(config, seed).items():
+        stored |= rows_as_tensors(config, f"model.layers.{layer}.mlp.", table)
+    if config.n_experts:
+        stored["model.expert_of_token"] = expert_of_token(config)
+    save_stem(folder, config, stored, convert_tokenizer("bytes", None, add_bos=True))
+    ids = np.random.default_rng(seed).integers(0, config.vocab_size, 40).tolist()
+    return folder, ids, torch_logits(config, tensors, rows, ids).numpy()
+
+
+def rows_as_tensors(config: ModelConfig, at: str, table: Tensor) -> Tensors:
+    """A table, by the schema's names."""
+    if not config.n_experts:
+        return {at + "stem_table.weight": table}
+    inner, outer = (math.prod(part) for part in config.row_parts())
+    both = table[:, :inner].view(-1, config.d_ff, 2, config.dim)
+    down = table[:, inner : inner + outer].view(-1, config.dim, config.d_ff)
+    parts = {"gate": both[:, :, 0], "up": both[:, :, 1], "down": down}
+    return {f"{at}experts.{name}_proj.weight": part for name, part in parts.items()}
+
+
+KINDS = [name for name, fields in VARIANTS.items() if "n_experts" not in fields]
+Quantized = tuple[dict[str, Any], dict[str, Any]]  # of the model, of the export
+QUANTIZED: dict[str, Quantized] = {
+    "int4": ({}, {"backbone": "int4", "tables": "int4"}),
+    "int8": ({}, {"backbone": "int8", "tables": "int8"}),
+    "int4 with zero points": (
+        {"dim": 64, "d_ff": 64},
+        {"backbone": "int4", "tables": "fp16", "asymmetric": True},
+    ),
+    "int8 with zero points": ({}, {"backbone": "int8", "tables": "int8", "asymmetric": True}),
+    "low rank": ({"row_rank": 32}, {"backbone": "int4", "tables": "int8"}),
+    "tied, normed heads": (
+        {"tied_head": True, "qk_norm_eps": 1e-5},
+        {"backbone": "int4", "tables": "int4"},
+    ),
+}
+
+
+def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
+    """A bundle with a quantized backbone, and some ids."""
+    fields, options = QUANTIZED[name]
+    path, ids, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | fields)))
+    out = folder / "bundle"
+    return stem_edge.export_bundle(path, out, block_size=16, prefill_graph=False, **options), ids

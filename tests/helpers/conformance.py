@@ -1,0 +1,32 @@
+"""Checkpoints with the logits of the code that trained them."""
+
+from __future__ import annotations
+
+import numpy as np
+from installed import DATA
+
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime import Model
+
+CONFORMANCE = DATA / "conformance"
+CASES = [
+    "full/consolidated",
+    "third/consolidated",
+    "full/training",
+    "half/training",
+    "blagpt-third",
+    "blagpt-full",
+]
+
+
+def reference(case: str) -> tuple[list[list[int]], F32]:
+    """Token ids [2, T] and the trainer's logits [2, T, V]."""
+    with np.load(CONFORMANCE / case.split("/")[0] / "reference.npz") as data:
+        return data["token_ids"].tolist(), data["logits"]
+
+
+def stepwise(model: Model, ids: list[int]) -> F32:
+    """Logits [T, V], one step a token, through the engine's own step."""
+    engine = model.engine
+    context = engine.open_context(len(ids))
+    return np.concatenate([engine.step(context, np.array([token])).copy() for token in ids])

@@ -1,0 +1,118 @@
+"""What every fault of the catalogue must end in: a refusal that helps, and nothing lost.
+
+A refusal is a typed error of one line that names the place, says what was found and what to do,
+within seconds; on the command line the same line and exit status 1. What was there stays as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from stem_edge.commands.main import main
+from stem_edge.errors import BundleError, StemEdgeError
+
+T = TypeVar("T")
+REFUSAL_SECONDS = 10.0
+MAX_MESSAGE_CHARS = 2000
+# How messages of this project say what to do: one of these stands in each of them.
+REMEDY = re.compile(
+    r"\b(add|check|choose|convert|copy|delete|expected|export|fetch|free|give|install|leave|load|"
+    r"lower|make|move|raise|remove|rename|report|restore|run|shorten|split|try|upgrade|use|wait)\b"
+)
+
+
+def refused(
+    call: Callable[[], object],
+    error: type[StemEdgeError],
+    *naming: str | Path,
+    kept: Sequence[Path] = (),
+    seconds: float = REFUSAL_SECONDS,
+) -> str:
+    """The message with which a call is refused; `naming`: what must stand in it.
+
+    kept: files and folders that must be the same afterwards.
+    """
+    with _unchanged(kept, seconds), pytest.raises(error) as caught:
+        call()
+    return checked_message(str(caught.value), *naming)
+
+
+def judged(
+    call: Callable[[], T], valid: bool, error: type[StemEdgeError], *naming: str | Path
+) -> T | None:
+    """What a valid call returns; one that is not is refused."""
+    if valid:
+        return call()
+    refused(call, error, *naming)
+    return None
+
+
+def takes(call: Callable[[int], object], most: int, said: str) -> None:
+    """What is as large as allowed is taken, what is larger by one refused in these words."""
+    call(most)
+    with pytest.raises((BundleError, ValueError), match=said) as caught:
+        call(most + 1)
+    if isinstance(caught.value, BundleError):
+        checked_message(str(caught.value))
+
+
+def command_refused(
+    capsys: pytest.CaptureFixture[str],
+    arguments: Sequence[str | Path],
+    *naming: str | Path,
+    kept: Sequence[Path] = (),
+    seconds: float = REFUSAL_SECONDS,
+) -> str:
+    """The message with which `stem-edge ARGUMENTS` is refused."""
+    with _unchanged(kept, seconds):
+        assert main([str(argument) for argument in arguments]) == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("stem-edge: ")
+    return checked_message(line, *naming)
+
+
+@contextlib.contextmanager
+def _unchanged(kept: Sequence[Path], seconds: float) -> Iterator[None]:
+    before, started = [fingerprint(path) for path in kept], time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+    assert [fingerprint(path) for path in kept] == before
+
+
+def checked_message(message: str, *naming: str | Path) -> str:
+    """A message that keeps to the contract."""
+    assert len(message.splitlines()) == 1, message
+    assert len(message) <= MAX_MESSAGE_CHARS, message
+    assert message.isprintable(), ascii(message)
+    assert "Traceback" not in message
+    for word in naming:
+        assert str(word) in message, f"{word} is not in: {message}"
+    assert REMEDY.search(message), f"says not what to do: {message}"
+    return message
+
+
+def fingerprint(path: Path) -> dict[str, str]:
+    """What there is at a path and below: name -> kind, size and contents; times do not count."""
+    places = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
+    return {place.relative_to(path).as_posix(): _contents(place) for place in places}
+
+
+def _contents(place: Path) -> str:
+    try:
+        status = place.lstat()
+    except FileNotFoundError:
+        return "nothing"
+    kind = stat.filemode(status.st_mode)
+    if stat.S_ISREG(status.st_mode) and os.access(place, os.R_OK):
+        return f"{kind} {status.st_size} {hashlib.sha256(place.read_bytes()).hexdigest()}"
+    return f"{kind} {place.readlink() if place.is_symlink() else ''}"

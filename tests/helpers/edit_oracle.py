@@ -1,0 +1,117 @@
+"""A model in torch that looks up other rows, which edited models are judged by.
+
+The rows of each position are written down here by hand. Tokens are bytes, so that lengths in tokens
+are lengths of words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from architectures import SIZES, VARIANTS, write
+from installed import add_ggml
+from torch import Tensor
+from torch_model import random_tensors, torch_logits
+
+import stem_edge
+from stem_edge import Edit
+from stem_edge.config import ModelConfig
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime import Model
+
+TOLERANCE = 1e-4
+PROMPT = "A cat met (dolphin) but no horse, cat."
+Rows = dict[int, Tensor]  # layer -> rows
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A model in torch."""
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    rows: Rows  # of each token
+
+    def own(self, ids: Sequence[int]) -> Rows:
+        """What tokens look up without edits."""
+        return {layer: table[list(ids)].clone() for layer, table in self.rows.items()}
+
+    def mean(self, layer: int, text: str) -> Tensor:
+        return self.rows[layer][list(text.encode())].mean(0)
+
+    def logits(self, ids: Sequence[int], looked_up: Rows) -> F32:
+        found: F32 = torch_logits(
+            self.config, self.tensors, self.rows, list(ids), looked_up
+        ).numpy()
+        return found
+
+    def edited(self, edits: Sequence[tuple[Any, ...]], ids: Sequence[int], prompt: int) -> Rows:
+        """Rows of all positions, of which the first `prompt` are the prompt.
+
+        edits: (source, what its letters look up, scope, layers).
+        """
+        rows, text = self.own(ids), bytes(one if one < 256 else 0 for one in ids[:prompt])
+        for source, letters, scope, layers in edits:
+            for at, token in enumerate(ids):
+                if scope == "everywhere":
+                    found = chr(token) in source if token < 256 else False
+                    place = source.index(chr(token)) if found else 0
+                else:
+                    starts = [n for n in range(prompt) if text[n:].startswith(source.encode())]
+                    inside = [at - n for n in starts if 0 <= at - n < len(source)]
+                    found, place = bool(inside), inside[0] if inside else 0
+                for layer in layers or self.config.stem_layers:
+                    if found:
+                        rows[layer][at] = self.mean(layer, letters[place])
+        return rows
+
+    def greedy(self, ids: Sequence[int], edits: Sequence[tuple[Any, ...]], count: int) -> list[int]:
+        """The most probable next tokens, one after the other."""
+        found = list(ids)
+        for _ in range(count):
+            logits = self.logits(found, self.edited(edits, found, len(ids)))
+            found.append(int(logits[-1].argmax()))
+        return found[len(ids) :]
+
+
+@dataclass(frozen=True)
+class Tried:
+    path: Path
+    oracle: Oracle
+
+
+def tried(folder: Path, name: str) -> Tried:
+    """A random model with a backbone for each engine, over one table store of float32 rows."""
+    config = ModelConfig(**(SIZES | VARIANTS[name]))
+    write(folder / "checkpoint", config)
+    out = folder / "out"
+    stem_edge.export_bundle(folder / "checkpoint", out, backbone="fp32", tables="fp32")
+    add_ggml(folder / "checkpoint", out)
+    tensors, rows = random_tensors(config, 0)
+    return Tried(out, Oracle(config, tensors, rows))
+
+
+def load(path: Path, **options: Any) -> Model:
+    """With one thread: ggml's wait for each other by spinning, which a busy machine takes ill."""
+    return stem_edge.load(path, **({"threads": 1} | options))
+
+
+def off(found: F32, expected: F32) -> float:
+    return float(np.abs(found - expected).max())
+
+
+def tokens(chunks: Iterator[Any]) -> Iterator[int]:
+    for chunk in chunks:
+        yield from chunk.token_ids
+
+
+def swap(model: Model, source: str, target: str, **options: Any) -> Edit:
+    return stem_edge.make_edit(model.bundle, source, target, scheme="swap", **options)
+
+
+def spec(source: str, target: str, scope: str = "positions", layers: Any = None) -> tuple[Any, ...]:
+    return (source, list(target), scope, layers)

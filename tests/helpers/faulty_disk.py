@@ -1,0 +1,101 @@
+"""A disk that fails: faults put into stem_edge.files.disk, which all reading and writing goes through.
+
+Each function patches the seam until the test's monkeypatch is undone. Calls are counted over all
+threads, from 0 on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from stem_edge.files import disk
+
+# The calls that change what is on a disk, or make it durable.
+CHANGES = (
+    *["create", "append", "write", "fsync", "make_folder", "rename", "exchange", "link"],
+    *["remove", "remove_folder", "sync_folder"],
+)
+READS = ("open_file", "pread")
+Hook = Callable[[str], object]
+
+
+class Counter:
+    """Counts calls: which they were, in their order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str) -> int:
+        """The number of this call."""
+        with self._lock:
+            self.names.append(name)
+            return len(self.names) - 1
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Failing:
+    """Fails the k-th call, or all from the k-th on."""
+
+    def __init__(self, first: int, number: int, *, for_ever: bool = False) -> None:
+        self.first, self.number, self.for_ever = first, number, for_ever
+        self.count = Counter()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has come to that."""
+        return len(self.count) > self.first
+
+    def __call__(self, name: str) -> None:
+        """Before a call."""
+        at = self.count(name)
+        if at == self.first or (self.for_ever and at > self.first):
+            raise OSError(self.number, os.strerror(self.number))
+
+
+def watch(patch: pytest.MonkeyPatch, names: Iterable[str], before: Hook) -> None:
+    """Have `before(name)` run before each of these calls; what it raises, the call raises."""
+    for name in names:
+        patch.setattr(disk, name, _watched(name, getattr(disk, name), before))
+
+
+def _watched(name: str, call: Callable[..., Any], before: Hook) -> Callable[..., Any]:
+    def watched(*arguments: Any) -> Any:
+        before(name)
+        return call(*arguments)
+
+    return watched
+
+
+def slow(patch: pytest.MonkeyPatch, names: Iterable[str], seconds: float) -> None:
+    """Have each of these calls wait."""
+    watch(patch, names, lambda _: time.sleep(seconds))
+
+
+def shorten(patch: pytest.MonkeyPatch, most: int) -> None:
+    """Reads and writes do at most so many bytes at a time."""
+    pread, write = disk.pread, disk.write
+    patch.setattr(disk, "pread", lambda file, buffer, at: pread(file, buffer[:most], at))
+    patch.setattr(disk, "write", lambda file, data: write(file, data[:most]))
+
+
+def flip_bits(patch: pytest.MonkeyPatch, calls: Callable[[int], bool]) -> Counter:
+    """The reads with these numbers find a wrong bit in their first byte."""
+    pread, count = disk.pread, Counter()
+
+    def disturbed(descriptor: int, buffer: memoryview, offset: int) -> int:
+        done = pread(descriptor, buffer, offset)
+        if done and calls(count("pread")):
+            buffer[0] ^= 1
+        return done
+
+    patch.setattr(disk, "pread", disturbed)
+    return count

@@ -1,0 +1,234 @@
+"""Bundles of models that nobody trained: any description, and files of just the size that it says.
+
+Changing one number of a manifest mostly makes a model whose weights have another size. Here all
+numbers change, and weights and tables are made to fit: so the graphs of contradictory descriptions
+reach the engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+from manifests import REPORT
+from stores import write_store
+
+from stem_edge.bundle.manifest import (
+    BACKBONE_GRAPH,
+    FORMAT_VERSION,
+    GGUF,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    FileEntry,
+)
+from stem_edge.config import (
+    BIASED,
+    FFN_TERMS,
+    LEAST_SCALING,
+    MAX_CONTEXT,
+    MAX_SOFTCAP,
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    RopeScaling,
+    YarnRope,
+)
+from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.formats import (
+    GGUF_TYPES,
+    BackboneFormat,
+    EngineName,
+    GgufFormat,
+    MatrixKind,
+    WeightType,
+)
+from stem_edge.tables.rows import ROW_BITS, RecordLayout, ScaleType
+
+VOCABULARY = 8  # at least; the prompt has ids below
+ONE_TOKEN = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+INT4 = BackboneFormat(weights="int4", head="int4", block_size=16, prefill=True)
+Q8_0 = GgufFormat(weights="q8_0")
+WIDTHS = [16, 32, 32, 48, 64, 64, 96, 96, 256, 256, 256, 512, 1, 8, 17, 24]
+EVEN = [2, 4, 6, 8, 10, 16, 18, 32, 64, 126, 128, 256, 512]
+Forgery = Callable[[Path], int]  # writes a bundle into a folder; returns the slots to load it with
+
+
+def chosen(*values: Any) -> st.SearchStrategy[Any]:
+    """One of some values, most often the first."""
+    return st.sampled_from([values[0]] * len(values) + [*values])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelConfig:
+    """Descriptions that ModelConfig takes; others are another test's."""
+    layers, kv_heads = draw(chosen(2, 1, 3)), draw(chosen(1, 2, 3, 16))
+    vocab_size = draw(chosen(32, VOCABULARY, 9, 300))
+    d_ff, dim = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
+    ffn = draw(st.sampled_from([kind for kind in FFN_TERMS if kind != "dense"]))
+    hashed = ffn == "hash-moe"
+    tied, biases = draw(st.booleans()), draw(st.sets(st.sampled_from(BIASED), max_size=3))
+    some_layers = st.sets(st.integers(0, layers - 1)).map(lambda found: tuple(sorted(found)))
+    return ModelConfig(
+        vocab_size=vocab_size,
+        dim=dim,
+        n_layers=layers,
+        n_heads=kv_heads * draw(chosen(1, 2, 7, 64)),
+        n_kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from(EVEN)),
+        d_ff=d_ff,
+        stem_layers=draw(some_layers),
+        norm_eps=draw(chosen(1e-5, 5e-324, 0.999, 1e-38)),
+        rope_theta=draw(chosen(1e4, 1 + 2e-16, 1e15)),
+        max_context=draw(chosen(64, 16, MAX_CONTEXT)),
+        stem_ffn=ffn,
+        row_rank=0 if hashed else draw(chosen(0, 1, min(16, d_ff), d_ff)),
+        n_experts=draw(chosen(VOCABULARY, 1, vocab_size)) if hashed else 0,
+        tied_head=tied,
+        rope_interleaved=draw(st.booleans()),
+        rope_scaling=draw(SCALINGS),
+        sliding_window=draw(chosen(0, 1, 4, MAX_CONTEXT)),
+        window_layers=draw(st.none() | some_layers),
+        qk_norm_eps=draw(chosen(None, 0.0, 1e-6, 0.999)),
+        post_norms=draw(st.booleans()),
+        biases=tuple(biases - ({"head"} if tied else set())),
+        logit_softcap=draw(chosen(0.0, 30.0, LEAST_SCALING, MAX_SOFTCAP)),
+    )
+
+
+FACTOR, CONTEXT = chosen(8.0, 1.0, 65536.0), chosen(64, 1, MAX_CONTEXT)
+EDGE = chosen(1.0, 1e-6, 1.0000000000000002, float(MAX_CONTEXT))
+SCALINGS: st.SearchStrategy[RopeScaling | None] = st.one_of(
+    st.none(),
+    st.builds(LinearRope, FACTOR),
+    st.builds(Llama3Rope, FACTOR, chosen(1.0, 1e-6), chosen(4.0, 1.0000000000000002), CONTEXT),
+    st.builds(YarnRope, FACTOR, CONTEXT, EDGE, EDGE, EDGE, st.booleans()),
+)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, config: ModelConfig) -> RecordLayout | None:
+    """Of the records of a model; None if there are none, or none of the drawn type can be."""
+    row_type = draw(st.sampled_from(list(ROW_BITS)))
+    quantized = ROW_BITS[row_type] <= 8
+    try:
+        return RecordLayout(
+            records=config.records,
+            layers=config.stem_layers,
+            parts=config.row_parts(),
+            row_type=row_type,
+            group_size=draw(st.sampled_from([16, 32, 64, 128, 256])) if quantized else 0,
+            scale_type=draw(st.sampled_from(get_args(ScaleType))) if quantized else "fp32",
+        )
+    except ValueError:
+        return None
+
+
+TYPES = st.sampled_from(get_args(WeightType))
+PRODUCTS = ["layers.0.qkv", "layers.0.wo", "layers.1.down", "layers.0.gate", "x"]
+BACKBONES = st.builds(
+    BackboneFormat,
+    weights=TYPES,
+    head=TYPES,
+    block_size=chosen(32, 16, 17, 256),
+    kinds=st.dictionaries(st.sampled_from(get_args(MatrixKind)), TYPES, max_size=2),
+    asymmetric=st.booleans(),
+    prefill=st.booleans(),
+    balanced=st.lists(st.sampled_from(PRODUCTS), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
+    """A bundle of such a model."""
+    config = draw(models())
+    layout = draw(layouts(config)) if config.stem_layers else None
+    if config.stem_layers and layout is None:
+        config = config.dense_twin()
+    backbone = draw(BACKBONES)
+    gguf = GgufFormat(weights=draw(st.sampled_from(GGUF_TYPES)))
+    number = draw(st.integers(0, 255))
+
+    def write(out: Path) -> int:
+        write_model(out, engine, config, layout, backbone, gguf, number)
+        return layout.records if layout is not None else 16
+
+    return write
+
+
+def write_model(
+    out: Path,
+    engine: EngineName,
+    config: ModelConfig,
+    layout: RecordLayout | None = None,
+    backbone: BackboneFormat = INT4,
+    gguf: GgufFormat = Q8_0,
+    number: int = 0,
+) -> None:
+    """A bundle of a model, whose weights are chosen by a number."""
+    out.mkdir(parents=True)
+    described: dict[str, Any] = {"model": config, "tables": layout, "indexed": False}
+    try:
+        if engine == "ggml":
+            files, described["gguf"] = {GGUF: _gguf(config, gguf, number)}, gguf
+        else:
+            described["backbone"] = backbone
+            files = {BACKBONE_GRAPH: b""} | _onnx(config, layout, backbone, number)
+    except ValueError:  # it cannot be stored so, which opening says as well
+        files = dict.fromkeys((BACKBONE_DATA, PREFILL_DATA, BACKBONE_GRAPH), b"")
+    if layout is not None:
+        described["indexed"] = bool(config.n_experts)  # which share records
+        noise = np.frombuffer(_noise(layout.records * layout.record_nbytes, number), np.uint8)
+        records = noise.reshape(layout.records, layout.record_nbytes)
+        index = [0] * config.vocab_size if config.n_experts else None
+        write_store(out / TABLES, layout, records, layout.records, index)
+    files |= {TOKENIZER: json.dumps(ONE_TOKEN).encode(), TOKENIZER_CONFIG: b"{}"}
+    for name, data in files.items():
+        (out / name).write_bytes(data)
+    described |= {"format_version": FORMAT_VERSION, "reports": {engine: REPORT}}
+    described["files"] = {
+        path.relative_to(out).as_posix(): _entry(path.read_bytes())
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+    (out / MANIFEST).write_bytes(msgspec.json.encode(described))
+
+
+def _entry(data: bytes) -> FileEntry:
+    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
+
+
+def _onnx(
+    config: ModelConfig, layout: RecordLayout | None, backbone: BackboneFormat, number: int
+) -> dict[str, bytes]:
+    plans = [decoding(config, layout, backbone).plan]
+    plans += [prompts(config, layout, backbone).plan] if backbone.prefill else []
+    return {plan.file: _noise(plan.nbytes, number) for plan in plans}
+
+
+def _gguf(config: ModelConfig, gguf: GgufFormat, number: int) -> bytes:
+    """A header of nothing but its tensors, and their values."""
+    tensors = planned_tensors(config, gguf.weights)
+    header = b"\0" * ALIGNMENT + encode_tensors(tensors)
+    header += bytes(-len(header) % ALIGNMENT)
+    return header + _noise(tensors[-1].end, number)
+
+
+def _noise(nbytes: int, number: int) -> bytes:
+    """Zeros, any bytes, or small float32 numbers."""
+    if number % 4 < 2:
+        return bytes(nbytes)
+    if number % 4 == 2:
+        return Random(number).randbytes(nbytes)
+    values = np.random.default_rng(number).normal(0, 0.1, nbytes // 4 + 1).astype("<f4")
+    return values.tobytes()[:nbytes]

@@ -1,0 +1,104 @@
+"""Folders in Hugging Face's form, changed and refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import exports
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+
+
+def edit(folder: Path, file: str = "config.json", **values: Any) -> None:
+    """Change values of a JSON file."""
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change the tensors of model.safetensors."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def refused(folder: Path, *parts: str) -> None:
+    """Reading fails in one line that names the folder and these parts."""
+    exports.refused(lambda: read_checkpoint(folder), folder, *parts)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+STEEP = YARN | {"beta_fast": 4.0, "beta_slow": 0.2}  # a ramp within the pairs of a small head
+EVERY_SECOND = ["full_attention", "sliding_attention", "full_attention"]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, MHA, tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama, one kv head": ("llama", {"num_key_value_heads": 1, "rms_norm_eps": 1e-2}),
+    "llama, own head_dim": ("llama", {"head_dim": 24, "rope_parameters": LLAMA3}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "llama, llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama, yarn": (
+        "llama",
+        {"head_dim": 32, "rope_parameters": YARN | {"original_max_position_embeddings": 512}},
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral, window": ("mistral", {"sliding_window": 5, "head_dim": 16}),
+    "mistral, yarn": (
+        "mistral",
+        {
+            "head_dim": 32,
+            "sliding_window": None,
+            "rope_parameters": STEEP | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False},
+        },
+    ),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen2, yarn": (
+        "qwen2",
+        {"head_dim": 32, "rope_parameters": STEEP | {"attention_factor": 0.8}},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen3, window": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 3, "layer_types": EVERY_SECOND},
+    ),
+    "qwen3, biases, tied": (
+        "qwen3",
+        {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": YARN},
+    ),
+}
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def make_model(name: str, seed: int = 0) -> Any:
+    """A model of transformers in which every tensor matters."""
+    kind, options = MODELS[name]
+    config = getattr(transformers, CLASSES[kind] + "Config")(**(SIZES | options))
+    config._attn_implementation = "eager"
+    model = getattr(transformers, CLASSES[kind] + "ForCausalLM")(config).eval()
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor_name, tensor in model.named_parameters():
+            noise = torch.randn(tensor.shape, generator=random)
+            spread = 0.4 if tensor.ndim == 1 else 1.5 / math.sqrt(tensor.shape[1])
+            tensor.copy_(noise * spread + float(tensor_name.endswith("norm.weight")))
+    return model

@@ -1,0 +1,73 @@
+"""A small manifest with everything in it, and the bundle that it describes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from configs import config
+from stores import write_store
+
+from stem_edge.bundle.manifest import (
+    BACKBONE_GRAPH,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    FileEntry,
+    KindError,
+    Manifest,
+    QualityReport,
+    encode_manifest,
+    weight_nbytes,
+)
+from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.formats import BackboneFormat
+from stem_edge.tables.rows import RecordLayout
+
+LAYOUT = RecordLayout(records=10, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
+GROUP, ARRAY = f"{TABLES}/zarr.json", f"{TABLES}/records/zarr.json"
+SHARDS = [f"{TABLES}/records/c/0/0", f"{TABLES}/records/c/1/0"]
+NAMES = sorted([BACKBONE_GRAPH, BACKBONE_DATA, TOKENIZER, TOKENIZER_CONFIG, GROUP, ARRAY, *SHARDS])
+REPORT = QualityReport(
+    checkpoint_nbytes=2000,
+    backbone_nbytes=8,
+    tables_nbytes=200,
+    errors={"tables": KindError(worst=0.5, mean=0.25)},
+    probe_tokens=(1, 2, 3),
+    worst_logit_difference=0.125,
+    greatest_logit=4.0,
+    divergence=0.5,
+)
+
+
+def make_manifest(files: dict[str, FileEntry]) -> Manifest:
+    return Manifest(
+        format_version=4,
+        model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
+        backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
+        tables=LAYOUT,
+        files=files,
+        reports={"onnxruntime": REPORT},
+    )
+
+
+WEIGHTS_NBYTES = weight_nbytes(make_manifest({name: FileEntry(1, "0" * 64) for name in NAMES}))[
+    BACKBONE_DATA
+]
+
+
+def make_bundle(path: Path) -> Path:
+    path.mkdir()
+    (path / BACKBONE_GRAPH).write_bytes(b"backbone")
+    (path / BACKBONE_DATA).write_bytes(bytes(WEIGHTS_NBYTES))
+    (path / TOKENIZER).write_bytes(b"{}")
+    (path / TOKENIZER_CONFIG).write_bytes(b'{"a": 1}')
+    write_store(path / TABLES, LAYOUT, np.zeros((10, LAYOUT.record_nbytes), np.uint8), 6)
+    entries = {}
+    for name in NAMES:
+        data = (path / name).read_bytes()
+        entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest())
+    (path / MANIFEST).write_bytes(encode_manifest(make_manifest(entries)))
+    return path

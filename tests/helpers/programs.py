@@ -1,0 +1,47 @@
+"""A process that does what lines of Python say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIZE = 64 << 20
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by mapping")
+# Runs what it is told, line by line, so that a test knows what happened between two readings.
+PROGRAM = """
+import mmap, sys, time
+held = []
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Program:
+    """A process that does what lines of Python say."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        self.do("pass")  # it has imported what it needs
+
+    def do(self, line: str) -> None:
+        """Returns when it is done."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(line, file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline() == "done\n"
+
+    def map_file(self, path: Path, access: str = "ACCESS_READ") -> None:
+        """Map a file and read every page."""
+        self.do(
+            f"f = open({str(path)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0, access=mmap.{access})"
+        )
+        self.do("m[::4096]")

@@ -1,0 +1,87 @@
+"""Tokenizers trained on a few texts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+WORDS = [
+    *["the", "of", "and", "to", "in", "capital", "city", "river", "Paris", "Ouagadougou", "12"],
+    *["345", "2024", "foo_bar()", "x==0:", "élan", "naïve", "Straße", "übermäßig", "東京都"],
+    *["日本語", "は", "カタカナ", "서울", "한국어", "Москва", "Привет", "мир", "مرحبا", "שלום"],
+    *["नमस्ते", "😀", "👍🏽", "<div>", "</s", "x41>", "we'll", "I'M", "YOU'RE"],
+]
+NASTY = [
+    *["", " ", "  ", "a", " a", "a ", "  a  b  ", "\n", "\r\n", "a\r\nb", "\t\ta", "  \n  \n x"],
+    *["\0", "a\0b", "\x01\x7f\x85\xa0", "\u200b\ufeff", "\u2028\u2029", "\xad", "\ufffd", "\ufffe"],
+    *["e\u0301", "\u0301", "か\u3099", "\u1112\u1161\u11ab", "①\u0301", "ﾊﾟｿｺﾝ ｶﾞ", "ﬁ ½ ～〜", "İı"],
+    *["tiê\u0301ng Viê\u0323t", "a\u0301\u0323", "مُحَمَّدٌ", "בְּרֵאשִׁית", "प\u093c", "\u3000全角\u3000"],
+    *["👨\u200d👩\u200d👧", "🇩🇪🇫", "❤️ 1️⃣", "\U0010ffff", "don't DON'T don'ſ", "12345678 ١٢٣"],
+    *["<0x41>", "<0x0A>x", "</s", "▁", "a▁ b", " ▁ ▁", "a ▁ ", "a  ▁b", "a" * 99, "ab" * 50],
+    "if x:\n    y = 1\n",
+]
+POOLS = [(0x20, 0x7F), (0, 0x20), (0x80, 0x590), (0x590, 0x700), (0x900, 0xD00), (0x2000, 0x2100)]
+
+
+def random_texts(count: int) -> list[str]:
+    rng = random.Random(7)
+
+    def piece() -> str:
+        kind = rng.random()
+        if kind < 0.5:
+            return rng.choice(WORDS) + rng.choice(["", " ", "  ", "\n"])
+        if kind < 0.6:
+            return rng.choice(" aen") * rng.randint(1, 12)
+        return chr(rng.randrange(*rng.choice(POOLS)))
+
+    return ["".join(piece() for _ in range(rng.randint(1, 30))) for _ in range(count)]
+
+
+TEXTS = NASTY + random_texts(400)
+
+
+def corpus() -> list[str]:
+    rng = random.Random(0)
+    return [" ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 12))) for _ in range(300)]
+
+
+def train_sp(path: Path, **options: Any) -> sentencepiece.SentencePieceProcessor:
+    """A tiny model; trained here since the NFKC rules alone are 240 kB."""
+    defaults: dict[str, Any] = {"vocab_size": 550, "character_coverage": 0.98}
+    defaults |= {"hard_vocab_limit": False, "minloglevel": 2, "num_threads": 1}
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus()), model_writer=written, **(defaults | options)
+    )
+    path.write_bytes(written.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+
+
+def train_ranks(size: int) -> dict[bytes, int]:
+    """Plain byte pair merging of the corpus; single bytes first, in an order that is not theirs."""
+    order = [bytes([byte]) for byte in range(256)]
+    random.Random(1).shuffle(order)
+    ranks = {token: rank for rank, token in enumerate(order)}
+    words = [[bytes([b]) for b in word.encode()] for word in {f" {word}" for word in WORDS}]
+    while len(ranks) < size:
+        pairs = Counter(pair for word in words for pair in pairwise(word))
+        best = next(pair for pair, _ in pairs.most_common() if b"".join(pair) not in ranks)
+        ranks[b"".join(best)] = len(ranks)
+        for word in words:
+            for i in range(len(word) - 2, -1, -1):
+                if tuple(word[i : i + 2]) == best:
+                    word[i : i + 2] = [b"".join(best)]
+    return ranks
+
+
+def write_ranks(path: Path, ranks: dict[bytes, int]) -> Path:
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+    path.write_text("".join(lines))
+    return path

@@ -1,0 +1,106 @@
+"""The documentation's commands and Python run as they stand there, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installed import ROOT, needs_ggml
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+# Commands that install, train for minutes or need files of the reader's.
+NOT_RUN = (
+    "CMAKE_ARGS=",
+    "make ",
+    "pip ",
+    "git ",
+    "python tools/",
+    "mutmut ",
+    "stem-edge export build/",
+    "stem-edge bench build/",
+    "stem-edge measure build/",
+    "stem-edge eval exact",
+    "stem-edge inspect stem_edge/",
+)
+# Providers that are not everywhere.
+ELSEWHERE = ("--providers cuda", "--providers webgpu")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    code = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
+    lines = [line for line in code.splitlines() if line and not line.startswith("#")]
+    return [line.split("  #")[0].strip() for line in lines]
+
+
+@pytest.fixture(scope="module")
+def workplace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what README's reader has: a checkpoint and a text, then what README made."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "checkpoint").symlink_to(tiny_checkpoint)
+    (folder / "prompt.txt").write_text("Once upon a time")
+    run(PAGES[0], folder)
+    return folder
+
+
+def run(page: Path, folder: Path) -> None:
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    here = [line for line in commands(page) if not any(name in line for name in ELSEWHERE)]
+    lines = [line for line in here if not line.startswith(NOT_RUN)]
+    for line in [
+        *lines,
+        *(shlex.join([sys.executable, "-c", one]) for one in blocks(page, "python")),
+    ]:
+        done = subprocess.run(
+            line, shell=True, cwd=folder, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{page.name}: {line}\n{done.stderr}"
+
+
+@needs_ggml
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_commands_run_in_their_order_and_then_python(page: Path, workplace: Path) -> None:
+    run(page, workplace)
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_commands_that_are_not_run_name_files_that_exist(page: Path) -> None:
+    for line in commands(page):
+        if line.startswith("python tools/"):
+            assert (ROOT / shlex.split(line)[1]).is_file(), line
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    code = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", code, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_readme_leads_to_every_page_and_is_one_screen() -> None:
+    text = PAGES[0].read_text("utf-8")
+    assert all(f"docs/{page.name}" in text for page in PAGES[1:])
+    assert len(text.splitlines()) <= 70

@@ -1,0 +1,69 @@
+"""What importing costs, and what the source must not have; who imports whom is in pyproject.toml."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from installed import ROOT
+
+PACKAGE = [
+    path
+    for folder in ("stem_edge", "export", "runtime")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.relative_to(ROOT).parts[:2] not in (("stem_edge", "export"), ("stem_edge", "runtime"))
+]
+
+
+def test_the_unsafe_ways_to_read_a_file_are_not_in_the_tree() -> None:
+    assert len(PACKAGE) > 100
+    for path in PACKAGE:
+        text = path.read_text("utf-8")
+        for bad in ("weights_only=False", "pickle.load(", "pickle.loads(", "eval(", "exec("):
+            assert bad not in text, f"{path} has {bad}"
+
+
+def test_one_function_opens_sessions() -> None:
+    """Settings of others would compute other numbers, on processors that nobody here may have."""
+    paths = [
+        path
+        for folder in ("stem_edge", "export", "runtime", "tests", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        if "InferenceSession" + "(" in path.read_text("utf-8")
+    ]
+    assert paths == [ROOT / "runtime/backends/onnxruntime/providers/session.py"]
+
+
+def loaded_after(code: str) -> set[str]:
+    script = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert not loaded_after("import stem_edge") & {"numpy", "torch", "onnxruntime", "tokenizers"}
+
+
+@pytest.mark.parametrize("name", ["bench", "eval", "fit", "measure"])
+def test_measuring_needs_no_extra(name: str) -> None:
+    loaded = loaded_after(f"import stem_edge.commands.{name}")
+    assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "lm_eval", "llama_cpp"}
+
+
+def test_exporting_needs_torch_for_one_quantizer_only() -> None:
+    loaded = loaded_after("import stem_edge.export.exporter")
+    assert not loaded & {"torch", "onnx"}
+
+
+def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:
+    code = (
+        "from stem_edge.commands.demo import demo_bundle\nimport stem_edge\n"
+        "with stem_edge.load(demo_bundle()) as model: model.generate_text('The', max_new_tokens=2)"
+    )
+    loaded = loaded_after(code)
+    assert {"numpy", "onnxruntime"} <= loaded
+    assert not loaded & {"torch", "onnx", "zarr", "transformers"}

@@ -1,0 +1,45 @@
+"""What a built package would hold."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from installed import ROOT
+
+import stem_edge
+
+TOOL = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+
+
+def test_every_folder_with_modules_is_a_listed_package() -> None:
+    mapped = {name: ROOT / folder for name, folder in TOOL["package-dir"].items()}
+    assert set(TOOL["packages"]) == set(mapped)
+    for folder in mapped.values():
+        # A subfolder would work in a checkout and be missing from the wheel.
+        assert not [p for p in folder.rglob("*.py") if p.parent.resolve() not in _homes()]
+
+
+def _homes() -> set[Path]:
+    return {(ROOT / folder).resolve() for folder in TOOL["package-dir"].values()}
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing a submodule binds its name in the package: `stem_edge.verify` is a function."""
+    modules = {path.stem for path in (ROOT / "stem_edge").glob("*.py")}
+    modules |= {name.split(".")[1] for name in TOOL["packages"] if name.count(".") == 1}
+    assert not modules & set(stem_edge.__all__)
+
+
+def test_every_file_of_the_demo_model_is_package_data() -> None:
+    package = ROOT / "stem_edge"
+    listed = {p for pattern in TOOL["package-data"]["stem_edge"] for p in package.glob(pattern)}
+    files = {p for p in (package / "demo_model").rglob("*") if p.is_file()}
+    files |= {p for p in (package / "measuring").rglob("*") if p.suffix in (".onnx", ".txt")}
+    assert len(files) > 5
+    assert files <= listed
+
+
+def test_the_links_for_type_checkers_point_to_the_folders() -> None:
+    for name in ("export", "runtime"):
+        assert (ROOT / "stem_edge" / name).resolve() == (ROOT / name).resolve()

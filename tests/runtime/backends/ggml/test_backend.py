@@ -1,0 +1,231 @@
+"""The ggml backend through the engine: memory that lives long enough, graphs that are built once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import stepwise
+from installed import needs_ggml
+
+import stem_edge
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.errors import BackendError, InputError
+from stem_edge.ggml import types as ggml_types
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.ggml.backend import GgmlContext, _mask
+from stem_edge.runtime.backends.ggml.graph import CELLS, Graph, Memory, Scratch
+from stem_edge.system.memory import page_aligned
+
+pytestmark = needs_ggml
+IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
+TOLERANCE = 1e-4
+
+
+def expected_logits(bundle: Path) -> F32:
+    with stem_edge.load(bundle) as model:
+        return model.logits(IDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [2, 5, 33, 64, 100])
+def test_chunks_of_any_size_give_the_same_logits(tiny_gguf: Path, chunk: int) -> None:
+    with stem_edge.load(tiny_gguf) as model:
+        expected, context = model.logits(IDS), model.engine.open_context(len(IDS))
+        pieces = [np.array(IDS[at : at + chunk]) for at in range(0, len(IDS), chunk)]
+        found = [model.engine.step(context, ids, len(ids)).copy() for ids in pieces]
+        assert np.abs(np.concatenate(found) - expected).max() < TOLERANCE
+
+
+def test_any_number_of_logits(tiny_gguf: Path) -> None:
+    expected = expected_logits(tiny_gguf)
+    with stem_edge.load(tiny_gguf) as model:
+        for count in (0, 1, 7, 100):
+            context = model.engine.open_context(len(IDS))
+            found = model.engine.step(context, np.array(IDS), count)
+            assert found.shape == (count, model.config.vocab_size)
+            assert not count or np.abs(found - expected[-count:]).max() < TOLERANCE
+
+
+def test_contexts_take_turns(tiny_gguf: Path) -> None:
+    with stem_edge.load(tiny_gguf) as model:
+        alone = stepwise(model, IDS[:20])
+        contexts = [model.engine.open_context(length) for length in (20, 90)]
+        for position, token in enumerate(IDS[:20]):
+            # Not copied: a step of the other context may not overwrite them.
+            found = [model.engine.step(context, np.array([token])) for context in contexts]
+            assert np.array_equal(np.concatenate(found), alone[[position, position]])
+
+
+def test_a_step_can_be_tried_again(tiny_gguf: Path) -> None:
+    with stem_edge.load(tiny_gguf) as model:
+        expected, context = stepwise(model, IDS[:6]), model.engine.open_context(6)
+        for position, token in enumerate(IDS[:6]):
+            context.backend.begin(np.array([IDS[-1]]), position)  # as if reading rows had failed
+            found = model.engine.step(context, np.array([token]))
+            assert np.array_equal(found[0], expected[position])
+
+
+def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger graph takes other scratch memory; whatever happens then, the step can be repeated."""
+    original = Scratch.place
+    interrupted: list[bool] = []
+
+    def place(self: Scratch, graph: Graph) -> bool:
+        grew = original(self, graph)
+        if len(graphs) > 2 and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        graphs.append(graph)
+        return grew
+
+    graphs: list[Graph] = []
+    with stem_edge.load(tiny_gguf) as model:
+        expected, context = stepwise(model, IDS[:3]), model.engine.open_context(100)
+        monkeypatch.setattr(Scratch, "place", place)
+        assert np.array_equal(model.engine.step(context, np.array(IDS[:1]))[0], expected[0])
+        graphs += graphs
+        with pytest.raises(KeyboardInterrupt):
+            model.engine.step(context, np.array(IDS[1:90]))
+        for position in (1, 2):
+            found = model.engine.step(context, np.array(IDS[position : position + 1]))
+            assert np.array_equal(found[0], expected[position])
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 200])
+def test_masks(window: int) -> None:
+    positions = np.arange(60, 75)
+    ago = positions[:, None] - np.arange(128)
+    seen = (ago >= 0) & ((ago < window) | (window == 0))
+    assert np.array_equal(_mask(positions, 128, window), np.where(seen, 0, -np.inf))
+
+
+def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
+    """Masks grow with the context; nothing but the kernel's own count of this process is asked."""
+    from make_checkpoint import Shape, write_checkpoint
+
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=32_768))
+    stem_edge.export_bundle(checkpoint, tmp_path / "out", engine="gguf", backbone="q8_0")
+    with stem_edge.load(tmp_path / "out", context_length=32_768) as model:
+        context = model.engine.open_context(32_768)
+        assert isinstance(context.backend, GgmlContext)
+        context.backend.begin(np.arange(100), 32_768 - 128)
+        context.backend.finish(np.zeros(100, np.int32), 1)
+        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # and a mask of ours
+        assert held < model.plan.activations
+
+
+@pytest.mark.slow
+def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    original = Graph.__init__
+
+    def counted(self: Graph, *arguments: Any) -> None:
+        built.append(self)
+        original(self, *arguments)
+
+    monkeypatch.setattr(Graph, "__init__", counted)
+    with stem_edge.load(tiny_gguf) as model:
+        context = model.engine.open_context(2 * CELLS)
+        for token in [1, 2] * CELLS:
+            model.engine.step(context, np.array([token]))
+    # Two graphs for each number of cells, and one again when the scratch memory grew under it.
+    assert len(built) <= 6
+
+
+def test_cells_of_the_kv_cache_count_as_they_are_written(tiny_gguf: Path) -> None:
+    with stem_edge.load(tiny_gguf) as model:
+        footprint = footprint_of(model.bundle.manifest, "ggml")
+        context = model.engine.open_context(100)
+        assert context.backend.nbytes == 0
+        model.engine.step(context, np.array(IDS[:30]))
+        assert context.backend.nbytes == footprint.kv_nbytes(30)
+        model.engine.step(context, np.array(IDS[30:31]))
+        assert context.backend.nbytes == footprint.kv_nbytes(31)
+
+
+def native_parts(model: Model) -> list[weakref.ref[object]]:
+    context = model.engine.open_context(10)
+    assert isinstance(context.backend, GgmlContext)
+    loaded = context.backend._model
+    return [weakref.ref(part) for part in (loaded, loaded.processor, loaded.weights)]
+
+
+def test_closing_frees_everything(tiny_gguf: Path) -> None:
+    model = stem_edge.load(tiny_gguf)
+    parts = native_parts(model)
+    assert all(part() is not None for part in parts)
+    model.close()
+    gc.collect()
+    assert all(part() is None for part in parts)
+
+
+def test_a_context_outlives_its_backend(tiny_gguf: Path) -> None:
+    expected = expected_logits(tiny_gguf)
+    model = stem_edge.load(tiny_gguf, resident=True)
+    context = model.engine.open_context(len(IDS))
+    model.engine.step(context, np.array(IDS[:50]))
+    slots = model.engine.rows.fetch(np.array(IDS[50:]))
+    model.close()
+    gc.collect()
+    context.backend.begin(np.array(IDS[50:]), 50)
+    assert np.abs(context.backend.finish(slots, 50) - expected[50:]).max() < TOLERANCE
+    with pytest.raises(InputError, match="closed"):
+        model.engine.open_context(10)
+    with pytest.raises(BackendError, match="closed"):
+        model.engine.backend.open_context(10)
+
+
+def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:
+    with stem_edge.load(tiny_gguf) as model:
+        context = model.engine.open_context(10).backend
+        assert isinstance(context, GgmlContext)
+        loaded = context._model
+        graph = Graph(loaded.processor, 8)
+        memory, tensor = (
+            Memory(loaded.ggml, page_aligned((4096,))),
+            graph.arena.tensor(ggml_types.F32, 1000),
+        )
+        for offset in (97, 128):
+            with pytest.raises(BackendError, match="beyond"):
+                memory.place(tensor, offset)
+        with pytest.raises(BackendError, match="multiple of 32"):
+            Memory(loaded.ggml, page_aligned((4096,))[1:])
+        given = graph.input(ggml_types.I32, 3)
+        with pytest.raises(BackendError, match="12 bytes, given 8"):
+            graph.set(given, np.zeros(2, np.int32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["q4_0", "q4_k_m", "q8_0", "f16"])
+@pytest.mark.parametrize("repack", [False, True])
+def test_quantized_backbones_repacked_or_not(
+    weights: Any, repack: bool, wide_checkpoint: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    exported = stem_edge.export_bundle(wide_checkpoint, out, engine="gguf", backbone=weights)
+    assert exported.manifest.reports["ggml"].divergence < 0.05
+    with stem_edge.load(out) as model:
+        expected = model.logits(IDS)
+    with stem_edge.load(out, repack=repack) as model:
+        found, steps = model.logits(IDS), stepwise(model, IDS)
+    greatest = np.abs(expected).max()
+    # Kernels for one token, for many, and for rearranged matrices round activations differently.
+    assert np.abs(found - expected).max() < 0.05 * greatest
+    assert np.abs(steps - expected).max() < 0.05 * greatest
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of 256 values, which K-quants need."""
+    from make_checkpoint import Shape, write_checkpoint
+
+    shape = Shape(dim=256, n_layers=2, d_ff=512, stem_layers=(1,))
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", shape)

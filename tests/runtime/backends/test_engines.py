@@ -1,0 +1,169 @@
+"""Which engine runs a bundle, and what is said when none can."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed import HAS_GGML, NO_GGML, add_ggml
+
+import stem_edge
+from stem_edge.bundle.manifest import GGUF, open_bundle
+from stem_edge.commands.main import main
+from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.runtime.backends import engines
+from stem_edge.runtime.backends.engines import ENGINES, Engine, choose_engine
+from stem_edge.runtime.backends.options import EngineChoice
+
+
+@pytest.fixture(scope="module")
+def both(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a backbone for each engine. Not to be changed."""
+    out = tmp_path_factory.mktemp("both") / "bundle"
+    if not HAS_GGML:
+        pytest.skip(NO_GGML)
+    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
+    add_ggml(tiny_checkpoint, out)
+    return out
+
+
+def greedy(bundle: Path, **options: Any) -> tuple[str, str]:
+    with stem_edge.load(bundle, **options) as model:
+        text = model.generate_text("Once", max_new_tokens=12)
+        assert model.stats.engine == model.plan.engine
+        return model.plan.engine, text
+
+
+def test_the_bundle_decides(both: Path, tiny_bundle: Path, tiny_gguf: Path) -> None:
+    assert greedy(both)[0] == greedy(tiny_bundle)[0] == "onnxruntime"
+    assert greedy(tiny_gguf)[0] == "ggml"
+
+
+def test_both_engines_write_the_same_text(both: Path) -> None:
+    chosen = [greedy(both, engine=name) for name in ("onnxruntime", "ggml")]
+    assert [name for name, _ in chosen] == ["onnxruntime", "ggml"]
+    assert chosen[0][1] == chosen[1][1]
+
+
+def test_what_is_not_installed_is_not_chosen(
+    both: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "is_installed", lambda name: name == "ggml")
+    assert greedy(both)[0] == "ggml"
+    monkeypatch.setattr(engines, "is_installed", lambda name: name == "onnxruntime")
+    assert greedy(both)[0] == "onnxruntime"
+    names: list[EngineChoice] = ["auto", "ggml"]
+    for name in names:
+        with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
+            stem_edge.load(tiny_gguf, engine=name)
+
+
+def test_the_plan_is_of_the_engine(both: Path) -> None:
+    plans = [stem_edge.memory_plan(both, engine=name) for name in ("onnxruntime", "ggml")]
+    assert [plan.engine for plan in plans] == ["onnxruntime", "ggml"]
+    assert plans[0].weights > plans[1].weights  # in place, in their file
+    repacked = stem_edge.memory_plan(both, engine="ggml", repack=True)
+    assert repacked.weights == plans[1].weights  # f32 is never rearranged
+
+
+def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> None:
+    with pytest.raises(BackendError, match=r"no backbone for ggml.*--engine gguf --add"):
+        choose_engine(open_bundle(tiny_bundle), "ggml")
+    with pytest.raises(BackendError, match=r"no backbone for onnxruntime.*only for ggml"):
+        stem_edge.load(tiny_gguf, engine="onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),
+        ({"engine": "ggml", "providers": ["cpu"]}, "providers: ggml, which this runs on, has no"),
+        ({"engine": "ggml", "prefill_graph": True}, "prefill_graph: ggml, which this runs on"),
+        ({"engine": "onnxruntime", "repack": True}, "repack: onnxruntime, which this runs on"),
+    ],
+)
+def test_options_of_the_other_engine(both: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        stem_edge.load(both, **options)
+
+
+def damaged(bundle: Path, tmp_path: Path, at: int, value: bytes) -> Path:
+    """A copy whose backbone.gguf has other bytes somewhere, as long as before."""
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    with (copy / GGUF).open("r+b") as file:
+        file.seek(at)
+        file.write(value)
+    return Path(copy)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(0, b"GGML"), (8, b"\xff" * 8), (16, b"\xff" * 8), (30, b"??")]
+)
+def test_a_damaged_backbone_never_reaches_ggml(
+    tiny_gguf: Path, tmp_path: Path, at: int, value: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damaged(tiny_gguf, tmp_path, at, value)
+    with pytest.raises(BundleError, match=GGUF):
+        stem_edge.load(copy)
+    assert main(["generate", str(copy), "-p", "Once"]) == 1
+    assert GGUF in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"), [("model", "dim", 128), ("gguf", "weights", "f16")]
+)
+def test_a_backbone_of_another_model(
+    tiny_gguf: Path, tmp_path: Path, part: str, field: str, value: object
+) -> None:
+    """The manifest decides what is loaded; a file that says something else is refused."""
+    copy = shutil.copytree(tiny_gguf, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest[part][field] = value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=GGUF):
+        stem_edge.load(copy)
+
+
+def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "import stem_edge\n"
+        f"with stem_edge.load({str(tiny_gguf)!r}) as model:\n"
+        "    print(model.plan.engine, len(model.generate_text('Once', max_new_tokens=3)) > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["ggml", "True"], done.stderr
+
+
+def test_the_command_says_which_engine_it_was(
+    both: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("onnxruntime", "ggml"):
+        assert main(["generate", str(both), "-p", "Once", "-n", "4", "--engine", name]) == 0
+        assert f"{name}: prompt" in capsys.readouterr().err
+
+
+def test_a_new_engine_is_a_module_and_a_line(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything else, the commands among it, works with it at once."""
+    toy = Engine("onnxruntime", "toy_engine", lambda: True, "pip install toy")
+    monkeypatch.setitem(ENGINES, "toy", toy)
+    texts = [
+        greedy(tiny_bundle, engine="toy", slots=slots, overlap=overlap)
+        for slots, overlap in ((8, True), (8, False), (300, True))
+    ]
+    assert texts[0][0] == "toy" and len(set(texts)) == 1
+    assert stem_edge.memory_plan(tiny_bundle, engine="toy").weights == 1000
+    assert main(["generate", str(tiny_bundle), "-p", "Once", "-n", "12", "--engine", "toy"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
+    assert greedy(tiny_bundle)[0] == "onnxruntime"
+    monkeypatch.setitem(ENGINES, "toy", toy._replace(is_there=lambda: False))
+    with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
+        stem_edge.load(tiny_bundle, engine="toy")

@@ -1,0 +1,245 @@
+"""The memory plan of a manifest; no file is read for it."""
+
+import itertools
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from planned_bundle import BUNDLE, CONTEXT, DATA, make_bundle
+
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes, footprint_of
+from stem_edge.bundle.manifest import (
+    TABLES,
+    Bundle,
+    FileEntry,
+    Manifest,
+)
+from stem_edge.errors import BundleError, InputError, MemoryPlanError
+from stem_edge.runtime.backends import plan as module
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.plan import (
+    CHUNK_TOKENS,
+    DEFAULT_CACHE_NBYTES,
+    SLOTS_PER_CHUNK_TOKEN,
+    SMALLEST_CHUNK,
+    Ask,
+    MemoryPlan,
+)
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.rows import make_layout
+from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.units import parse_size
+
+INDEX_CHUNK = f"{TABLES}/index/c/0"
+
+
+def plan_memory(
+    bundle: Bundle,
+    context: int,
+    memory: int | str | None,
+    available: int = 1 << 40,
+    process: int = 0,
+    slots: int | None = None,
+    **changes: Any,
+) -> MemoryPlan:
+    """The plan of an unprepared bundle in a process that has taken nothing so far."""
+    options: dict[str, Any] = {"threads": 1, "prepared": False, "prefill": False} | changes
+    needs = cpu_needs(footprint_of(bundle.manifest), context, **options)
+    return module.plan_memory(bundle.path, needs, Ask(memory, slots), process, available)
+
+
+assert BUNDLE.manifest.tables is not None
+LAYOUT = BUNDLE.manifest.tables
+SLOT = array_slot_nbytes(LAYOUT) + SLOT_BOOKKEEPING_NBYTES
+
+
+def smallest(bundle: Bundle, context: int = CONTEXT) -> int:
+    """The least memory that is accepted, found by halving."""
+    refused, accepted = 0, 1 << 40
+    while accepted - refused > 1:
+        middle = (refused + accepted) // 2
+        try:
+            plan_memory(bundle, context, middle)
+            accepted = middle
+        except MemoryPlanError:
+            refused = middle
+    return accepted
+
+
+def test_the_parts_add_up() -> None:
+    plan = plan_memory(BUNDLE, CONTEXT, "60MB")
+    parts = dict(plan.parts())
+    assert len(parts) == 6
+    assert plan.total == sum(parts.values())
+    assert sum(parts.values()) == (
+        plan.process + plan.weights + plan.kv_cache + plan.activations + plan.reads + plan.row_cache
+    )
+
+
+def test_what_the_process_has_taken_counts() -> None:
+    least = smallest(BUNDLE)
+    with pytest.raises(MemoryPlanError, match="this process before loading 1 kB"):
+        plan_memory(BUNDLE, CONTEXT, least + 999, process=1000)
+    plan = plan_memory(BUNDLE, CONTEXT, least + 1000, process=1000)
+    assert plan.total == least + 1000
+
+
+def test_without_a_limit_the_machine_is_the_limit() -> None:
+    least = smallest(BUNDLE)
+    with pytest.raises(MemoryPlanError, match="what this machine leaves of"):
+        plan_memory(BUNDLE, CONTEXT, None, available=least - 1)
+    tight = plan_memory(BUNDLE, CONTEXT, None, available=least)
+    assert (tight.total, tight.slots) == (least, SMALLEST_CHUNK)
+    half = plan_memory(BUNDLE, CONTEXT, None, available=40_000_000)
+    assert 20_000_000 - SLOT < half.total <= 20_000_000
+
+
+def test_a_prepared_backbone_stays_in_its_file() -> None:
+    big = make_bundle(files=BUNDLE.manifest.files | {DATA: FileEntry(1 << 30, "0" * 64)})
+    plans = [plan_memory(big, CONTEXT, None, prepared=prepared) for prepared in (False, True)]
+    assert plans[0].weights > 900_000_000
+    assert plans[1].weights < 64 << 20
+
+
+@pytest.mark.parametrize("slots", [4, 16, 1000, 20_000])
+def test_slots_may_be_given(slots: int) -> None:
+    assert plan_memory(BUNDLE, CONTEXT, None, slots=slots).slots == slots
+
+
+@pytest.mark.parametrize("slots", [0, -1, 3, 20_001])
+def test_slots_that_cannot_be(slots: int) -> None:
+    with pytest.raises(InputError, match=f"slots is {slots}; expected 4 to 20000"):
+        plan_memory(BUNDLE, CONTEXT, None, slots=slots)
+
+
+def test_each_part_is_what_it_says() -> None:
+    plan = plan_memory(BUNDLE, CONTEXT, "60MB")
+    assert plan.weights == (12 << 20) + 1_000_000  # without the embedding
+    assert plan.kv_cache == 2 * 4 * 2 * CONTEXT * 16 * 4
+    assert plan.row_cache == plan.slots * SLOT + 8 * 20_000
+    record = LAYOUT.record_nbytes + CRC_NBYTES
+    assert plan.reads == 2 * plan.chunk_tokens * record  # one installed, one on its way
+    assert plan.activations > 4 * plan.chunk_tokens * 4 * CONTEXT  # attention weights alone
+
+
+@pytest.mark.parametrize("memory", ["60MB", "100MB", "1GB", 60_000_001])
+def test_the_plan_keeps_to_the_limit_and_wastes_less_than_a_slot(memory: int | str) -> None:
+    plan = plan_memory(BUNDLE, CONTEXT, memory)
+    limit = parse_size(memory)
+    assert plan.total <= limit
+    assert plan.slots == 20_000 or plan.total > limit - SLOT
+
+
+def test_more_memory_gives_larger_chunks_that_leave_a_row_cache_and_more_slots() -> None:
+    least = smallest(BUNDLE)
+    plans = [plan_memory(BUNDLE, CONTEXT, least + n * 50_000) for n in range(600)]
+    for before, after in itertools.pairwise(plans):
+        assert after.slots >= before.slots or after.chunk_tokens > before.chunk_tokens
+    chunks = [plan.chunk_tokens for plan in plans]
+    assert chunks == sorted(chunks)
+    assert (chunks[0], chunks[-1]) == (SMALLEST_CHUNK, CHUNK_TOKENS)
+    larger = [plan for plan in plans if plan.chunk_tokens > SMALLEST_CHUNK]
+    assert all(plan.slots >= SLOTS_PER_CHUNK_TOKEN * plan.chunk_tokens for plan in larger)
+
+
+@pytest.mark.parametrize("memory", [None, "100GB", 1 << 60])
+@pytest.mark.parametrize("vocab_size", [5, 300])
+def test_never_more_slots_than_tokens(memory: int | str | None, vocab_size: int) -> None:
+    plan = plan_memory(make_bundle(vocab_size), CONTEXT, memory)
+    assert plan.slots == vocab_size
+    assert plan.chunk_tokens == CHUNK_TOKENS  # whatever its tokens, their rows are resident
+
+
+def test_records_that_tokens_share() -> None:
+    """A few large ones: slots, reads and bookkeeping are of records, the index is of tokens."""
+    config = msgspec.structs.replace(BUNDLE.manifest.model, stem_ffn="hash-moe", n_experts=40)
+    layout = make_layout(40, config.stem_layers, config.row_parts(), "int8", 32)
+    index = {name: FileEntry(100, "0" * 64) for name in (f"{TABLES}/index/zarr.json", INDEX_CHUNK)}
+    files = BUNDLE.manifest.files | index
+    bundle = make_bundle(model=config, tables=layout, indexed=True, files=files)
+    plan = plan_memory(bundle, CONTEXT, None)
+    record = layout.record_nbytes + CRC_NBYTES
+    assert (plan.slots, plan.chunk_tokens) == (40, CHUNK_TOKENS)
+    assert plan.reads == 2 * 40 * record
+    assert plan.row_cache == 40 * RowCache(ArraySlots(layout, 1)).slot_nbytes + 8 * 40 + 4 * 20_000
+    with pytest.raises(InputError, match="slots is 41; expected 4 to 40"):
+        plan_memory(bundle, CONTEXT, None, slots=41)
+    few = plan_memory(bundle, CONTEXT, None, slots=8)
+    assert (few.slots, few.chunk_tokens, few.reads) == (8, 8, 2 * 8 * record)
+    threads = plan_memory(bundle, CONTEXT, None, threads=3)  # each dequantizes an expert
+    assert threads.activations - plan.activations == 2 * 4 * layout.row_width
+
+
+def test_rare_tables_take_slots_and_reads_of_the_widened_size() -> None:
+    changes: dict[str, Any] = {"row_type": "int4", "records": 18_000}
+    rare = msgspec.structs.replace(LAYOUT, **changes)
+    names = [f"{TABLES}/{n}" for n in ("index/zarr.json", "rare_records/zarr.json")]
+    files = dict.fromkeys([*names, INDEX_CHUNK], FileEntry(100, "0" * 64))
+    files |= BUNDLE.manifest.files
+    mixed = plan_memory(make_bundle(rare_tables=rare, indexed=True, files=files), CONTEXT, "20MB")
+    plain = plan_memory(BUNDLE, CONTEXT, "20MB")
+    assert mixed.reads == plain.reads
+    index = 4 * 20_000
+    assert mixed.row_cache == mixed.slots * SLOT + 8 * 20_000 + index
+    assert plain.slots - mixed.slots == pytest.approx(index / SLOT, abs=1)
+
+
+def test_a_chunk_fits_into_the_slots() -> None:
+    """Otherwise its rows could not all be resident at once."""
+    plan = plan_memory(BUNDLE, CONTEXT, smallest(BUNDLE))
+    assert SMALLEST_CHUNK == plan.chunk_tokens <= plan.slots
+
+
+@pytest.mark.parametrize("layers", [8, 60])
+def test_without_a_limit_the_row_cache_takes_its_share(layers: int) -> None:
+    bundle = make_bundle(200_000, layers)
+    plan = plan_memory(bundle, CONTEXT, None)
+    assert bundle.manifest.tables is not None
+    each = RowCache(ArraySlots(bundle.manifest.tables, 1)).slot_nbytes
+    assert plan.chunk_tokens == CHUNK_TOKENS
+    assert DEFAULT_CACHE_NBYTES - each < plan.row_cache <= DEFAULT_CACHE_NBYTES
+
+
+@pytest.mark.parametrize("vocab_size", [5, 999, 20_000, 128_256])
+def test_too_little_memory_is_refused_with_a_minimum_that_is_then_accepted(
+    vocab_size: int,
+) -> None:
+    bundle = make_bundle(vocab_size)
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(bundle, CONTEXT, smallest(bundle) - 1)
+    found = re.search(r"at least (\S+ MB) are needed", str(caught.value))
+    assert found
+    assert plan_memory(bundle, CONTEXT, found[1]).total <= parse_size(found[1])
+
+
+def test_the_refusal_lists_the_parts_and_what_to_do() -> None:
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(BUNDLE, CONTEXT, "1MB")
+    message = str(caught.value)
+    assert message.startswith("memory of 1 MB is too small for model: at least ")
+    for name, _ in plan_memory(BUNDLE, CONTEXT, smallest(BUNDLE)).parts():
+        assert f"{name} " in message
+    assert "; allow more or shorten the context" in message
+    assert "\n" not in message
+
+
+def test_a_shorter_context_needs_less() -> None:
+    needs = [smallest(BUNDLE, context) for context in (1, 64, 512, 4096)]
+    assert needs == sorted(set(needs))
+
+
+@pytest.mark.parametrize("block_size", [0, -32, 8])
+def test_manifest_with_an_impossible_block_size_is_refused(block_size: int) -> None:
+    """In the manifest or in the plan, but not by a division by zero."""
+    manifest = msgspec.to_builtins(BUNDLE.manifest)
+    manifest["backbone"]["block_size"] = block_size
+    with pytest.raises(msgspec.ValidationError, match="block_size"):
+        msgspec.convert(manifest, Manifest)
+
+
+def test_manifest_without_the_weights_is_refused() -> None:
+    files = {name: entry for name, entry in BUNDLE.manifest.files.items() if name != DATA}
+    with pytest.raises((BundleError, ValueError), match=re.escape(DATA)):
+        plan_memory(make_bundle(files=files), CONTEXT, None)

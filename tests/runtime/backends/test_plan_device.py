@@ -1,0 +1,191 @@
+"""The plan of a device's memory, and of the host's beside it; no file is read for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from planned_bundle import BUNDLE, CONTEXT, make_bundle
+
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.runtime.backends.onnxruntime.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, device_needs, portable_needs
+from stem_edge.runtime.backends.plan import (
+    CHUNK_TOKENS,
+    DEFAULT_CACHE_NBYTES,
+    SMALLEST_CHUNK,
+    Ask,
+    DevicePlan,
+    MemoryPlan,
+    Needs,
+    plan_memory,
+)
+
+RECORDS = BUNDLE.manifest.model.records
+GREAT = 1 << 40
+
+
+def needs(bundle: Bundle = BUNDLE, **changes: Any) -> Needs:
+    usual: dict[str, Any] = {"limit": None, "asked": False, "shared": False, "variant": "fp16"}
+    return device_needs(footprint_of(bundle.manifest), CONTEXT, "webgpu", **usual | changes)
+
+
+def planned(
+    memory: int | str | None = None,
+    slots: int | None = None,
+    host_slots: int | None = None,
+    **changes: Any,
+) -> tuple[MemoryPlan, DevicePlan]:
+    plan = plan_memory("model", needs(**changes), Ask(memory, slots, host_slots), 0, GREAT)
+    assert plan.device is not None
+    return plan, plan.device
+
+
+def smallest() -> int:
+    """Of the device: found by what is refused."""
+    low, high = 0, 1 << 30
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            planned(limit=middle, asked=True)
+            high = middle
+        except MemoryPlanError:
+            low = middle
+    return high
+
+
+def test_all_of_a_limit_that_was_asked_for_is_used() -> None:
+    limit = smallest() + 10_000_000
+    plan, on = planned(limit=limit, asked=True)
+    assert limit - on.row_cache // on.slots < on.total <= limit
+    assert (plan.slots, plan.chunk_tokens) == (on.slots, on.chunk_tokens)
+    assert (plan.provider, plan.variant) == ("webgpu", "fp16")
+
+
+def test_less_than_the_least_is_refused_with_parts() -> None:
+    least = smallest()
+    _, on = planned(limit=least, asked=True)
+    assert on.chunk_tokens == SMALLEST_CHUNK
+    with pytest.raises(MemoryPlanError, match=r"webgpu.*weights.*KV cache.*row cache"):
+        planned(limit=least - 1, asked=True)
+
+
+def test_without_a_limit_the_row_cache_has_the_usual_size() -> None:
+    big = make_bundle(vocab_size=2_000_000)
+    for limit in (None, GREAT):
+        _, on = planned(bundle=big, limit=limit)
+        assert 0.99 * DEFAULT_CACHE_NBYTES < on.row_cache <= DEFAULT_CACHE_NBYTES
+    _, on = planned(bundle=big, limit=GREAT, asked=True)
+    assert on.slots == 2_000_000
+
+
+def test_what_a_device_has_free_bounds_the_usual_size() -> None:
+    least = smallest()
+    _, on = planned(limit=least + 1_000_000)
+    assert on.total <= least + 1_000_000
+
+
+def test_slots_hold_rows_as_they_lie_on_the_device() -> None:
+    assert BUNDLE.manifest.tables is not None
+    for variant, width in (("fp32", 4), ("fp16", 2)):
+        _, on = planned(variant=variant, slots=100)
+        rows = DeviceRows(BUNDLE.manifest.tables, "fp32" if width == 4 else "fp16")
+        assert on.row_cache == 100 * rows.slot_nbytes
+        model = BUNDLE.manifest.model
+        kv = 2 * model.n_layers * model.n_kv_heads * model.head_dim * width * CONTEXT
+        assert on.kv_cache == kv
+
+
+def test_weights_are_those_of_the_file_in_both_variants() -> None:
+    least = footprint_of(BUNDLE.manifest).backbone_nbytes
+    assert [planned(variant=name)[1].weights - least for name in ("fp32", "fp16")] == [
+        FIXED_NBYTES
+    ] * 2
+
+
+@pytest.mark.parametrize("slots", (0, RECORDS + 1))
+def test_impossible_slots_are_refused(slots: int) -> None:
+    with pytest.raises(InputError, match=f"slots is {slots}"):
+        planned(slots=slots)
+
+
+def test_with_a_slot_for_every_record_chunks_are_whole() -> None:
+    plan, on = planned(slots=RECORDS)
+    assert (plan.chunk_tokens, on.slots) == (CHUNK_TOKENS, RECORDS)
+    few, _ = planned(slots=5)
+    assert few.chunk_tokens == 5
+
+
+def test_the_host_tier_gets_what_memory_leaves() -> None:
+    plan, _ = planned("200MB", slots=200)
+    assert BUNDLE.manifest.tables is not None
+    record = BUNDLE.manifest.tables.record_nbytes
+    assert plan.host_slots == RECORDS or 200_000_000 - plan.total < record + 100
+    none, _ = planned("200MB", slots=200, host_slots=0)
+    assert none.host_slots == 0 and none.total < plan.total
+    some, _ = planned("200MB", slots=200, host_slots=10)
+    assert some.host_slots == 10
+
+
+def test_where_the_device_has_every_record_the_host_keeps_none() -> None:
+    assert planned(slots=RECORDS)[0].host_slots == 0
+    assert planned(slots=RECORDS, host_slots=7)[0].host_slots == 7
+    assert planned(slots=RECORDS - 1)[0].host_slots == RECORDS
+
+
+def test_too_little_host_memory_is_refused() -> None:
+    with pytest.raises(MemoryPlanError, match="host tier of 0 records"):
+        planned("1MB")
+
+
+def test_a_device_without_memory_of_its_own_counts_here() -> None:
+    apart, on = planned("900MB", host_slots=0)
+    shared, same = planned("900MB", host_slots=0, shared=True)
+    assert on.total == same.total
+    assert shared.total - apart.total == on.total
+    assert "memory of the device" in dict(shared.parts())
+
+
+def test_the_portable_variant_is_planned_as_on_the_cpu() -> None:
+    footprint = footprint_of(BUNDLE.manifest)
+    usual, plan = (
+        plan_memory("model", needs, Ask("60MB"), 0, GREAT)
+        for needs in (
+            cpu_needs(footprint, CONTEXT, 1, prepared=False, prefill=False),
+            portable_needs(footprint, CONTEXT, "webgpu"),
+        )
+    )
+    assert plan.device is None
+    assert (plan.provider, plan.variant) == ("webgpu", "portable")
+    assert plan.slots <= usual.slots
+
+
+def test_a_dense_model_has_no_slots_and_no_host_tier() -> None:
+    model = msgspec.structs.replace(BUNDLE.manifest.model, stem_layers=())
+    dense = make_bundle(model=model, tables=None)
+    plan, on = planned(bundle=dense)
+    assert (on.slots, on.row_cache, plan.host_slots) == (0, 0, 0)
+    assert plan.chunk_tokens == CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("asked", (False, True))
+@pytest.mark.parametrize("memory", range(300_000_000, 300_002_000, 500))
+def test_no_plan_takes_more_than_it_may(memory: int, asked: bool, shared: bool) -> None:
+    big = make_bundle(vocab_size=2_000_000)
+    limit = GREAT if asked else None
+    plan, _ = planned(memory, bundle=big, asked=asked, limit=limit, shared=shared)
+    assert plan.total <= memory and plan.slots
+
+
+def test_slots_in_memory_of_the_host_are_as_many_as_fit_there() -> None:
+    big, memory = make_bundle(vocab_size=2_000_000), 300_000_000
+    plan, on = planned(memory, bundle=big, shared=True)
+    assert on.row_cache < DEFAULT_CACHE_NBYTES
+    assert on.slots > 100 * on.chunk_tokens and plan.total > 0.99 * memory
+    _, given = planned(memory, bundle=big, shared=True, limit=GREAT, asked=True)
+    assert on.slots == given.slots

@@ -1,0 +1,213 @@
+"""From token ids and a stack of edits to what each place looks up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from text_codecs import END, WORDS, codec_of
+
+from stem_edge.config import ModelConfig
+from stem_edge.edits.file import Edit, NewRows, Replacement
+from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.overlay import Overlay
+from stem_edge.runtime.lookups.row_ids import check_lookup
+from stem_edge.runtime.lookups.spans import tokens_after
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.tables.lookup import RowLookup
+
+LAYERS = (1, 2)
+WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return codec_of(tmp_path_factory.mktemp("words"))
+
+
+def config_of(**options: Any) -> ModelConfig:
+    sizes: dict[str, Any] = {
+        "vocab_size": len(WORDS) + 1,
+        "dim": 16,
+        "n_layers": 3,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "head_dim": 8,
+        "d_ff": 16,
+        "stem_layers": LAYERS,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "max_context": 32,
+    }
+    return ModelConfig(**(sizes | options))
+
+
+CONFIG = config_of()
+
+
+def edit(source: str, target: str, *layers: int, scope: Any = "positions", **options: Any) -> Edit:
+    change = Replacement(source=source, target=target, **options)
+    return Edit(made_for="0" * 64, change=change, layers=layers or LAYERS, scope=scope)
+
+
+def everywhere(source: str, target: str, *layers: int, **options: Any) -> Edit:
+    return edit(source, target, *layers, scope="everywhere", **options)
+
+
+def rows_of(rows: dict[str, bytes], *layers: int) -> Edit:
+    change = NewRows(
+        rows={WORDS.index(word): (row,) * len(layers or LAYERS) for word, row in rows.items()}
+    )
+    return Edit(made_for="0" * 64, change=change, layers=layers or LAYERS, scope="everywhere")
+
+
+def named(lookup: RowLookup) -> list[Any]:
+    """Words of each layer; a mean as a tuple."""
+    found: list[Any] = []
+    for row in lookup:
+        words = row if isinstance(row, bytes) else tuple([*WORDS, END][token] for token in row)
+        found.append(words[0] if isinstance(words, tuple) and len(words) == 1 else words)
+    return found if len(set(found)) > 1 else found[:1]
+
+
+def looked_up(codec: TextCodec, text: str, *edits: Edit) -> dict[int, list[Any]]:
+    """What is looked up in other than the own rows, by place in the prompt."""
+    overlay = Overlay(codec, CONFIG, edits)
+    return {at: named(one) for at, one in overlay.of_prompt(codec.encode(text)).items()}
+
+
+def of_tokens(codec: TextCodec, *edits: Edit) -> dict[str, list[Any]]:
+    overlay = Overlay(codec, CONFIG, edits)
+    return {WORDS[token]: named(lookup) for token, lookup in overlay.of_token.items()}
+
+
+def test_without_edits_every_token_looks_up_its_own_row(codec: TextCodec) -> None:
+    assert looked_up(codec, "The Spain of") == {}
+    assert of_tokens(codec) == {}
+
+
+def test_at_positions_every_occurrence_is_edited_and_no_other_place(codec: TextCodec) -> None:
+    found = looked_up(codec, "The Spain of Spain.", edit("Spain", "Germany"))
+    assert found == {1: ["ĠGermany"], 3: ["ĠGermany"]}
+    assert of_tokens(codec, edit("Spain", "Germany")) == {}
+
+
+def test_the_target_is_cut_as_behind_a_space_if_that_is_shorter_and_fits(codec: TextCodec) -> None:
+    for scheme in ("auto", "swap"):
+        found = looked_up(codec, "Spain of Spain", edit("Spain", "Germany", scheme=scheme))
+        assert found == {0: ["ĠGermany"], 2: ["ĠGermany"]}
+    # Two tokens fit where one does not.
+    found = looked_up(codec, "Germany", edit("Germany", "Germany", scheme="swap"))
+    assert found == {0: ["Ger"], 1: ["many"]}
+
+
+def test_a_text_is_not_taken_for_the_same_text_in_front_of_it(codec: TextCodec) -> None:
+    assert tokens_after(codec, "New ", "New") == [WORDS.index("ĠNew")]
+
+
+def test_other_layers_keep_their_own_rows(codec: TextCodec) -> None:
+    assert looked_up(codec, "The Spain", edit("Spain", "Chad", 2)) == {1: ["ĠSpain", "ĠChad"]}
+    assert of_tokens(codec, everywhere("Spain", "Oman", 1, scheme="average"))["ĠSpain"] == [
+        "ĠOman",
+        "ĠSpain",
+    ]
+
+
+def test_the_later_edit_holds_in_its_place_and_layers(codec: TextCodec) -> None:
+    one, two = edit("Spain", "Chad"), edit("Spain", "Germany", 1)
+    assert looked_up(codec, "The Spain", one, two) == {1: ["ĠGermany", "ĠChad"]}
+    assert looked_up(codec, "The Spain", two, one) == {1: ["ĠChad"]}
+    wide = everywhere("Spain", "Oman", scheme="average")
+    assert looked_up(codec, "The Spain of Spain", one, wide) == {1: ["ĠOman"], 3: ["ĠOman"]}
+    assert looked_up(codec, "The Spain of Spain", wide, one) == {1: ["ĠChad"], 3: ["ĠChad"]}
+    rows = rows_of({"ĠSpain": b"row"}, 2)
+    assert looked_up(codec, "The Spain", one, rows) == {1: ["ĠChad", b"row"]}
+    assert looked_up(codec, "The Spain", rows, one) == {1: ["ĠChad"]}
+
+
+def test_a_part_of_another_source_is_edited_after_it(codec: TextCodec) -> None:
+    long, short = edit("New Zealand", "Spain", scheme="average"), edit("New", "Oman")
+    assert looked_up(codec, "The New Zealand", long, short) == {1: ["ĠOman"], 2: ["ĠSpain"]}
+    assert looked_up(codec, "The New Zealand", short, long) == {1: ["ĠSpain"], 2: ["ĠSpain"]}
+
+
+def test_targets_are_the_bundles_own_rows(codec: TextCodec) -> None:
+    """So that two words change places, and edits do not follow one another."""
+    there, back = edit("Spain", "Chad"), edit("Chad", "Spain")
+    exchanged = {1: ["ĠChad"], 3: ["ĠSpain"]}
+    assert looked_up(codec, "The Spain of Chad", there, back) == exchanged
+    assert looked_up(codec, "The Spain of Chad", back, there) == exchanged
+    wide = [everywhere(*pair, scheme="average") for pair in (("New", "Spain"), ("Spain", "New"))]
+    found = of_tokens(codec, *wide)
+    assert (found["ĠNew"], found["ĠSpain"]) == (["ĠSpain"], ["ĠNew"])
+    assert found == of_tokens(codec, *reversed(wide))
+    assert looked_up(codec, "The Spain", there, rows_of({"ĠChad": b"row"})) == {1: ["ĠChad"]}
+
+
+def test_everywhere_a_word_is_edited_in_each_of_its_shortest_forms(codec: TextCodec) -> None:
+    found = of_tokens(codec, everywhere("Spain", "Germany"))
+    assert found == {"ĠSpain": ["ĠGermany"], "Spain": ["ĠGermany"]}
+    # "Ch" and "ad" are in other words too.
+    assert of_tokens(codec, everywhere("Chad", "Spain")) == {"ĠChad": ["ĠSpain"]}
+    with pytest.raises(InputError, match="swap does not fit a source of 1 and a target of 2"):
+        of_tokens(codec, everywhere("Spain", "New Zealand", scheme="swap"))
+
+
+def test_everywhere_is_also_within_other_words_and_needs_no_source(codec: TextCodec) -> None:
+    one = everywhere("Zealand", "Spain")
+    assert looked_up(codec, "The New Zealand", one) == {2: ["ĠSpain"]}
+    assert looked_up(codec, "The Oman", one) == {}
+
+
+def test_a_token_that_would_look_up_two_things_is_refused(codec: TextCodec) -> None:
+    one = everywhere("Bora Bora", "New Zealand", scheme="swap")
+    assert len(codec.encode(" Bora Bora")) == 2
+    with pytest.raises(
+        InputError, match=r"'Bora Bora' twice .* scope positions, or scheme average"
+    ):
+        Overlay(codec, CONFIG, [one])
+    mean = everywhere("Bora Bora", "New Zealand", scheme="average")
+    assert of_tokens(codec, mean)["ĠBora"] == [("ĠNew", "ĠZealand")]
+    same = everywhere("Bora Bora", "Spain Spain", scheme="swap")
+    assert of_tokens(codec, same) == {"ĠBora": ["ĠSpain"], "Bora": ["Spain"]}
+    placed = edit("Bora Bora", "New Zealand", scheme="swap")
+    assert looked_up(codec, "The Bora Bora", placed) == {1: ["ĠNew"], 2: ["ĠZealand"]}
+
+
+def test_special_tokens_can_be_source_target_and_padding(codec: TextCodec) -> None:
+    text, end = f"The Spain{END} of", len(WORDS)
+    assert looked_up(codec, text, edit(END, "Spain", scheme="average")) == {2: ["Spain"]}
+    assert looked_up(codec, text, edit("Spain", END)) == {1: [END]}
+    assert looked_up(codec, text, edit("The", END)) == {0: [END]}
+    pads = edit("New Zealand", "Oman", scheme="pad-left", pad=end)
+    assert looked_up(codec, "The New Zealand", pads) == {1: [END], 2: ["ĠOman"]}
+
+
+def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> None:
+    both = [edit("Spain", "Chad"), edit("Oman", "Chad")]
+    assert looked_up(codec, "The Spain", *both) == looked_up(codec, "The Spain", both[0])
+    with pytest.raises(InputError, match="'Spain' is not in the prompt"):
+        looked_up(codec, "The Chad", *both)
+    with pytest.raises(InputError, match="'Oman' is not in the prompt"):
+        looked_up(codec, "The Spain", everywhere("Spain", "Chad"), both[1])
+
+
+def test_tokens_that_the_model_has_not_are_refused(codec: TextCodec) -> None:
+    """They would be taken for numbers of made records."""
+    small = config_of(vocab_size=len(WORDS))
+    overlay = Overlay(codec, small, [edit("The", END)])
+    with pytest.raises(InputError, match=f"token {len(WORDS)} has no row"):
+        overlay.of_prompt(codec.encode("The Spain"))
+    with pytest.raises(InputError, match="has no row"):
+        Overlay(codec, small, [everywhere("The", END, scheme="average")])
+
+
+def test_experts_have_no_mean_but_rows(codec: TextCodec) -> None:
+    experts = config_of(stem_ffn="hash-moe", n_experts=3)
+    for lookup in (((1, 2), (1,)), ((1,), (5, 6))):
+        with pytest.raises(InputError, match="mean of experts"):
+            check_lookup(experts, lookup)
+        check_lookup(CONFIG, lookup)
+    check_lookup(experts, ((3,), b"many different bytes"))
+    check_lookup(experts, ((4, 4), (5,)))
+    Overlay(codec, experts, [rows_of({"The": b"many different bytes"})])

@@ -1,0 +1,328 @@
+"""Where texts stand in token ids: with the demo's tokenizer, bytes, and sentencepiece's decoders."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from installed import DEMO
+from text_codecs import byte_chars
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.spans import Span, find_spans, text_of, tokens_after
+from stem_edge.runtime.text.codec import TextCodec
+
+END, TOOL = "<|end|>", "<tool>"
+# Of the byte-level tokenizer: pieces that end within characters, or go over their ends.
+PIECES = [b" Spain", b"Ger", b"many", "本".encode()[:2], "本".encode()[2:] + "日".encode()[:1]]
+PIECES += ["日".encode()[1:], " é".encode(), "人人".encode(), b'"Spain', b"Spain.", b" \xf0\x9f"]
+SP_WORDS = ["▁Spain", "▁Germany", "Spain", "▁", "Ger", "many", "▁is", "▁The", ",", "▁é", "."]
+
+
+@pytest.fixture(scope="module")
+def demo() -> TextCodec:
+    return TextCodec(DEMO / TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """Token ids below 256 are bytes, from there on PIECES, then END (special) and TOOL."""
+    chars = byte_chars()
+    tokens = [bytes([byte]) for byte in range(256)] + PIECES
+    vocab = {"".join(chars[byte] for byte in token): i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_tokens([AddedToken(TOOL)])
+    return saved(tokenizer, tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """As sentencepiece: ▁ for spaces, one in front of every text, bytes for what is unknown."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {word: 256 + i for i, word in enumerate(SP_WORDS)}
+    scores = [(word, -float(len(SP_WORDS[0]) - len(word))) for word in vocab]
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), *scores], unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    return saved(tokenizer, tmp_path_factory.mktemp("sp"))
+
+
+def saved(tokenizer: Tokenizer, folder: Path) -> TextCodec:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return TextCodec(folder / "tokenizer.json")
+
+
+def ids_of(*tokens: bytes) -> list[int]:
+    """Token ids of the byte-level tokenizer."""
+    return [256 + PIECES.index(token) if token in PIECES else token[0] for token in tokens]
+
+
+def places(codec: TextCodec, prompt: str, wanted: str) -> list[str]:
+    """The text of the tokens of each span."""
+    ids = codec.encode(prompt)
+    text, starts, ends = text_of(codec, ids)
+    return [
+        text[starts[start] : ends[stop - 1]] for start, stop, _ in find_spans(codec, ids, wanted)
+    ]
+
+
+def check(codec: TextCodec, ids: Sequence[int]) -> str:
+    """What holds for any ids: every character belongs to tokens, in their order."""
+    text, starts, ends = text_of(codec, ids)
+    assert len(starts) == len(ends) == len(ids)
+    assert starts == sorted(starts) and ends == sorted(ends)
+    assert all(0 <= a <= b <= len(text) for a, b in zip(starts, ends, strict=True))
+    owned = {at for a, b in zip(starts, ends, strict=True) for at in range(a, b)}
+    assert owned == set(range(len(text)))
+    return text
+
+
+TEXTS = [
+    "The capital of Spain is Madrid.", "", " ", "  two  spaces \n\n\tand a tab",
+    "e\u0301 é 日本人 naïve 👍🏽👨\u200d👩\u200d👧 🇩🇪", "a\ufffdb \ufffd\ufffd Spain \ufffd",
+    "\0\x80\u2028",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_of_a_texts_ids_is_that_text(
+    text: str, demo: TextCodec, byte_level: TextCodec, sentences: TextCodec
+) -> None:
+    for codec in (demo, byte_level, sentences):
+        ids = codec.encode(text, add_special_tokens=False)
+        assert check(codec, ids) == codec.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted", "found"),
+    [
+        ("The capital of Spain is", "Spain", [" Spain"]),
+        ("Spain, Spain's king; (Spain)", "Spain", ["Spain", " Spain", "Spain"]),
+        ("spain\nSpain\tSpain", "Spain", ["Spain", "Spain"]),
+        ("Nigeria and Niger", "Niger", [" Niger"]), ("Romania, not Oman", "Oman", [" Oman"]),
+        ("Niger/Nigeria", "Niger", ["Niger"]),
+        ("Spain2 2Spain Spain_1 über-Spain", "Spain", [" Spain", "Spain"]),
+        ("the United States of America.", "United States of America", None),
+        ("Guinea-Bissau or Guinea", "Guinea-Bissau", None),
+        ("ESPAÑA Espan\u0303a Espan", "Espan", [" Espan"]), ("Spain Spain", "Spain Spain", None),
+    ],
+)  # fmt: skip
+def test_a_text_is_found_where_it_is_a_word(
+    prompt: str, wanted: str, found: list[str] | None, demo: TextCodec
+) -> None:
+    texts = places(demo, prompt, wanted)
+    assert [text.strip(' ,"') for text in texts] == [wanted] * len(found or [1])
+    if found is not None:
+        assert all(text.endswith(end.strip()) for text, end in zip(texts, found, strict=True))
+
+
+def test_spans_say_what_is_in_front(demo: TextCodec) -> None:
+    ids = demo.encode("Spain or Spain", add_special_tokens=False)
+    first, second = find_spans(demo, ids, "Spain")
+    assert (first.start, first.before) == (0, "")
+    assert (second.stop, second.before) == (len(ids), " ")
+    assert demo.decode(ids[first.start : first.stop]) == "Spain"
+    assert demo.decode(ids[second.start : second.stop]) == " Spain"
+
+
+def test_words_in_scripts_without_spaces_are_found_within_others(byte_level: TextCodec) -> None:
+    assert find_spans(byte_level, byte_level.encode("日本人は"), "本") == [Span(3, 6, "")]
+    assert find_spans(byte_level, byte_level.encode("스페인의"), "스페인") == [Span(0, 9, "")]
+    # A vowel sign or accent belongs to the letter before it.
+    for text, wanted in (("की", "क"), ("cafe\u0301", "cafe")):
+        with pytest.raises(InputError, match="not in the prompt"):
+            find_spans(byte_level, byte_level.encode(text), wanted)
+
+
+def test_tokens_that_go_over_the_ends_of_characters(byte_level: TextCodec) -> None:
+    ids = ids_of(b"x", *PIECES[3:6], b" Spain")
+    assert check(byte_level, ids) == "x本日 Spain"
+    assert find_spans(byte_level, ids, "本") == [Span(1, 3, "")]
+    assert find_spans(byte_level, ids, "日") == [Span(2, 4, "本")]
+    assert find_spans(byte_level, ids, "本日") == [Span(1, 4, "")]
+    assert find_spans(byte_level, ids, "Spain") == [Span(4, 5, " ")]
+    assert check(byte_level, ids * 9) == "x本日 Spain" * 9
+
+
+def test_a_token_with_more_than_the_text_is_part_of_it(byte_level: TextCodec) -> None:
+    assert find_spans(byte_level, ids_of(b'"Spain', b"."), "Spain") == [Span(0, 1, '"')]
+    assert find_spans(byte_level, ids_of(b" ", b"Spain."), "Spain") == [Span(1, 2, "")]
+    twice = find_spans(byte_level, ids_of(b"x", "人人".encode()), "人")
+    assert twice == [Span(1, 2, ""), Span(1, 2, "人")]
+
+
+def test_characters_that_are_no_text_are_in_no_span(byte_level: TextCodec) -> None:
+    """U+FFFD may be half a character; what follows it is not."""
+    ids = [*"\ufffd".encode(), *ids_of(b" Spain")]
+    assert find_spans(byte_level, ids, "Spain") == [Span(3, 4, " ")]
+    for broken in ([0x80], [0xE2, 0x82], [0xF0, 0x9F, 0x98], [0x80] * 9, [0xC3] * 9):
+        for behind in ([], broken):
+            found = find_spans(byte_level, [*broken, *ids_of(b" Spain"), *behind], "Spain")
+            assert found == [Span(len(broken), len(broken) + 1, " ")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_ids_have_a_text_and_places(
+    seed: int, demo: TextCodec, byte_level: TextCodec, sentences: TextCodec
+) -> None:
+    rng = random.Random(seed)
+    for codec, size in ((demo, 1756), (byte_level, 258 + len(PIECES)), (sentences, 258)):
+        for _ in range(50):
+            pool = [rng.randrange(size) for _ in range(rng.randint(1, 8))]
+            check(codec, [rng.choice(pool) for _ in range(rng.randint(1, 40))])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bytes_of_any_text_are_found(
+    seed: int, byte_level: TextCodec, sentences: TextCodec
+) -> None:
+    rng = random.Random(seed)
+    for codec in (byte_level, sentences):
+        for _ in range(30):
+            words = ["".join(rng.choices("aé日👍ß", k=rng.randint(1, 5))) for _ in range(6)]
+            prompt = " ".join(words)
+            wanted = rng.choice(words)
+            spans = find_spans(codec, codec.encode(prompt, add_special_tokens=False), wanted)
+            assert spans
+            if codec is byte_level:
+                length = len(wanted.encode())
+                assert all(stop - start == length for start, stop, _ in spans)
+
+
+@pytest.mark.parametrize("prompt", ["Spain is", "The Spain", "Spain", "é, Spain."])
+def test_a_decoder_that_drops_a_space_moves_nothing(prompt: str, sentences: TextCodec) -> None:
+    ids = sentences.encode(prompt, add_special_tokens=False)
+    (span,) = find_spans(sentences, ids, "Spain")
+    assert sentences.decode(ids[span.start : span.stop]) == "Spain"
+    assert span.stop - span.start == 1
+    marked = sentences.encode("<s>" + prompt, add_special_tokens=False)
+    assert check(sentences, marked).startswith("<s>")
+    (moved,) = find_spans(sentences, marked, "Spain")
+    assert sentences.decode(marked[moved.start : moved.stop]) == "Spain"
+
+
+def test_a_special_token_is_found_whole_and_never_in_part(byte_level: TextCodec) -> None:
+    ids = [*byte_level.encode("end" + END + "tool" + TOOL + END)]
+    assert len(ids) == 3 + 1 + 4 + 1 + 1
+    assert find_spans(byte_level, ids, END) == [Span(3, 4, ""), Span(9, 10, "")]
+    assert find_spans(byte_level, ids, "end") == [Span(0, 3, "")]
+    assert find_spans(byte_level, ids, "end" + END) == [Span(0, 4, "")]
+    # An added token that is not special is text as any other.
+    assert find_spans(byte_level, ids, "tool") == [Span(4, 8, ""), Span(8, 9, "<")]
+    with pytest.raises(InputError, match="not in the prompt"):
+        find_spans(byte_level, ids[3:4], "end")
+
+
+def test_the_begin_token_is_no_part_of_the_text(demo: TextCodec) -> None:
+    ids = demo.encode("Spain is begin")
+    assert demo.decode(ids[:1], skip_special_tokens=False) == "<|begin_of_text|>"
+    assert [span.start for span in find_spans(demo, ids, "Spain")] == [1]
+    assert len(find_spans(demo, ids, "begin")) == 1
+    assert find_spans(demo, ids, "<|begin_of_text|>") == [Span(0, 1, "")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted", "message"),
+    [
+        ("The capital of Spain is", "spain", "near it: 'Spain'"),
+        ("The capital of Spain is", "Spian", "near it: 'Spain'"),
+        ("Romania", "Oman", "near it: 'Romania'"),
+        ("the United Stats of America!", "United States of America", "'United Stats of America'"),
+        ("The capital of Spain is", "Xyzzy", "check its spelling"),
+        ("x", "Spain", "scope everywhere"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is_like_it(
+    prompt: str, wanted: str, message: str, demo: TextCodec
+) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        find_spans(demo, demo.encode(prompt), wanted)
+    assert "\n" not in str(raised.value)
+    assert repr(wanted) in str(raised.value)
+
+
+def test_a_long_prompt_is_not_repeated_in_the_error(demo: TextCodec) -> None:
+    with pytest.raises(InputError) as raised:
+        find_spans(demo, demo.encode("word " * 500), "Spain")
+    assert len(str(raised.value)) < 250
+
+
+def in_less_than(seconds: float, work: Callable[[], object]) -> None:
+    """The best of three: other work on this machine is not its fault."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+        if times[-1] < seconds:
+            return
+    pytest.fail(f"took {min(times):.2f} s")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda codec: [*codec.encode("The capital of Spain is Madrid. " * 700)[:4000], 0, 1],
+        lambda codec: codec.encode("Spain " * 4000)[:4000],
+        lambda codec: [*codec.encode("€")[-1:] * 4000, *codec.encode(" Spain")],
+        lambda codec: [*random.Random(1).choices(range(1500), k=4000), *codec.encode(" Spain")],
+    ],
+    ids=["text", "the source alone", "half a character", "any"],
+)
+def test_long_prompts_take_little_time(
+    make: Callable[[TextCodec], list[int]], demo: TextCodec
+) -> None:
+    ids = make(demo)
+    in_less_than(0.6, lambda: find_spans(demo, ids, "Spain"))
+
+
+@pytest.mark.parametrize("wanted", ["Q" * 12, "the " * 20 + "x", "the capital " * 300])
+def test_looking_for_near_matches_takes_little_time(wanted: str, demo: TextCodec) -> None:
+    rng = random.Random(2)
+    words = ["".join(rng.choices("acehilpt", k=rng.randint(2, 8))) for _ in range(3000)]
+    ids = demo.encode(" ".join(words))[:4000]
+
+    def fail() -> None:
+        with pytest.raises(InputError):
+            find_spans(demo, ids, wanted.strip())
+
+    in_less_than(2, fail)
+
+
+def test_tokens_of_a_text_behind_another(demo: TextCodec, sentences: TextCodec) -> None:
+    for before, text in ((" ", "Spain"), ("", "Spain"), ("\n", "Spain"), ('"', "Spain")):
+        ids = tokens_after(demo, before, text)
+        assert demo.decode(ids).strip(' "\n') == "Spain"
+    for before in ("", " "):
+        ids = tokens_after(sentences, before, "Germany")
+        assert sentences.decode(ids).strip() == "Germany"
+
+
+def test_a_text_that_the_tokenizer_changes_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "spain": 1}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    codec = saved(tokenizer, tmp_path)
+    assert tokens_after(codec, "", "spain") == [1]
+    for text in ("Spain", "france"):
+        with pytest.raises(InputError, match=f"turns '{text}' into .*that it can represent"):
+            tokens_after(codec, "", text)
+    with pytest.raises(InputError, match="not valid Unicode"):
+        tokens_after(codec, "", "\udcff")

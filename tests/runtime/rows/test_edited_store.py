@@ -1,0 +1,302 @@
+"""Made records: their numbers, who needs them, and what is left when nobody does."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import queue
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import CodeType
+
+import numpy as np
+import pytest
+from interrupts import interrupted
+from stores import flip_bit, write_store
+
+from stem_edge.errors import RowReadError
+from stem_edge.numerics.quantize import I64, U8
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import EditedStore
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.store import open_store
+from stem_edge.tables.lookup import RowLookup, compose, pack_row
+from stem_edge.tables.rows import RecordLayout
+
+V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4
+LAYOUT = RecordLayout(records=V, layers=LAYERS, parts=((WIDTH,),), row_type="fp32")
+# Of 30 tokens that share 20 records.
+INDEX = [(7 * token) % V for token in range(30)]
+
+
+def make_records() -> U8:
+    rng = np.random.default_rng(3)
+    return LAYOUT.pack([rng.normal(size=(V, WIDTH)).astype(np.float32) for _ in LAYERS])
+
+
+RECORDS = make_records()
+
+
+def mean_of(*tokens: int) -> RowLookup:
+    return (tokens, tokens)
+
+
+def mixed(one: int, two: int) -> RowLookup:
+    return ((one,), (two,))
+
+
+def expected(lookup: RowLookup, index: list[int] | None = None) -> bytes:
+    """What a made record must hold."""
+    record_of = range(V) if index is None else index
+    records = {token: RECORDS[record] for token, record in enumerate(record_of)}
+    return compose(LAYOUT, lookup, records).tobytes()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EditedStore]:
+    format = write_store(tmp_path / "tables.zarr", LAYOUT, RECORDS, 7)
+    edited = EditedStore(open_store(tmp_path / "tables.zarr", format))
+    yield edited
+    edited.base.close()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[EditedStore]:
+    format = write_store(tmp_path / "shared.zarr", LAYOUT, RECORDS, 7, INDEX)
+    edited = EditedStore(open_store(tmp_path / "shared.zarr", format))
+    yield edited
+    edited.base.close()
+
+
+def read(store: EditedStore, stem_ids: list[int]) -> list[bytes]:
+    return [one.tobytes() for one in store.read(store.records_of(np.array(stem_ids, np.int64)))]
+
+
+def make(store: EditedStore, *lookups: RowLookup) -> list[int]:
+    found: list[int] = store.make(lookups).tolist()
+    return found
+
+
+def test_a_tokens_own_record_is_not_made(store: EditedStore) -> None:
+    assert make(store, mean_of(7), mixed(3, 3), mean_of(5, 5)) == [7, 3, 5]
+    assert (store.made, store.numbers) == (0, V)
+
+
+def test_made_records_are_numbered_from_the_last_token_on(store: EditedStore) -> None:
+    lookups = [
+        mixed(1, 2),
+        mean_of(1, 2, 3),
+        mean_of(9),
+        ((4,), pack_row(LAYOUT, RECORDS[0, :32].view("f4"))),
+    ]
+    assert make(store, *lookups) == [V, V + 1, 9, V + 2]
+    assert (store.made, store.numbers) == (3, V + 3)
+    assert read(store, [V + 1, 3, V, V + 2, 3]) == [
+        expected(lookups[1]),
+        RECORDS[3].tobytes(),
+        expected(lookups[0]),
+        expected(lookups[3]),
+        RECORDS[3].tobytes(),
+    ]
+    assert store.layout.records == V
+
+
+def test_with_an_index_stem_ids_begin_after_the_tokens_and_records_after_the_records(
+    shared: EditedStore,
+) -> None:
+    lookups = [mixed(29, 3), mean_of(28, 1)]
+    assert make(shared, *lookups) == [30, 31]
+    assert shared.records_of(np.array([30, 29, 31, 0])).tolist() == [V, INDEX[29], V + 1, 0]
+    assert read(shared, [30, 31, 29]) == [
+        *(expected(lookup, INDEX) for lookup in lookups),
+        RECORDS[INDEX[29]].tobytes(),
+    ]
+    shared.release([30])
+    assert shared.unused().tolist() == [V]
+
+
+def test_tokens_that_share_a_record_are_read_once_for_a_lookup(shared: EditedStore) -> None:
+    assert INDEX[0] == INDEX[20]
+    (number,) = make(shared, mean_of(0, 20))
+    before = shared.base.bytes_read
+    assert read(shared, [number]) == [expected(mean_of(0, 20), INDEX)]
+    assert shared.base.bytes_read - before == LAYOUT.record_nbytes + 4
+
+
+def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: EditedStore) -> None:
+    one, again = make(store, mixed(1, 2), mixed(1, 2))
+    (later,) = make(store, mixed(1, 2))
+    assert one == again == later == V
+    for _ in range(2):
+        store.release([V])
+        assert store.unused().tolist() == []
+        assert read(store, [V]) == [expected(mixed(1, 2))]
+    store.release([V])
+    gone = store.unused()
+    assert gone.tolist() == [V]
+    store.forget(gone)
+    assert (store.made, store.numbers) == (0, V + 1)
+
+
+def test_a_number_is_given_again_only_after_it_was_forgotten(store: EditedStore) -> None:
+    make(store, mixed(1, 2))
+    store.release([V])
+    assert make(store, mixed(3, 4)) == [V + 1]
+    gone = store.unused()
+    assert gone.tolist() == [V]
+    assert make(store, mixed(7, 8)) == [V + 2]
+    assert read(store, [V]) == [expected(mixed(1, 2))]  # of a read that was under way
+    store.forget(gone)
+    assert make(store, mixed(5, 6)) == [V]
+    assert read(store, [V, V + 1]) == [expected(mixed(5, 6)), expected(mixed(3, 4))]
+
+
+def keeps_numbers(code: CodeType) -> bool:
+    return code.co_filename.endswith(("edited_store.py", "prefetch.py", "cache.py"))
+
+
+def test_an_interrupt_anywhere_leaves_no_number_with_another_record(store: EditedStore) -> None:
+    for at in itertools.count():
+        slots = ArraySlots(LAYOUT, SLOTS)
+        rows = Prefetcher(store.base, RowCache(slots), overlap=False)
+        first = rows.make([mixed(1, 2), mixed(2, 3)])
+        rows.fetch(first)
+        rows.release(first.tolist())
+        ended = interrupted(partial(rows.make, [mixed(3, 4), mean_of(5, 6)]), at, keeps_numbers)
+        for lookups in ([mixed(7, 8), mixed(1, 2)], [mean_of(5, 6), mixed(3, 4), mixed(9, 1)]):
+            made = rows.make(lookups)
+            assert len(set(made.tolist())) == len(lookups)
+            for slot, lookup in zip(rows.fetch(made), lookups, strict=True):
+                record = np.frombuffer(expected(lookup), np.uint8)[None]
+                for layer, parts in enumerate(slots.codes):
+                    assert np.array_equal(parts[0][slot], LAYOUT.row_codes(record, layer)[0])
+            rows.release(made.tolist())
+        if not ended:
+            assert at > 20
+            return
+
+
+def test_releasing_tokens_means_nothing(store: EditedStore) -> None:
+    store.release([0, 5, V - 1])
+    assert store.unused().tolist() == []
+
+
+def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
+    cache = RowCache(ArraySlots(LAYOUT, SLOTS))
+    rows, rng = Prefetcher(store.base, cache, overlap=False), np.random.default_rng(0)
+    greatest = 0
+    for _ in range(10_000):
+        lookup = (tuple(rng.integers(0, V, 3).tolist()), tuple(rng.integers(0, V, 2).tolist()))
+        (stem_id,) = rows.make([lookup]).tolist()
+        greatest = max(greatest, stem_id)
+        rows.release([stem_id])
+    assert greatest <= V + 1
+    assert (rows.store.made, len(cache._slot_of), len(rows.store._users)) == (1, V + 2, 1)
+    assert len(rows.store._free) <= 1
+
+
+def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
+    rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
+    waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+
+    def release() -> None:
+        while made := waiting.get():
+            rows.release(made)
+
+    threads = [threading.Thread(target=release) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    rng = np.random.default_rng(1)
+    for _ in range(1000):
+        one, two = rng.integers(0, V, 2).tolist()
+        lookups = [mixed(one, two), mean_of(one, two)]
+        made = rows.make(lookups).tolist()
+        assert read(rows.store, made) == [expected(lookup) for lookup in lookups]
+        waiting.put(made)
+    for _ in threads:
+        waiting.put([])
+    for thread in threads:
+        thread.join()
+    rows.make([])
+    assert rows.store.made == 0
+    assert len(rows.store._free) == rows.store.numbers - V
+
+
+def test_releases_by_the_garbage_collector_within_make_are_only_noted(store: EditedStore) -> None:
+    """A generator that is lost in a circle is closed at any place, here: while lookups are hashed."""
+    rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
+
+    class Nosy(tuple[int, ...]):
+        def __hash__(self) -> int:
+            gc.collect(1)
+            return super().__hash__()
+
+    def hold(made: list[int]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            rows.release(made)
+
+    for token in range(2):
+        circle = [hold(rows.make([mixed(token, token + 1)]).tolist())]
+        next(circle[0])
+        circle.append(circle)  # type: ignore[arg-type]
+        del circle
+        found = rows.make([(Nosy((9,)), Nosy((token,)))]).tolist()
+        assert read(rows.store, found) == [expected(mixed(9, token))]
+        rows.release(found)
+    gc.collect()
+    rows.make([])
+    assert rows.store.made == 0
+
+
+def test_a_damaged_record_is_reported_by_all_that_need_it(
+    store: EditedStore, tmp_path: Path
+) -> None:
+    shard = sorted((tmp_path / "tables.zarr").glob("records/c/**/*"))
+    path = next(path for path in shard if path.is_file())
+    flip_bit(path, 2 * (LAYOUT.record_nbytes + 4) + 5)  # of record 2
+    bad, good = make(store, mean_of(2, 3), mixed(1, 3))
+    for ids in ([bad], [good, bad], [2]):
+        with pytest.raises(RowReadError, match="record 2"):
+            read(store, ids)
+    assert read(store, [good, 1]) == [expected(mixed(1, 3)), RECORDS[1].tobytes()]
+
+
+@pytest.mark.parametrize("slots", [V, V + 3])
+def test_with_all_records_resident_made_ones_take_turns(store: EditedStore, slots: int) -> None:
+    cache = RowCache(ArraySlots(LAYOUT, slots))
+    rows = Prefetcher(store.base, cache, overlap=False)
+    rows.fill(np.arange(V), 8)
+    assert rows.step_tokens == ANY_NUMBER
+    lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
+    made = rows.make(lookups)
+    assert rows.step_tokens == slots  # now there are more records than slots
+    codes = [part for (part,) in cache.storage.codes]  # type: ignore[attr-defined]
+    for start in range(0, len(made), 4):
+        wanted = np.concatenate([made[start : start + 4], np.arange(5)])
+        found = rows.fetch(wanted)
+        for index, part in enumerate(codes):
+            row = slice(index * LAYOUT.row_nbytes, (index + 1) * LAYOUT.row_nbytes)
+            whole = [*map(expected, lookups[start : start + 4]), *map(bytes, RECORDS[:5])]
+            assert [one.tobytes() for one in part[found]] == [one[row] for one in whole]
+    rows.release(made.tolist())
+    rows.make([])
+    assert rows.step_tokens == ANY_NUMBER
+    assert len(rows.fetch(np.arange(V))) == V
+
+
+def test_one_slot_is_enough(store: EditedStore) -> None:
+    rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, 1)), overlap=True)
+    try:
+        made: I64 = rows.make([mixed(1, 2), mean_of(3, 4)])
+        assert rows.step_tokens == 1
+        for _ in range(3):
+            for one in (*made.tolist(), 5):
+                rows.submit(np.array([one]))
+                assert rows.fetch(np.array([one])).tolist() == [0]
+    finally:
+        rows.close()

@@ -1,0 +1,429 @@
+"""The prefetcher over a store in memory whose reads can be held up and made to fail."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from stores import MemoryStore, arrays_of, ids, resident
+
+from stem_edge.errors import RowReadError
+from stem_edge.numerics.quantize import I32, I64, U8
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.slots import ArraySlots, Staged
+from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RecordLayout
+
+V, SLOTS = 50, 4
+LAYOUT = RecordLayout(records=V, layers=(1, 2), parts=((4,),), row_type="fp32")
+THREAD = "stem-edge-prefetch"
+
+
+def numbered(numbers: I64) -> U8:
+    """Record r holds the number r."""
+    values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
+    return LAYOUT.pack([values, values])
+
+
+class FakeStore(MemoryStore):
+    """Its reads wait at a gate, and so many of them fail."""
+
+    def __init__(self, index: I32 | None = None) -> None:
+        super().__init__(LAYOUT, numbered)
+        if index is not None:
+            self.index, self.tokens = index, len(index)
+        self.failures = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def before(self, numbers: I64) -> None:
+        assert self.gate.wait(10)
+        if self.failures:
+            self.failures -= 1
+            raise RowReadError(f"read of {numbers.tolist()} failed")
+
+
+Make = Callable[..., Prefetcher]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Prefetcher] = []
+
+    def prefetcher(
+        overlap: bool = True, slots: int = SLOTS, index: I32 | None = None
+    ) -> Prefetcher:
+        made.append(
+            Prefetcher(FakeStore(index), RowCache(ArraySlots(LAYOUT, slots)), overlap=overlap)
+        )
+        return made[-1]
+
+    yield prefetcher
+    for rows in made:
+        store_of(rows).gate.set()
+        rows.close()
+
+
+def store_of(rows: Prefetcher) -> FakeStore:
+    assert isinstance(rows.store.base, FakeStore)
+    return rows.store.base
+
+
+def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
+    """The records that are in these slots; every value of every layer must agree."""
+    found = np.concatenate([codes[slots] for (codes,) in arrays_of(rows.cache).codes], axis=1)
+    assert (found == found[:, :1]).all()
+    tokens: list[int] = found[:, 0].astype(int).tolist()
+    return tokens
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_fetched_slots_hold_the_rows_of_their_tokens(overlap: bool, seed: int, make: Make) -> None:
+    rows, rng = make(overlap), np.random.default_rng(seed)
+    steps = [rng.zipf(1.3, rng.integers(1, SLOTS + 1)) % V for _ in range(200)]
+    for tokens, following in zip(steps, [*steps[1:], steps[0]], strict=True):
+        assert contents(rows, rows.fetch(tokens)) == tokens.tolist()
+        guess = following if rng.random() < 0.8 else rng.integers(0, V, 3)
+        rows.submit(guess)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_overlap_and_plain_count_the_same_hits_and_read_the_same_records(
+    seed: int, make: Make
+) -> None:
+    rng = np.random.default_rng(seed)
+    steps = [rng.zipf(1.3, rng.integers(1, SLOTS + 1)) % V for _ in range(200)]
+    counted = []
+    for overlap in (False, True):
+        rows = make(overlap, slots=V)  # nothing is evicted, so no choice among equals
+        for tokens in steps:
+            rows.submit(tokens)
+            rows.fetch(tokens)
+        read = sorted(token for tokens in store_of(rows).reads for token in tokens)
+        counted.append((rows.cache.hits, rows.cache.misses, read))
+    assert counted[0] == counted[1]
+
+
+def test_at_most_one_read_is_under_way(make: Make) -> None:
+    rows = make()
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    rows.submit(ids(2))
+    store_of(rows).gate.set()
+    rows.fetch(ids(1))
+    assert store_of(rows).reads == [[1]]
+
+
+def test_submit_returns_while_flash_is_busy_and_leaves_the_slots_alone(make: Make) -> None:
+    rows = make()
+    rows.fetch(ids(1, 2, 3, 4))
+    before = [codes.copy() for (codes,) in arrays_of(rows.cache).codes]
+    store_of(rows).gate.clear()
+    rows.submit(ids(5, 6, 7, 8))  # would wait for ever if it read in this thread
+    wait_until(lambda: len(store_of(rows).reads) == 2)
+    store_of(rows).gate.set()
+    time.sleep(0.02)
+    assert all(map(np.array_equal, [codes for (codes,) in arrays_of(rows.cache).codes], before))
+    assert resident(rows.cache) == {1, 2, 3, 4}
+
+
+def test_without_overlap_nothing_is_read_ahead(make: Make) -> None:
+    before = threads()
+    rows = make(overlap=False)
+    rows.submit(ids(1, 2))
+    assert (store_of(rows).reads, threads()) == ([], before)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
+    rows = make(overlap)
+    before = rows.fetch(ids(1, 2, 3, 4)).tolist()
+    store_of(rows).failures = 2 if overlap else 1
+    rows.submit(ids(5, 6))
+    with pytest.raises(RowReadError, match=r"read of \[5, 6\] failed"):
+        rows.fetch(ids(5, 6))
+    assert resident(rows.cache) == {1, 2, 3, 4}
+    assert rows.fetch(ids(1, 2, 3, 4)).tolist() == before
+    assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
+
+
+def test_failure_of_an_abandoned_read_is_nobodys_business(make: Make) -> None:
+    rows = make()
+    store_of(rows).failures = 1
+    rows.submit(ids(9))
+    assert contents(rows, rows.fetch(ids(1))) == [1]
+
+
+def test_of_a_submit_only_what_is_wanted_is_kept(make: Make) -> None:
+    rows = make()
+    rows.submit(ids(10, 11, 12, 13))
+    assert contents(rows, rows.fetch(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
+    assert resident(rows.cache) == {1, 2, 11, 13}
+    assert store_of(rows).reads == [[10, 11, 12, 13], [1, 2]]
+
+
+def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> None:
+    before, rows = threads(), make()
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    wait_until(lambda: store_of(rows).reads == [[1]])
+    assert len(threads()) == len(before) + 1
+    threading.Timer(0.02, store_of(rows).gate.set).start()
+    rows.close()
+    assert store_of(rows).gate.is_set()
+    assert threads() == before
+    rows.close()
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_waiting_for_flash_is_counted(submitted: bool, make: Make) -> None:
+    rows, delay = make(), 0.05
+    store_of(rows).gate.clear()
+    if submitted:
+        rows.submit(ids(1))
+    timer = threading.Timer(delay, store_of(rows).gate.set)
+    started = time.perf_counter()
+    timer.start()
+    rows.fetch(ids(1))
+    timer.join()
+    assert 0.5 * delay < rows.stall_seconds <= time.perf_counter() - started
+
+
+def test_a_read_that_ended_in_time_costs_no_stall(make: Make) -> None:
+    rows, delay = make(), 0.2
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    time.sleep(delay)  # the engine computes
+    store_of(rows).gate.set()
+    time.sleep(0.02)
+    rows.fetch(ids(1))
+    assert rows.stall_seconds < delay / 2
+
+
+# Of 100 tokens, in no order: two of each record.
+INDEX: I32 = np.random.default_rng(9).permutation(np.arange(2 * V) % V).astype(np.int32)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_an_index_tokens_get_the_slots_of_their_records(overlap: bool, make: Make) -> None:
+    rows, rng = make(overlap, index=INDEX), np.random.default_rng(1)
+    for _ in range(200):
+        tokens = rng.integers(0, 2 * V, rng.integers(1, SLOTS + 1))
+        rows.submit(tokens)
+        assert contents(rows, rows.fetch(tokens)) == INDEX[tokens].tolist()
+    assert all(read == sorted(set(read)) for read in store_of(rows).reads)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
+    overlap: bool, make: Make
+) -> None:
+    rows = make(overlap, index=INDEX)
+    tokens = np.flatnonzero(INDEX == 7)
+    rows.submit(tokens)
+    slots = rows.fetch(np.concatenate([tokens, tokens]))
+    assert len(set(slots.tolist())) == 1
+    assert store_of(rows).reads == [[7]]
+    assert rows.cache.counts[7] == 4
+    rows.fetch(tokens[:1])
+    assert (rows.cache.hits, rows.cache.misses) == (1, 4)
+
+
+def test_without_an_index_nothing_is_copied(make: Make) -> None:
+    tokens = ids(3, 1)
+    assert make().store.records_of(tokens) is tokens
+
+
+def test_filling_takes_records(make: Make) -> None:
+    rows = make(index=INDEX)
+    rows.fill(ids(9, 3, 7, 1, 2), 2)
+    assert resident(rows.cache) == {1, 3, 7, 9}
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [(SLOTS, SLOTS), (V - 1, V - 1), (V, ANY_NUMBER)])
+def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
+    slots: int, tokens: int, make: Make
+) -> None:
+    assert make(slots=slots, index=INDEX).step_tokens == tokens
+
+
+# What edits make: a record whose layers are of two tokens, and the mean of two.
+MADE: list[RowLookup] = [((8,), (8,)), ((6, 8), (6, 8)), ((6,), (7, 7))]
+
+
+def values(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[float]:
+    """The first value of both layers, added."""
+    first, second = (codes[slots][:, 0] for (codes,) in arrays_of(rows.cache).codes)
+    found: list[float] = (first + second).tolist()
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_made_records_are_fetched_as_all_others(overlap: bool, make: Make) -> None:
+    rows = make(overlap)
+    stem_ids = rows.make(MADE)
+    assert stem_ids.tolist() == [8, V, V + 1]
+    rows.submit(stem_ids)
+    assert values(rows, rows.fetch(ids(*stem_ids, 8))) == [16, 14, 13, 16]
+    assert values(rows, rows.fetch(ids(V + 1, 1, 2, 3))) == [13, 2, 4, 6]
+    assert (rows.cache.hits, rows.cache.misses) == (1, 7)
+
+
+def test_a_number_that_means_another_record_is_read_again(make: Make) -> None:
+    rows = make()
+    (first,) = rows.make([((1,), (2,))])
+    assert values(rows, rows.fetch(ids(first))) == [3]
+    rows.release([int(first)])
+    rows.make([])
+    (second,) = rows.make([((3,), (4,))])
+    assert second == first
+    assert values(rows, rows.fetch(ids(second))) == [7]
+
+
+def test_a_read_under_way_is_waited_for_before_its_number_means_another_record(make: Make) -> None:
+    rows = make()
+    (first,) = rows.make([((1,), (2,))])
+    store_of(rows).gate.clear()
+    rows.submit(ids(first))
+    wait_until(lambda: bool(store_of(rows).reads))
+    rows.release([int(first)])
+    threading.Timer(0.02, store_of(rows).gate.set).start()
+    rows.make([])  # waits
+    assert store_of(rows).gate.is_set()
+    (second,) = rows.make([((3,), (4,))])
+    assert second == first
+    assert values(rows, rows.fetch(ids(second))) == [7]
+
+
+def test_making_without_releases_waits_for_nothing(make: Make) -> None:
+    rows = make()
+    store_of(rows).gate.clear()
+    rows.submit(ids(1))
+    rows.make([((3,), (4,))])
+    assert not store_of(rows).gate.is_set()
+
+
+def test_an_abandoned_read_that_fails_does_not_disturb_making(make: Make) -> None:
+    rows = make()
+    (first,) = rows.make([((1,), (2,))])
+    store_of(rows).failures = 1
+    rows.submit(ids(first))
+    rows.release([int(first)])
+    rows.make([])
+    assert values(rows, rows.fetch(rows.make([((3,), (4,))]))) == [7]
+
+
+def test_counts_of_made_records_are_not_kept(make: Make) -> None:
+    rows = make()
+    made = rows.make([((1,), (2,)), ((3,), (4,))])
+    rows.fetch(ids(*made, 7))
+    assert rows.cache.counts.tolist() == [int(token == 7) for token in range(V)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_edits_that_come_and_go_never_give_a_wrong_row(
+    overlap: bool, seed: int, make: Make
+) -> None:
+    rows, rng = make(overlap, index=INDEX), np.random.default_rng(seed)
+    alive: dict[int, tuple[int, float]] = {}  # stem id -> users, value
+    for _ in range(600):
+        one, two, three = (int(token) for token in rng.integers(0, 8, 3))
+        lookup: RowLookup = ((one,), (two, three))
+        (stem_id,) = rows.make([lookup]).tolist()
+        value = float(INDEX[one] + (INDEX[two] + INDEX[three]) / 2)
+        users, known = alive.get(stem_id, (0, value))
+        assert known == value or stem_id < len(INDEX)
+        alive[stem_id] = (users + 1, value)
+        wanted = rng.choice(list(alive), min(len(alive), SLOTS)).tolist()
+        rows.submit(ids(*wanted))
+        if rng.random() < 0.9:
+            assert values(rows, rows.fetch(ids(*wanted))) == [alive[one][1] for one in wanted]
+        while len(alive) > 6 or (rng.random() < 0.3 and alive):
+            gone = int(rng.choice(list(alive)))
+            users, value = alive.pop(gone)
+            rows.release([gone] * users)
+
+
+class StagingSlots(ArraySlots):
+    """Takes records that were staged, as words; notes in which thread that was done."""
+
+    def __init__(self) -> None:
+        super().__init__(LAYOUT, SLOTS)
+        self.threads: list[str] = []
+        self.failures = 0
+
+    def stage(self, records: U8) -> Staged:
+        self.threads.append(threading.current_thread().name)
+        if self.failures:
+            self.failures -= 1
+            raise MemoryError
+        return np.ascontiguousarray(records).view(np.int32)
+
+    def write(self, slots: npt.NDArray[np.intp], records: Staged) -> None:
+        assert records.dtype == np.int32
+        super().write(slots, records.view(np.uint8))
+        self.uploaded_rows += len(slots)
+        self.uploaded_nbytes += records.nbytes
+
+
+@pytest.fixture
+def staging() -> Iterator[tuple[Prefetcher, StagingSlots]]:
+    storage = StagingSlots()
+    rows = Prefetcher(FakeStore(), RowCache(storage))
+    yield rows, storage
+    rows.close()
+
+
+def test_records_are_staged_by_the_thread_that_reads_them(
+    staging: tuple[Prefetcher, StagingSlots],
+) -> None:
+    rows, storage = staging
+    rows.submit(ids(5, 7))
+    wait_until(lambda: bool(storage.threads))
+    assert not resident(rows.cache)
+    assert contents(rows, rows.fetch(ids(7, 5))) == [7, 5]
+    assert [name.startswith(THREAD) for name in storage.threads] == [True]
+    assert contents(rows, rows.fetch(ids(7, 9))) == [7, 9]
+    assert [name.startswith(THREAD) for name in storage.threads] == [True, False]
+
+
+def test_of_what_was_staged_only_what_is_wanted_is_written(
+    staging: tuple[Prefetcher, StagingSlots],
+) -> None:
+    rows, _ = staging
+    rows.submit(ids(10, 11, 12, 13))
+    assert contents(rows, rows.fetch(ids(13, 1, 11))) == [13, 1, 11]
+    found = rows.counters()
+    assert (found.uploaded_rows, found.uploaded_bytes) == (3, 3 * LAYOUT.record_nbytes)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_staging_that_fails_is_tried_again_and_then_reported(
+    failures: int, staging: tuple[Prefetcher, StagingSlots]
+) -> None:
+    rows, storage = staging
+    rows.fetch(ids(1, 2))
+    storage.failures = failures
+    rows.submit(ids(3, 4))
+    if failures == 2:
+        with pytest.raises(MemoryError):
+            rows.fetch(ids(3, 4))
+        assert resident(rows.cache) == {1, 2}
+    assert contents(rows, rows.fetch(ids(3, 4, 1))) == [3, 4, 1]

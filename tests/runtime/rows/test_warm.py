@@ -1,0 +1,105 @@
+"""A warm start: counts of a text or of earlier runs fill the row cache; whatever is wrong with them
+costs a cold start and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from installed import DEMO
+from stores import resident, rows_of
+
+import stem_edge
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.runtime.rows.warm import counts_file
+from stem_edge.system.user_folder import cache_folder
+from stem_edge.tables.token_counts import encode_counts, read_counts, write_counts
+
+PROMPT = "The capital of France is Paris. The capital of Peru is"
+
+
+@pytest.fixture
+def bundle(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A bundle that counted a text of mostly "aaaa"."""
+    (tmp_path / "text.txt").write_text("aaaaaaaa bb")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "bundle", calibration=tmp_path / "text.txt")
+    return tmp_path / "bundle"
+
+
+def test_tokens_of_the_exporters_text_are_resident(bundle: Path) -> None:
+    with stem_edge.load(bundle, slots=4) as model:
+        assert resident(rows_of(model).cache) == set(b"ab ")
+        model.logits(list(b"ab"))
+        assert (model.stats.row_hits, model.stats.row_misses) == (2, 0)
+    with stem_edge.load(bundle, slots=4, warm_start=False) as model:
+        assert resident(rows_of(model).cache) == set()
+
+
+def test_counts_of_earlier_runs_come_before_the_exporters(bundle: Path) -> None:
+    with stem_edge.load(bundle) as model:
+        for _ in range(1000):  # two halvings
+            rows_of(model).cache.use(np.frombuffer(b"xyzxyz", np.uint8).astype(np.int64))
+    with stem_edge.load(bundle, slots=4) as model:
+        assert set(b"xyz") < resident(rows_of(model).cache)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 1000, encode_counts(np.ones(7, np.uint32))])
+def test_damaged_and_foreign_counts_are_ignored(bundle: Path, damage: bytes) -> None:
+    path = counts_file(cache_folder(None), open_bundle(bundle))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(damage)
+    with stem_edge.load(bundle, slots=4) as model:
+        assert resident(rows_of(model).cache) == set(b"ab ")
+
+
+def test_without_counts_the_cache_starts_empty(tiny_bundle: Path) -> None:
+    with stem_edge.load(tiny_bundle) as model:
+        assert resident(rows_of(model).cache) == set()
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with stem_edge.load(tiny_bundle, cache_dir=tmp_path / "file") as model:
+        model.logits([1, 2])
+
+
+@pytest.mark.slow
+def test_what_was_used_is_counted(tmp_path: Path) -> None:
+    with stem_edge.load(DEMO, cache_dir=tmp_path) as model:
+        model.logits([5, 5, 6])
+    counts = read_counts(counts_file(tmp_path, open_bundle(DEMO)), 1756)
+    assert counts is not None
+    assert (counts[5], counts[6], counts.sum()) == (2, 1, 3)
+    with stem_edge.load(DEMO, cache_dir=tmp_path / "none", warm_start=False) as model:
+        model.logits([5])
+    assert not (tmp_path / "none" / "counts").exists()
+
+
+def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stem_edge.runtime.rows.store import RowStore
+
+    def broken(*args: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(RowStore, "_fill", broken)
+    with stem_edge.load(bundle) as model:
+        with pytest.raises(stem_edge.RowReadError):
+            model.logits(list(b"ab"))
+        monkeypatch.undo()
+        assert np.isfinite(model.logits(list(b"ab"))).all()
+
+
+def test_the_same_text_from_a_warm_and_a_cold_start(tmp_path: Path) -> None:
+    path = counts_file(tmp_path, open_bundle(DEMO))
+    write_counts(path, np.arange(1756, dtype=np.uint32))
+    texts = []
+    for warm_start in (False, True):
+        with stem_edge.load(DEMO, slots=20, cache_dir=tmp_path, warm_start=warm_start) as model:
+            texts.append(model.generate_text(PROMPT))
+    assert texts[0] == texts[1]

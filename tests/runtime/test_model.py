@@ -1,0 +1,246 @@
+"""The model as Python users hold it, on the model that ships in the package and on random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from installed import DEMO
+
+import stem_edge
+from stem_edge import InputError
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime import Model, loading
+from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.sampling import top_ids
+from stem_edge.tables.rows import RecordLayout
+
+# Bytes that the demo model needs at the least with its whole context; some are for slots.
+LEAST_OF_DEMO = 18_000_000
+PROCESS = 100_000_000
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with stem_edge.load(DEMO) as loaded:
+        yield loaded
+
+
+def layout_of(model: Model) -> RecordLayout:
+    assert model.bundle.manifest.tables is not None
+    return model.bundle.manifest.tables
+
+
+# The demo model at temperature 0. Wrong tokens here mean that stored bundles changed their meaning.
+GOLDEN = {
+    "The capital of France is": " Paris. It is a country in Europe.",
+    "What is the currency of Mexico? It is the": " Mexican peso.",
+}
+
+
+@pytest.mark.parametrize("prompt", GOLDEN)
+def test_golden_text(model: Model, prompt: str) -> None:
+    assert model.generate_text(prompt).startswith(GOLDEN[prompt])
+
+
+def test_chunks_join_to_text_and_tokens(model: Model) -> None:
+    prompt = "The capital of Brazil is"
+    chunks = list(model.generate(prompt, max_new_tokens=30))
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    assert "".join(chunk.text for chunk in chunks) == model.detokenize(ids)
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason in ("stop", "length")
+    assert len(chunks) > 2
+
+
+def test_greedy_tokens_are_the_argmax_of_the_logits(model: Model) -> None:
+    prompt = model.tokenize("The language of Egypt is")
+    ids = [t for c in model.generate(prompt, max_new_tokens=8) for t in c.token_ids]
+    logits = model.logits(prompt + ids)
+    assert ids == logits[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+
+
+def test_an_end_token_ends_with_stop_and_has_no_text(model: Model) -> None:
+    chunks = list(model.generate("The capital of France is", max_new_tokens=200))
+    assert chunks[-1].finish_reason == "stop"
+    assert chunks[-1].token_ids[-1] in model.config.eos_ids
+    assert "<|" not in "".join(chunk.text for chunk in chunks)
+
+
+def test_max_new_tokens_ends_with_length(model: Model) -> None:
+    chunks = list(model.generate("The capital of France is", max_new_tokens=3))
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 3
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_a_full_context_ends_with_length() -> None:
+    with stem_edge.load(DEMO, context_length=12) as model:
+        prompt = model.tokenize("The capital of France is")
+        chunks = list(model.generate(prompt, max_new_tokens=100))
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        assert len(prompt) + len(ids) <= 13  # the last token needs no place
+        with pytest.raises(InputError, match=r"prompt has 13 tokens, the context holds 12"):
+            model.generate([1] * 13)
+
+
+def test_a_stop_text_is_cut_off(model: Model) -> None:
+    chunks = list(model.generate("The capital of France is", stop=["aris.", "zzz"]))
+    assert "".join(chunk.text for chunk in chunks) == " P"
+    assert chunks[-1].finish_reason == "stop"
+
+
+def test_text_and_ids_are_the_same_prompt(model: Model) -> None:
+    text = "The capital of Peru is"
+    assert model.generate_text(text) == model.generate_text(model.tokenize(text))
+
+
+def test_the_same_seed_gives_the_same_text(model: Model) -> None:
+    def sample(seed: int | None) -> str:
+        return model.generate_text("The", temperature=1.5, seed=seed, max_new_tokens=40)
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in range(5)}) > 1
+
+
+def test_options_and_params_are_the_same_thing(model: Model) -> None:
+    params = stem_edge.SamplingParams(max_new_tokens=5)
+    assert model.generate_text("The", params) == model.generate_text("The", max_new_tokens=5)
+    with pytest.raises(InputError, match="not both"):
+        model.generate("The", params, seed=1)
+    with pytest.raises(TypeError, match="no option max_tokens; expected some of max_new_tokens"):
+        model.generate("The", max_tokens=5)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="the text is of type list; give a str"):
+        model.tokenize(["a", "b"])  # type: ignore[arg-type]
+    assert model.generate_text("The capital of France is", stop=".") == " Paris"
+
+
+def test_logprobs_are_of_the_model_not_of_the_filters() -> None:
+    model = stem_edge.load(DEMO, prefill_graph=False)
+    prompt = model.tokenize("The capital of Chad is")
+    chunks = list(model.generate(prompt, max_new_tokens=3, logprobs=2, temperature=0.5, top_k=1))
+    found = [one for chunk in chunks for one in chunk.logprobs or []]
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    with stem_edge.load(DEMO, prefill_graph=False) as plain:
+        logits = plain.logits(prompt + ids).astype(np.float64)[len(prompt) - 1 :]
+    for one, token, row in zip(found, ids, logits, strict=False):
+        expected = row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
+        assert one.token_id == token
+        assert one.logprob == pytest.approx(expected, abs=1e-3)
+        assert len(one.top) == 2
+        assert one.top[0][1] >= one.top[1][1]
+    assert len(found) == len(ids) == 3
+    model.close()
+
+
+def test_stats_add_up(model: Model) -> None:
+    prompt = model.tokenize("The capital of Norway is")
+    ids = [t for c in model.generate(prompt, max_new_tokens=6) for t in c.token_ids]
+    stats = model.stats
+    assert stats.prompt_tokens == len(prompt)
+    assert stats.new_tokens == len(ids)
+    # The last new token is never processed.
+    assert stats.row_hits + stats.row_misses == len(prompt) + len(ids) - 1
+    assert stats.flash_bytes % (layout_of(model).record_nbytes + 4) == 0
+    assert stats.first_token_seconds > 0
+    assert stats.decode_tokens_per_second > 0
+
+
+def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model) -> None:
+    with pytest.raises(InputError, match="prompt is empty"):
+        model.generate("")
+    assert model.tokenize("") == [model.config.bos_id]
+    assert model.generate_text(model.tokenize(""), max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 0}, "context_length is 0; this model takes 1 to 256"),
+        ({"context_length": 257}, "takes 1 to 256"),
+        ({"threads": 0}, "threads is 0"),
+        ({"reads": "fast"}, "reads is 'fast'; expected one of pread, mmap"),
+        ({"memory": "lots"}, "not understood"),
+    ],
+)
+def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        stem_edge.load(DEMO, **options)
+
+
+def test_an_unknown_provider_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"'NoSuch.*does not know; expected cuda, webgpu"):
+        stem_edge.load(DEMO, providers=["NoSuchExecutionProvider"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [0, 300_000, 600_000, None])
+def test_memory_does_not_change_the_text(
+    model: Model, more: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the tests before this one left behind must not count, nor grow between two readings.
+    monkeypatch.setattr(loading, "own_memory", lambda: PROCESS)
+    memory = None if more is None else PROCESS + LEAST_OF_DEMO + more
+    with stem_edge.load(DEMO, memory=memory, warm_start=False) as small:
+        for prompt in ("The capital of Peru is", "What is the currency of Mexico? It is the"):
+            assert small.generate_text(prompt) == model.generate_text(prompt)
+
+
+def test_an_abandoned_generation_does_not_disturb_the_next(model: Model) -> None:
+    expected = model.generate_text("The capital of Peru is")
+    next(model.generate("The capital of Kenya is"))
+    assert model.generate_text("The capital of Peru is") == expected
+
+
+class OnlyTop:
+    """A context that gives no more logits than it was asked for."""
+
+    def __init__(self, context: BackendContext, asked: list[int]) -> None:
+        self._context, self._asked = context, asked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+        found = self._context.finish(slot_ids, logits, top)
+        self._asked.append(top)
+        if not top:
+            return found
+        kept = np.full_like(found, -np.inf)
+        for row, values in zip(kept, found, strict=True):
+            best = top_ids(values, top)
+            row[best] = values[best]
+        return kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({}, 1),
+        ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, 20),
+        ({"temperature": 1.0, "top_k": 20, "min_p": 0.1}, 20),
+        ({"temperature": 1.0, "top_p": 0.9}, 0),
+        ({"temperature": 1.0, "top_k": 20, "repetition_penalty": 1.2}, 0),
+        ({"logprobs": 2}, 0),
+    ],
+)
+def test_text_is_the_same_where_a_backend_gives_only_the_logits_it_was_asked_for(
+    overlap: bool, options: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    with stem_edge.load(DEMO, overlap=overlap) as model:
+        expected = list(model.generate("The capital of", seed=7, max_new_tokens=30, **options))
+        opened = model.engine.backend.open_context
+        monkeypatch.setattr(
+            model.engine.backend, "open_context", lambda length: OnlyTop(opened(length), asked)
+        )
+        found = list(model.generate("The capital of", seed=7, max_new_tokens=30, **options))
+        assert found == expected
+        assert set(asked) == {needed} and len(asked) > 3
+        asked.clear()
+        assert np.isfinite(model.logits([1, 2, 3])).all()
+        assert set(asked) == {0}

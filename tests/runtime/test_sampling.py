@@ -1,0 +1,314 @@
+"""Sampling against a plain oracle: sort everything, softmax in float64."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stem_edge.errors import InputError
+from stem_edge.numerics.quantize import F32, F64, I64
+from stem_edge.runtime.sampling import (
+    BLOCK,
+    MOST_NEEDED,
+    SamplingParams,
+    apply_repetition_penalty,
+    candidates,
+    make_sampler,
+    needed_logits,
+    token_logprobs,
+    top_ids,
+)
+
+LARGE_V = 128256
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("max_new_tokens", 0, "a whole number from 1 to 2147483647"),
+        ("temperature", INF, "a number from 0.0 to 1000000.0"),
+        ("top_p", 0.0, "a number above 0, up to 1.0"),
+        ("stop", ["END", ""], "a list of at most 64 texts of 1 to 1024 characters"),
+    ],
+)
+def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:
+    """In these words; tests/faults/text/test_prompts.py has more values."""
+    with pytest.raises(InputError) as caught:
+        SamplingParams(**{field: value})
+    assert str(caught.value) == f"{field} is {value!r}; expected {expected}"
+
+
+def test_the_ends_of_the_ranges_are_accepted() -> None:
+    ends = {"top_p": 1.0, "min_p": 1.0, "repetition_penalty": 1e-3, "stop": ["a"], "seed": 0}
+    params = SamplingParams(max_new_tokens=1, temperature=0, top_k=0, logprobs=0, **ends)  # type: ignore[arg-type]
+    assert (params.top_p, params.stop) == (1.0, ["a"])
+
+
+def sample(logits: F32, params: SamplingParams, count: int = 1) -> list[int]:
+    choose = make_sampler(params)
+    return [choose(logits.copy(), []) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [([1, 3, 2], 1), ([-5, -INF, -4], 2), ([2, 7, 7], 1), ([0], 0)],
+)
+def test_greedy_takes_the_greatest_and_of_equals_the_first(
+    logits: list[float], expected: int
+) -> None:
+    assert sample(np.array(logits, np.float32), SamplingParams()) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0.0),
+        ({"seed": 1, "repetition_penalty": 1.5}, 0.0),
+        ({"top_k": 3}, 1.0),
+        ({"top_p": 0.5}, 1.0),
+        ({"min_p": 0.1}, 1.0),
+        ({"top_k": 3, "temperature": 0.0}, 0.0),
+    ],
+)
+def test_what_chooses_among_tokens_turns_sampling_on(
+    options: dict[str, Any], expected: float
+) -> None:
+    assert SamplingParams(**options).temperature == expected
+
+
+def adversarial_logits() -> dict[str, F32]:
+    rng, found = np.random.default_rng(2), dict[str, F32]()
+    for size in (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 1000):
+        made = {
+            "random": rng.normal(size=size),
+            "few values": rng.integers(0, 3, size),
+            "all equal": np.zeros(size),
+            "ascending": np.arange(size),
+            "descending": -np.arange(size),
+            "infinite": rng.choice([-INF, 0, INF], size),
+            "zeros of both signs": rng.choice([-0.0, 0.0], size),
+        }
+        found |= {f"{kind} {size}": logits.astype(np.float32) for kind, logits in made.items()}
+    return found
+
+
+ADVERSARIAL = adversarial_logits()
+
+
+@pytest.mark.parametrize("logits", ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_top_ids_are_those_of_a_stable_sort(logits: F32) -> None:
+    expected, size = np.argsort(-logits, kind="stable"), len(logits)
+    counts = {0, 1, 2, 3, 5, 8, BLOCK, BLOCK + 1, size // 2, size - 1, size, size + 1}
+    for count in counts:
+        assert top_ids(logits, count).tolist() == expected[:count].tolist()
+
+
+@pytest.mark.parametrize("count", [1, 40, 1024, 5000])
+def test_top_ids_of_a_large_vocabulary(count: int) -> None:
+    logits = np.random.default_rng(3).normal(size=LARGE_V).astype(np.float32).round(2)
+    expected = np.argsort(-logits, kind="stable")[:count]
+    assert top_ids(logits, count).tolist() == expected.tolist()
+
+
+def oracle(logits: F32, order: I64, params: SamplingParams) -> tuple[I64, F64]:
+    """Filter by filter over the whole distribution; `order` is the stable sort of the logits."""
+    wide = logits[order].astype(np.float64)
+    weights = np.exp((wide - wide[0]) / params.temperature)
+    if params.top_k:
+        weights = weights[: params.top_k]
+    if params.top_p < 1:
+        reached = np.cumsum(weights) / weights.sum()
+        weights = weights[: int((reached < params.top_p).sum()) + 1]
+    weights = weights[weights / weights[0] >= params.min_p]
+    ascending = np.argsort(order[: len(weights)])
+    return order[ascending], weights[ascending] / weights.sum()
+
+
+def logits_of_kind(kind: str) -> F32:
+    rng = np.random.default_rng(4)
+    small, large = rng.normal(size=300) * 3, rng.normal(size=LARGE_V)
+    made = {
+        "small": small,
+        "ties": small.round(),
+        "-inf": np.where(rng.random(300) < 0.9, -INF, small),
+        "one": np.array([3.0]),
+        "flat": large * 0.01,
+        "peaked": np.where(np.arange(LARGE_V) == 77_777, 30, large),
+        "wide": large * 3,  # top_p needs a few thousand of them
+    }
+    return made[kind].astype(np.float32)
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": 10**9},
+    {"top_p": 1e-9},
+    {"top_p": 0.5},
+    {"top_p": 0.95},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 50, "top_p": 0.8},
+    {"top_k": 50, "min_p": 0.2},
+    {"top_p": 0.7, "min_p": 0.3},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 0.7, 100.0])
+@pytest.mark.parametrize("kind", ["small", "ties", "-inf", "one", "flat", "peaked", "wide"])
+def test_candidates_against_the_oracle(kind: str, temperature: float) -> None:
+    logits = logits_of_kind(kind)
+    order = np.argsort(-logits, kind="stable")
+    for options in FILTERS:
+        params = SamplingParams(temperature=temperature, **options)
+        ids, probabilities = candidates(logits.copy(), params)
+        expected_ids, expected = oracle(logits, order, params)
+        # Which token is the one that reaches top_p is a matter of rounding.
+        rounding = abs(len(ids) - len(expected))
+        assert rounding <= (params.top_p < 1), options
+        found, wanted = np.zeros((2, len(logits)))
+        found[ids], wanted[expected_ids] = probabilities, expected
+        # exp is taken in float32: of tokens next to each other at the edge of top_p, another may do.
+        tolerance = 1e-6 + (2 * float(expected.min()) if params.top_p < 1 else 0)
+        assert np.abs(found - wanted).max() <= tolerance, options
+        assert probabilities.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"min_p": 0.5}, {"top_k": 2}])
+def test_a_temperature_next_to_zero_is_greedy(options: dict[str, Any]) -> None:
+    logits = np.array([1, 90, 3, 20], np.float32)
+    for temperature in (1e-30, 1e-50, 1e-310, 5e-324):
+        params = SamplingParams(temperature=temperature, seed=1, **options)
+        assert sample(logits, params, 5) == [1] * 5
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.9}]
+)
+def test_tokens_are_drawn_with_their_probabilities(options: dict[str, Any]) -> None:
+    logits = np.array([0.3, 2, -1, 1.4, 1, 0, 1.9, -0.5], np.float32)
+    params, draws = SamplingParams(temperature=0.9, seed=11, **options), 4000
+    ids, probabilities = oracle(logits, np.argsort(-logits, kind="stable"), params)
+    counts = np.bincount(sample(logits, params, draws), minlength=len(logits))
+    assert counts[ids].sum() == draws
+    expected = probabilities * draws
+    chi_square = float(((counts[ids] - expected) ** 2 / expected).sum())
+    assert chi_square < 24.3  # 99.9 % for 7 degrees of freedom, the most there are here
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_does_not() -> None:
+    logits = np.zeros(1000, np.float32)
+    draws = [sample(logits, SamplingParams(temperature=1.0, seed=s), 20) for s in (5, 5, 6)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_without_a_seed_every_sampler_draws_differently() -> None:
+    logits = np.zeros(1000, np.float32)
+    first, second = (sample(logits, SamplingParams(temperature=1.0), 20) for _ in range(2))
+    assert first != second
+
+
+def test_filters_that_keep_everything_do_not_change_what_a_seed_gives() -> None:
+    logits = np.random.default_rng(0).normal(size=500).astype(np.float32)
+    plain = sample(logits, SamplingParams(temperature=1.0, seed=3), 50)
+    assert sample(logits, SamplingParams(temperature=1.0, seed=3, top_k=500), 50) == plain
+
+
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [(2.0, [1, -4, 0, 3, -1]), (0.5, [4, -1, 0, 3, -1]), (1.0, [2, -2, 0, 3, -1])],
+)
+def test_repetition_penalty_by_hand(penalty: float, expected: list[float]) -> None:
+    logits = np.array([2, -2, 0, 3, -1], np.float32)
+    apply_repetition_penalty(logits, [0, 1, 2, 1, 1, 0], penalty)  # once, however often seen
+    assert logits.tolist() == expected
+
+
+def test_repetition_penalty_changes_the_choice() -> None:
+    logits = np.array([2, 1.5, 0], np.float32)
+    choose = make_sampler(SamplingParams(repetition_penalty=2.0))
+    assert choose(logits.copy(), []) == 0
+    assert choose(logits.copy(), [0]) == 1
+    assert choose(logits.copy(), [0, 1]) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 300, 301])
+@pytest.mark.parametrize("kind", ["small", "ties", "-inf"])
+def test_logprobs_are_those_of_a_log_softmax(kind: str, count: int) -> None:
+    logits = logits_of_kind(kind)
+    wide = logits.astype(np.float64)
+    expected = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
+    token = int(logits.argmin())
+    found = token_logprobs(logits, token, count)
+    assert found.token_id == token
+    assert found.logprob == pytest.approx(expected[token], abs=1e-5)
+    best = np.argsort(-logits, kind="stable")[:count]
+    assert [token_id for token_id, _ in found.top] == best.tolist()
+    assert [logprob for _, logprob in found.top] == pytest.approx(expected[best], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({}, 1),
+        ({"top_k": 50}, 50),
+        ({"temperature": 0.0, "top_k": 50}, 1),
+        ({"logprobs": 0}, 0),
+        ({"logprobs": 3}, 0),
+        ({"repetition_penalty": 1.1}, 0),
+        ({"temperature": 1.0}, 0),
+        ({"temperature": 1.0, "top_p": 0.9, "min_p": 0.1}, 0),
+        ({"temperature": 1.0, "top_k": 50}, 50),
+        ({"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.1}, 50),
+        ({"temperature": 1.0, "top_k": 50, "repetition_penalty": 1.1}, 0),
+        ({"temperature": 1.0, "top_k": 50, "logprobs": 1}, 0),
+        ({"temperature": 1.0, "top_k": MOST_NEEDED}, MOST_NEEDED),
+        ({"temperature": 1.0, "top_k": MOST_NEEDED + 1}, 0),
+    ],
+)
+def test_logits_that_are_needed(options: dict[str, Any], needed: int) -> None:
+    assert needed_logits(SamplingParams(**options)) == needed
+
+
+def only_top(logits: F32, count: int) -> F32:
+    """What a backend may give that was asked for so many."""
+    kept = np.full_like(logits, -INF)
+    best = top_ids(logits, count)
+    kept[best] = logits[best]
+    return kept
+
+
+@pytest.mark.parametrize("size", [3, BLOCK, 20 * BLOCK])
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_sampled_needs_no_other_logits(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    params = SamplingParams(
+        temperature=float(rng.choice([0.0, 0.3, 1.0, 5.0])),
+        top_k=int(rng.choice([1, 2, 7, 50, 200])),
+        top_p=float(rng.choice([1.0, 0.9, 0.2])),
+        min_p=float(rng.choice([0.0, 0.05])),
+        seed=seed,
+    )
+    full, sparse = make_sampler(params), make_sampler(params)
+    for _ in range(20):
+        logits = rng.normal(size=size).astype(np.float32)
+        if rng.random() < 0.5:
+            logits = logits.round()  # many are equal
+        kept = only_top(logits, needed_logits(params))
+        assert sparse(kept, []) == full(logits, [])
+
+
+@pytest.mark.parametrize("count", [1, 5, 300, 1000])
+@pytest.mark.parametrize("size", [1000, LARGE_V])
+def test_top_ids_where_most_are_impossible(count: int, size: int) -> None:
+    logits = np.random.default_rng(2).normal(size=size).astype(np.float32)
+    expected = top_ids(logits, count)
+    assert np.array_equal(top_ids(only_top(logits, count), count), expected)
+    few = only_top(logits, count // 2)  # fewer than are asked for: the others by ascending id
+    found = top_ids(few, count)
+    assert np.array_equal(found[: count // 2], expected[: count // 2])
+    assert (np.diff(found[count // 2 :]) > 0).all() and len(found) == count

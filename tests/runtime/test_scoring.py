@@ -1,0 +1,219 @@
+"""Scores against the logits of every position, with and without reuse of the KV cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from installed import DEMO
+
+import stem_edge
+from stem_edge import BackendError, InputError
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime import Model, scoring
+from stem_edge.runtime.engine import Context
+from stem_edge.runtime.scoring import Pair, Score, Scorer
+
+# Of a sum of log probabilities, per token. Where it was measured 1e-5 would do; kernels of other
+# processors may round lone tokens in another way, and int8 activations make steps of that. A wrong
+# position or prefix is off by far more.
+TOLERANCE = 0.05
+
+
+@pytest.fixture(scope="module")
+def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from make_checkpoint import Shape, write_checkpoint
+
+    folder = tmp_path_factory.mktemp("dense")
+    write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", backbone="fp32")
+    return folder / "bundle"
+
+
+@pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    """Quantized with two graphs and with one, and float32 with tables and without."""
+    name = request.param.split()[0]
+    bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
+    prefill = False if "without" in request.param else None
+    with stem_edge.load(bundle, prefill_graph=prefill) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def demo() -> Iterator[Model]:
+    with stem_edge.load(DEMO) as loaded:
+        yield loaded
+
+
+def expected(model: Model, pair: Pair) -> Score:
+    """From the logits of every position of an even number of tokens, in float64."""
+    context, continuation = pair
+    holds = model.plan.context_length
+    ids = [*context, *continuation][-holds - 1 :]
+    inputs = ids[:-1] + ids[-2:-1] * (len(ids[:-1]) % 2)
+    # At least as many as are taken to the graph for prompts: the last repeats change nothing.
+    padded = inputs + inputs[-1:] * max(0, 8 - len(inputs))
+    logits = model.logits(padded)[len(ids) - 1 - len(continuation) : len(ids) - 1]
+    logits64 = logits.astype(np.float64)
+    peaks = logits64.max(axis=1, keepdims=True)
+    logs = logits64 - peaks - np.log(np.exp(logits64 - peaks).sum(axis=1, keepdims=True))
+    targets = np.array(continuation)
+    total = logs[np.arange(len(targets)), targets].sum()
+    return Score(float(total), bool((logs.argmax(axis=1) == targets).all()))
+
+
+def some_pairs(model: Model, count: int = 24) -> list[Pair]:
+    """Contexts that share beginnings of every length, with continuations of 1 to 9 tokens."""
+    rng = np.random.default_rng(7)
+
+    def ids(length: int) -> list[int]:
+        drawn: list[int] = rng.integers(0, model.config.vocab_size, length).tolist()
+        return drawn
+
+    base = ids(60)
+    contexts = [base[: int(rng.integers(1, 60))] + ids(int(rng.integers(0, 5))) for _ in range(9)]
+    return [
+        (contexts[int(rng.integers(0, 9))], ids(int(rng.integers(1, 10)))) for _ in range(count)
+    ]
+
+
+def assert_close(got: list[Score], wanted: list[Score], pairs: list[Pair]) -> None:
+    for one, other, (_, continuation) in zip(got, wanted, pairs, strict=True):
+        assert abs(one.logprob - other.logprob) < TOLERANCE * len(continuation)
+        assert one.greedy == other.greedy
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_the_logits_of_every_position(model: Model) -> None:
+    pairs = some_pairs(model)
+    assert_close(Scorer(model).score(pairs), [expected(model, pair) for pair in pairs], pairs)
+
+
+@pytest.mark.slow
+def test_reuse_changes_no_more_than_rounding_and_saves_most_tokens(model: Model) -> None:
+    pairs = some_pairs(model)
+    with_reuse, without = Scorer(model), Scorer(model, reuse=False)
+    assert_close(with_reuse.score(pairs), without.score(pairs), pairs)
+    assert without.reused == 0
+    assert with_reuse.processed + with_reuse.reused == without.processed
+    assert with_reuse.processed < without.processed / 2
+
+
+def test_the_order_of_pairs_changes_nothing(model: Model) -> None:
+    pairs = some_pairs(model)
+    scores = Scorer(model).score(pairs)
+    order = random.Random(1).sample(range(len(pairs)), len(pairs))
+    again = Scorer(model).score([pairs[number] for number in order])
+    assert again == [scores[number] for number in order]
+
+
+@pytest.mark.slow
+def test_a_score_hardly_depends_on_its_neighbours(model: Model) -> None:
+    pairs = some_pairs(model)
+    alone = [Scorer(model).score([pair])[0] for pair in pairs]
+    assert_close(Scorer(model).score(pairs), alone, pairs)
+
+
+@pytest.mark.parametrize("length", [20, 21])
+def test_choices_process_their_context_once(demo: Model, length: int) -> None:
+    context = list(range(100, 100 + length))
+    scorer = Scorer(demo)
+    scorer.score([(context, [choice]) for choice in (7, 8, 9, 10)])
+    assert scorer.processed == length + length % 2  # choices of one token are one computation
+    scorer = Scorer(demo)
+    scorer.score([(context, [choice, 1, 2, 3]) for choice in (7, 8, 9, 10)])
+    whole, first = length + 3 + (length + 3) % 2, (length - 1) // 2 * 2
+    assert scorer.processed == whole + 3 * (whole - first)
+
+
+def test_greedy_says_what_generation_would(demo: Model) -> None:
+    prompt = demo.tokenize("The capital of Peru is")
+    answer = demo.tokenize(" Lima.", add_special_tokens=False)
+    wrong = demo.tokenize(" Paris.", add_special_tokens=False)
+    right, other = Scorer(demo).score([(prompt, answer), (prompt, wrong)])
+    assert right.greedy
+    assert not other.greedy
+    assert right.logprob > -0.1 > other.logprob
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context_length", [16, 17])
+def test_what_is_too_long_loses_its_beginning(context_length: int) -> None:
+    ids = list(range(300, 340))
+    with stem_edge.load(DEMO, context_length=context_length) as model:
+        long, same, all_of_it = Scorer(model).score(
+            [
+                (ids[:30], ids[30:34]),
+                (ids[33 - context_length : 30], ids[30:34]),
+                (ids[:20], ids[20 : 20 + context_length]),
+            ]
+        )
+    assert long == same
+    with stem_edge.load(DEMO) as model:
+        cut = (ids[33 - context_length : 30], ids[30:34])
+        assert abs(long.logprob - expected(model, cut).logprob) < 4 * TOLERANCE
+        whole = expected(model, (ids[19:20], ids[20 : 20 + context_length]))
+        assert abs(all_of_it.logprob - whole.logprob) < context_length * TOLERANCE
+
+
+@pytest.mark.slow
+def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 1756, 150).tolist()
+    pairs: list[Pair] = [(ids[:5], ids[5:]), (ids[:140], ids[140:]), (ids[:7], ids[7:77])]
+    scores = Scorer(demo).score(pairs)
+    for size in (4, 7, 32):
+        monkeypatch.setattr(demo.engine, "planned_chunk", size)
+        assert_close(Scorer(demo).score(pairs), scores, pairs)
+    monkeypatch.setattr(demo.engine, "planned_chunk", 128)
+    monkeypatch.setattr(scoring, "LOGITS_NBYTES", 10 * 4 * demo.config.vocab_size)
+    rows, step = list[int](), demo.engine.step
+
+    def counted(context: Context, ids: I64, logits: int, *rest: Any, **options: Any) -> F32:
+        rows.append(logits)
+        return step(context, ids, logits, *rest, **options)
+
+    monkeypatch.setattr(demo.engine, "step", counted)
+    assert_close(Scorer(demo).score(pairs), scores, pairs)
+    assert max(rows) == 10
+    with stem_edge.load(DEMO, slots=4, overlap=False, warm_start=False) as model:
+        assert_close(Scorer(model).score(pairs), scores, pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (([], [1]), "pair 1: the context is empty; give at least a begin token"),
+        (([1], []), "pair 1: the continuation has 0 tokens; expected 1 to 256"),
+        (([1], [2] * 257), "pair 1: the continuation has 257 tokens; expected 1 to 256"),
+        (([1], [1756]), "token id 1756 at position 1 is not in"),
+        (([-1], [1]), "token id -1 at position 0"),
+    ],
+)
+def test_bad_pairs_are_refused_before_anything_is_computed(
+    demo: Model, pair: Pair, message: str
+) -> None:
+    scorer = Scorer(demo)
+    with pytest.raises(InputError, match=message):
+        scorer.scores([([1], [2]), pair])
+    assert scorer.processed == 0
+
+
+def test_no_pairs_have_no_scores_and_a_closed_model_says_so(demo: Model) -> None:
+    assert Scorer(demo).score([]) == []
+    demo.close()
+    with pytest.raises(InputError, match="closed"):
+        Scorer(demo).score([([1], [2])])
+
+
+def test_logits_that_are_no_numbers(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = np.full((2, 1756), np.nan, np.float32)
+    monkeypatch.setattr(demo.engine, "step", lambda *args, **kw: bad)
+    with pytest.raises(BackendError, match="logit of token 0 is nan"):
+        Scorer(demo).score([([1], [2])])

@@ -1,0 +1,186 @@
+"""Text in pieces: a stream never shows half a character, nor anything of a stop text."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from text_codecs import byte_chars
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from stem_edge.runtime.text.codec import TextCodec, TokenStream
+
+# A token id below 256 is that byte; these are the others.
+PIECES = [b"ab", b"abc", b"bc", "é".encode(), "€".encode()[:2], "€".encode()[2:] + b"!"]
+PIECES += ["😀".encode()[:3], "😀".encode()[3:] + "é".encode()[:1], b"END", b"\n\n"]
+PIECE_IDS = {piece: 256 + i for i, piece in enumerate(PIECES)}
+SPECIAL = 256 + len(PIECES)  # leaves no text
+ADDED = SPECIAL + 1  # "<tool>", leaves its text
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    chars = byte_chars()
+    tokens = [bytes([byte]) for byte in range(256)] + PIECES
+    vocab = {"".join(chars[byte] for byte in token): i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    tokenizer.add_tokens([AddedToken("<tool>")])
+    path = tmp_path_factory.mktemp("text") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return TextCodec(path)
+
+
+def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
+    """What each push and the finish return."""
+    stream = TokenStream(codec, stop)
+    return [*[stream.push(token) for token in token_ids], stream.finish()]
+
+
+TEXTS = [
+    "plain", "é€😀", "e\u0301 👍🏽 👨\u200d👩\u200d👧 🇩🇪", "\ufffd", "a\ufffdb\ufffd\ufffd", "\0\x80", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encoding_gives_bytes_and_decoding_the_text(text: str, codec: TextCodec) -> None:
+    assert codec.encode(text) == list(text.encode())
+    assert codec.decode(list(text.encode())) == text
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "pieces"),
+    [
+        (b"ab", ["a", "b", ""]),
+        ("aé".encode(), ["a", "", "é", ""]),
+        ("😀b".encode(), ["", "", "", "😀", "b", ""]),
+        ("e\u0301".encode(), ["e", "", "\u0301", ""]),  # what combines is a character of its own
+        (b"a\xe2\x82", ["a", "", "", "\ufffd"]),  # the end is no character
+        (b"\xffa", ["", "\ufffda", ""]),
+        (b"\xe2a", ["", "\ufffda", ""]),
+        ("\ufffda".encode(), ["", "", "", "\ufffda", ""]),  # it looks unfinished
+        ([PIECE_IDS["€".encode()[:2]], PIECE_IDS["€".encode()[2:] + b"!"]], ["", "€!", ""]),
+        ([0xE2, SPECIAL, 0x82, 0xAC], ["", "", "", "€", ""]),
+        ([97, SPECIAL, 98, ADDED, SPECIAL], ["a", "", "b", "<tool>", "", ""]),
+        ([], [""]),
+    ],
+)
+def test_text_comes_as_soon_as_its_characters_are_whole(
+    token_ids: Sequence[int], pieces: list[str], codec: TextCodec
+) -> None:
+    assert pieces_of(codec, list(token_ids)) == pieces
+
+
+def random_ids(rng: random.Random) -> list[int]:
+    """Whole characters, cut ones, stray bytes and special tokens in any order."""
+
+    def some() -> list[int]:
+        kind = rng.randrange(6)
+        char = list(rng.choice("aé€😀\u0301\ufffd\U0010ffff").encode())
+        return [
+            char,
+            char[: rng.randint(1, len(char))],
+            char[rng.randrange(len(char)) :],
+            [rng.randrange(256)],
+            [rng.choice([0x80, 0xC0, 0xE2, 0xED, 0xF0, 0xF4, 0xFF])],
+            [rng.randrange(256, ADDED + 1)],
+        ][kind]
+
+    return [token for _ in range(rng.randint(1, 12)) for token in some()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_of_random_bytes_give_what_decoding_gives(seed: int, codec: TextCodec) -> None:
+    rng = random.Random(seed)
+    for _ in range(1000):
+        token_ids = random_ids(rng)
+        assert "".join(pieces_of(codec, token_ids)) == codec.decode(token_ids), token_ids
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stops_that_do_not_occur_change_nothing(seed: int, codec: TextCodec) -> None:
+    rng = random.Random(seed)
+    for _ in range(300):
+        token_ids = random_ids(rng)
+        found = pieces_of(codec, token_ids, ["é€a?", "😀😀?", "\ufffd\ufffd\ufffda?"])
+        assert "".join(found) == codec.decode(token_ids), token_ids
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "stop", "pieces"),
+    [
+        (b"xEND", ["END"], ["x", "", "", "", ""]),
+        (b"xENx", ["END"], ["x", "", "", "ENx", ""]),  # only looked like it
+        (b"xEN", ["END"], ["x", "", "", "EN"]),
+        (b"xENEND", ["END"], ["x", "", "", "EN", "", "", ""]),
+        (b"aab", ["ab"], ["", "a", "", ""]),
+        (b"ababac", ["abac"], ["", "", "", "ab", "", "", ""]),
+        (b"xy", ["xy", "y"], ["", "", ""]),
+        (b"abc", ["abc", "b"], ["", "a", "", ""]),
+        ([PIECE_IDS[b"abc"]], ["abc", "b"], ["a", ""]),  # the same text gives the same
+        (b"a\n\nb", ["\n\n"], ["a", "", "", "", ""]),
+        ("x€".encode(), ["€"], ["x", "", "", "", ""]),
+        ("xé".encode(), ["é"], ["x", "", "", ""]),
+        (b"x\xe2\x82", ["\ufffd"], ["x", "", "", ""]),  # complete only when nothing follows
+        ([120, PIECE_IDS[b"END"], 121], ["N"], ["x", "E", "", ""]),
+        ([PIECE_IDS[b"abc"], 120], ["bcx"], ["a", "", ""]),
+        ([ADDED], ["too"], ["<", ""]),
+        ([97, SPECIAL, 98], ["ab"], ["", "", "", ""]),
+    ],
+)
+def test_nothing_of_a_stop_text_goes_out(
+    token_ids: Sequence[int], stop: list[str], pieces: list[str], codec: TextCodec
+) -> None:
+    assert pieces_of(codec, list(token_ids), stop) == pieces
+
+
+def test_stopped_is_true_from_the_token_that_completes_the_stop(codec: TextCodec) -> None:
+    stream = TokenStream(codec, ["ab"])
+    seen = []
+    for token in b"xabxyz":
+        seen.append((stream.push(token), stream.stopped))
+    assert seen == [("x", False), ("", False), *[("", True)] * 4]
+    assert (stream.finish(), stream.stopped) == ("", True)
+
+
+def test_a_stop_text_that_only_the_end_completes_stops_too(codec: TextCodec) -> None:
+    stream = TokenStream(codec, ["a\ufffd"])
+    assert (stream.push(97), stream.push(0xE2), stream.stopped) == ("", "", False)
+    assert (stream.finish(), stream.stopped) == ("", True)
+
+
+def test_a_stream_that_met_no_stop_is_not_stopped(codec: TextCodec) -> None:
+    stream = TokenStream(codec, ["ab"])
+    assert (stream.push(97), stream.finish(), stream.stopped) == ("", "a", False)
+
+
+def cut_randomly(text: bytes, rng: random.Random) -> list[int]:
+    """Token ids of a text, cut in one of the ways that the vocabulary allows."""
+    token_ids = []
+    while text:
+        size = rng.choice([n for n in (1, 2, 3) if n == 1 or text[:n] in PIECE_IDS])
+        token_ids.append(text[0] if size == 1 else PIECE_IDS[text[:size]])
+        text = text[size:]
+    return token_ids
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """The text before the stop that is complete first (of several, the longest)."""
+    ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    return text[: min(ends)[1]] if ends else text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_complete_stop_ends_the_text_however_it_is_cut(
+    seed: int, codec: TextCodec
+) -> None:
+    rng = random.Random(seed)
+
+    def letters(longest: int) -> str:
+        return "".join(rng.choice("abc") for _ in range(rng.randint(1, longest)))
+
+    for _ in range(400):
+        text, stop = letters(12), [letters(4) for _ in range(rng.randint(1, 3))]
+        found = "".join(pieces_of(codec, cut_randomly(text.encode(), rng), stop))
+        assert found == before_stop(text, stop), (text, stop)

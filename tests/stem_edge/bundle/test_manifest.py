@@ -1,0 +1,255 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from configs import config
+from manifests import ARRAY, GROUP, LAYOUT, NAMES, SHARDS, make_bundle, make_manifest
+from shard_bytes import edit
+
+import stem_edge
+from stem_edge.bundle.manifest import (
+    BACKBONE_GRAPH,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    FileEntry,
+    encode_manifest,
+    open_bundle,
+)
+from stem_edge.errors import BundleError
+from stem_edge.graph.decode import BACKBONE_DATA
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "model")
+
+
+def refusal(path: Path) -> str:
+    """The one-line message with which a bundle is refused."""
+    with pytest.raises(BundleError) as caught:
+        open_bundle(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_bundle_opens(bundle: Path) -> None:
+    for path in (bundle, str(bundle)):
+        opened = stem_edge.open_bundle(path)
+        assert opened.path == bundle
+        assert opened.manifest.model == config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,))
+        assert opened.manifest.tables == LAYOUT
+        assert opened.file(BACKBONE_GRAPH).read_bytes() == b"backbone"
+
+
+SHA = "0123456789abcdef" * 4
+GOLDEN_SIZES = {BACKBONE_GRAPH: 1, BACKBONE_DATA: 8, GROUP: 2, ARRAY: 3, SHARDS[1]: 4}
+GOLDEN_SIZES |= {SHARDS[0]: 5, TOKENIZER: 6, TOKENIZER_CONFIG: 7}
+
+
+GOLDEN: dict[str, Any] = {
+    "backbone": {
+        "asymmetric": False, "balanced": [], "block_size": 32, "head": "int8", "kinds": {},
+        "prefill": False, "quantizer": "rtn", "weights": "int4",
+    },
+    "files": {name: {"nbytes": size, "sha256": SHA} for name, size in GOLDEN_SIZES.items()},
+    "format_version": 4,
+    "gguf": None,
+    "indexed": False,
+    "model": {
+        "biases": [], "bos_id": 1, "d_ff": 16, "dim": 16, "eos_ids": [2], "head_dim": 2,
+        "logit_softcap": 0.0, "max_context": 16, "n_experts": 0, "n_heads": 2, "n_kv_heads": 1,
+        "n_layers": 2, "norm_eps": 1e-05, "post_norms": False, "qk_norm_eps": None,
+        "rope_interleaved": True, "rope_scaling": None, "rope_theta": 10000.0, "row_rank": 0,
+        "sliding_window": 0, "stem_ffn": "stem", "stem_layers": [1], "tied_head": False,
+        "vocab_size": 10, "window_layers": None,
+    },
+    "rare_tables": None,
+    "reports": {
+        "onnxruntime": {
+            "agreement": None, "backbone_nbytes": 8, "checkpoint_nbytes": 2000, "divergence": 0.5,
+            "divergence_99": None, "errors": {"tables": {"mean": 0.25, "worst": 0.5}},
+            "greatest_logit": 4.0, "notes": [], "prefill_divergence": None,
+            "prefill_from_decode": None, "probe_tokens": [1, 2, 3], "tables_nbytes": 200,
+            "worst_logit_difference": 0.125,
+        }
+    },
+    "tables": {
+        "group_size": 16, "layers": [1], "parts": [[16]], "records": 10, "row_type": "int8",
+        "scale_type": "fp32",
+    },
+}  # fmt: skip
+
+
+def test_exact_bytes_of_a_manifest() -> None:
+    """Sorted, a field a line; in whichever order its files were found."""
+    entries = {name: FileEntry(nbytes, SHA) for name, nbytes in GOLDEN_SIZES.items()}
+    text = json.dumps(GOLDEN, indent=1, sort_keys=True).replace("1e-05", "0.00001") + "\n"
+    assert encode_manifest(make_manifest(entries)).decode() == text
+    backwards = dict(reversed(entries.items()))
+    assert encode_manifest(make_manifest(backwards)).decode() == text
+
+
+def test_a_manifest_comes_back(bundle: Path) -> None:
+    data = (bundle / MANIFEST).read_bytes()
+    assert encode_manifest(open_bundle(bundle).manifest) == data
+
+
+REQUIRED = [
+    *["format_version", "model", "backbone", "tables", "files", "reports", "reports onnxruntime"],
+    *["model vocab_size", "model stem_layers", "model norm_eps", "model max_context"],
+    *["backbone weights", "backbone head", "backbone block_size"],
+    *["tables records", "tables layers", "tables parts", "tables row_type"],
+    *["files tokenizer.json nbytes", "files tokenizer.json sha256"],
+    *[
+        "reports onnxruntime checkpoint_nbytes",
+        "reports onnxruntime errors",
+        "reports onnxruntime errors tables worst",
+    ],
+    *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
+    # Without these two nothing could be read of the tables.
+    *[f"files {GROUP}", f"files {ARRAY}"],
+]
+
+
+@pytest.mark.parametrize("where", REQUIRED)
+def test_missing_fields(bundle: Path, where: str) -> None:
+    edit(bundle / MANIFEST, where, ...)
+    message = refusal(bundle)
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
+    assert where.split(" ")[-1] in message
+    assert message.endswith("export the bundle again")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("model", [], "Expected `object`, got `array` - at `$.model`"),
+        ("model tied_head", 1, "Expected `bool`, got `int` - at `$.model.tied_head`"),
+        ("model head_dim", 3, "head_dim 3 is odd"),
+        ("backbone weights", "int3", "Invalid enum value 'int3' - at `$.backbone.weights`"),
+        ("tables row_type", "bf16", "Invalid enum value 'bf16' - at `$.tables.row_type`"),
+        ("tables group_size", 24, "group_size 24 must be a power of two"),
+        (f"files {BACKBONE_GRAPH} sha256", 5, "Expected `str`, got `int`"),
+    ],
+)
+def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: str) -> None:
+    edit(bundle / MANIFEST, where, value)
+    message = refusal(bundle)
+    assert message.startswith(f"{bundle / MANIFEST}: not a manifest of format 4 (")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("tables records", 11, "11 records of 10 tokens, but no index of them"),
+        ("tables parts", [[32]], "parts of a row of the model is ((16,),), of the tables ((32,),)"),
+        ("tables layers", [0], "STEM layers of the model is (1,), of the tables (0,)"),
+        ("model stem_layers", [0, 1], "STEM layers of the model is (0, 1), of the tables (1,)"),
+    ],
+)
+def test_model_and_tables_must_agree(bundle: Path, where: str, value: object, said: str) -> None:
+    edit(bundle / MANIFEST, where, value)
+    assert said in refusal(bundle)
+
+
+RARE = msgspec.structs.replace(LAYOUT, records=6, row_type="int4")
+INDEX_FILES = [f"{TABLES}/index/zarr.json", f"{TABLES}/index/c/0"]
+RARE_FILE = f"{TABLES}/rare_records/zarr.json"
+
+
+def test_an_index_and_rare_tables_have_files_of_their_own() -> None:
+    names = [*NAMES, *INDEX_FILES, RARE_FILE]
+    files = {name: FileEntry(1, SHA) for name in names}
+    manifest = msgspec.structs.replace(make_manifest(files), rare_tables=RARE, indexed=True)
+    assert {*INDEX_FILES, RARE_FILE} <= set(manifest.required_files())
+    assert manifest.table_format is not None
+    assert manifest.table_format.frequent == 4
+    for missing in (*INDEX_FILES, RARE_FILE):
+        fewer = {name: entry for name, entry in files.items() if name != missing}
+        with pytest.raises(ValueError, match=f"no entry for {missing}"):
+            msgspec.structs.replace(manifest, files=fewer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rare_tables": RARE}, "rare tables, but no index"),
+        ({"indexed": True}, f"no entry for {INDEX_FILES[0]}"),
+        (
+            {"indexed": True, "rare_tables": msgspec.structs.replace(RARE, layers=(0,))},
+            "do not widen",
+        ),
+        ({"indexed": True, "tables": RARE}, "records of the model is 10, of the tables 6"),
+        ({"tables": None}, "no tables, but STEM layers"),
+    ],
+)
+def test_tables_that_contradict_themselves(changes: dict[str, object], said: str) -> None:
+    manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
+    with pytest.raises(ValueError, match=said):
+        msgspec.structs.replace(manifest, **changes)
+
+
+def test_a_dense_model_has_no_index() -> None:
+    manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
+    dense = msgspec.structs.replace(
+        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None
+    )
+    assert dense.table_format is None
+    with pytest.raises(ValueError, match="rare tables or index"):
+        msgspec.structs.replace(dense, indexed=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("format_version", 5, "is newer than this stem-edge reads (4); upgrade stem-edge"),
+        ("format_version", 3, "with: stem-edge export CHECKPOINT"),
+        (
+            "format_version",
+            0,
+            "is older than this stem-edge reads (4); export the checkpoint again",
+        ),
+        ("model vocab_size", 9, "but the weights of this model take "),
+        ("model n_layers", 3, "but the weights of this model take "),
+        ("backbone head", "int4", "but the weights of this model take "),
+        ("backbone asymmetric", True, "but the weights of this model take "),
+        ("model dim", 24, "cannot be stored as it says (embedding: its width 24"),
+    ],
+)
+def test_other_formats_and_weights_of_another_size_than_the_models(
+    bundle: Path, where: str, value: object, said: str
+) -> None:
+    if where == "model vocab_size":
+        edit(bundle / MANIFEST, "tables records", value)
+    edit(bundle / MANIFEST, where, value)
+    assert said in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none", "no such bundle folder; give the folder of an export"),
+        ("a\0b", "no such bundle folder; give the folder of an export"),
+        ("none.gguf", "no such bundle folder; give the folder of an export"),
+        ("notes.txt", "no such bundle folder; give the folder of an export"),
+        ("model.gguf", "a GGUF file; run a GGUF file with llama.cpp (llama-cli -m model.gguf)"),
+        (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
+    ],
+)
+def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
+    for file in ("notes.txt", "model.gguf"):
+        (tmp_path / file).touch()
+    message = refusal(tmp_path / name)
+    assert message.startswith(f"{tmp_path / name}: ")
+    assert said in message
+
+
+def test_opening_does_not_hash(bundle: Path) -> None:
+    (bundle / BACKBONE_GRAPH).write_bytes(b"BACKBONE")
+    open_bundle(bundle)

@@ -1,0 +1,166 @@
+"""Whether the prefill graph is as exact here as its bundle says, and what follows if it is not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from architectures import SIZES, VARIANTS, write
+
+import stem_edge
+from stem_edge.bundle.manifest import MANIFEST, Bundle, encode_manifest, open_bundle
+from stem_edge.bundle.prefill_check import mean_divergence, prefill_refusal, probe_tokens
+from stem_edge.bundle.verdicts import Records
+from stem_edge.commands.main import main
+from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError, RowReadError
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.first_load.trial_worker import measure_prefill
+
+PROMPT = "a prompt of more than eight tokens"
+
+
+@pytest.fixture(scope="module")
+def quantized(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bundle") / "quantized"
+    stem_edge.export_bundle(tiny_checkpoint, out, backbone="int4", prefill_graph=True)
+    return out
+
+
+def promising(source: Path, out: Path, diverges: float | None) -> Bundle:
+    """A copy of a bundle whose report says something else of its prefill graph."""
+    shutil.copytree(source, out)
+    manifest = open_bundle(out).manifest
+    report = msgspec.structs.replace(manifest.report, prefill_from_decode=diverges)
+    manifest = msgspec.structs.replace(manifest, reports={"onnxruntime": report})
+    (out / MANIFEST).write_bytes(encode_manifest(manifest))
+    return open_bundle(out)
+
+
+@pytest.mark.parametrize(
+    ("promised", "found", "used"),
+    [
+        (0.1, 0.125, True),
+        (0.1, 0.127, False),
+        (0.0, 0.0009, True),
+        (0.0, 0.0011, False),
+        (0.1, None, True),
+        (None, 9.0, True),
+    ],
+)
+def test_how_far_is_too_far(
+    promised: float | None, found: float | None, used: bool, quantized: Path, tmp_path: Path
+) -> None:
+    bundle = promising(quantized, tmp_path / "b", promised)
+    assert (prefill_refusal(bundle.manifest, found) == "") == used
+
+
+def test_the_probe_is_that_of_the_report(quantized: Path, tmp_path: Path) -> None:
+    decode, prefill = np.random.default_rng(0).standard_normal((2, 60, 5)).astype(np.float32)
+    assert mean_divergence(decode, prefill) == mean_divergence(decode[:48], prefill[:48]) > 0.1
+    manifest = open_bundle(quantized).manifest
+    assert probe_tokens(manifest) == list(manifest.report.probe_tokens)
+    assert not probe_tokens(promising(quantized, tmp_path / "b", None).manifest)
+    for ids in ((1,) * 7, (1,) * 8 + (2**20,)):
+        report = msgspec.structs.replace(manifest.report, probe_tokens=ids)
+        assert not probe_tokens(msgspec.structs.replace(manifest, reports={"onnxruntime": report}))
+
+
+@pytest.mark.parametrize("kind", ["indexed", "mixed", "few records"])
+def test_the_trial_measures_with_the_rows_of_the_tokens(
+    kind: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    """Whatever record is theirs; as the export did, to the digits of its report."""
+    source, options = tiny_checkpoint, dict[str, Any]()
+    if kind == "mixed":
+        (tmp_path / "text.txt").write_text(PROMPT * 9)
+        options = {"tables": "mixed", "calibration": tmp_path / "text.txt"}
+    else:
+        experts = 60 if kind == "indexed" else 5
+        config = ModelConfig(**(SIZES | VARIANTS["hash-moe"] | {"n_experts": experts}))
+        write(source := tmp_path / "checkpoint", config)
+    bundle = stem_edge.export_bundle(
+        source, tmp_path / "out", backbone="int4", prefill_graph=True, **options
+    )
+    found = measure_prefill(bundle, lambda step: None)
+    assert found == pytest.approx(bundle.manifest.report.prefill_from_decode, rel=0.01)
+
+
+def test_rows_that_cannot_be_read_measure_nothing(
+    quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RowReadError("flash failed")
+
+    monkeypatch.setattr("stem_edge.runtime.rows.store.RowStore.read", fails)
+    assert measure_prefill(open_bundle(quantized), lambda step: None) is None
+
+
+def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = OrtContext.finish
+
+    def finish(self: OrtContext, *given: Any) -> F32:
+        if self._after_rows == ["prefill"]:
+            raise NotFiniteError("not a number")
+        return real(self, *given)
+
+    monkeypatch.setattr(OrtContext, "finish", finish)
+    bundle = open_bundle(quantized)
+    found = measure_prefill(bundle, lambda step: None)
+    kept = Records(bundle, "onnxruntime", tmp_path).keep_verdict(prefill_from_decode=found)
+    assert Records(bundle, "onnxruntime", tmp_path).verdict() == kept
+    assert "it is 1e+09 nats" in prefill_refusal(bundle.manifest, found)
+
+
+def test_without_a_folder_for_caches_nothing_is_known(
+    quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(given: object) -> Path:
+        raise InputError("there is no folder for caches")
+
+    monkeypatch.setattr("stem_edge.bundle.verdicts.cache_folder", fails)
+    assert stem_edge.memory_plan(quantized, prepare=False).prefill_refused == ""
+
+
+def test_a_bundle_whose_promise_does_not_hold(
+    quantized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts go through the other graphs; plan, figures and command say so."""
+    with stem_edge.load(quantized) as model:  # one whose promise holds
+        model.generate_text(PROMPT, max_new_tokens=1)
+        assert model.plan.prefill_refused == "" and "prefill graph" not in model.stats.line()
+    bundle = promising(quantized, tmp_path / "b", 0.0)
+    assert stem_edge.memory_plan(bundle.path).prefill_refused == ""  # nobody has tried it
+    with stem_edge.load(bundle.path, prefill_graph=False) as model:
+        expected = model.logits(model.tokenize(PROMPT))
+    with stem_edge.load(bundle.path) as model:
+        assert np.array_equal(model.logits(model.tokenize(PROMPT)), expected)
+        refused = model.plan.prefill_refused
+        assert (
+            "from the graphs that decode, on this processor, and was 0 where it was exp" in refused
+        )
+        assert model.stats.line().endswith(f"; prefill graph not used: {refused}")
+        assert model.stats.to_dict()["prefill_refused"] == refused
+    with stem_edge.load(bundle.path, trial=False) as model:
+        assert model.plan.prefill_refused == refused
+    with stem_edge.load(bundle.path, prefill_graph=True) as model:  # whoever asks for it gets it
+        assert model.plan.prefill_refused == ""
+        assert not np.array_equal(model.logits(model.tokenize(PROMPT)), expected)
+    assert stem_edge.memory_plan(bundle.path).prefill_refused == refused
+    assert main(["inspect", str(bundle.path), "--memory"]) == 0
+    assert refused in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_export_knows_it_without_a_trial(quantized: Path) -> None:
+    bundle = open_bundle(quantized)
+    verdict = Records(bundle, "onnxruntime", None).verdict()
+    assert verdict is not None
+    assert verdict.prefill_from_decode == bundle.manifest.report.prefill_from_decode

@@ -1,0 +1,217 @@
+"""What is kept about bundles that were tried: what it is about, how long it counts, how it is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from installed import DEMO
+
+from stem_edge import __version__
+from stem_edge.bundle import checksums, verdicts
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.verdicts import (
+    Records,
+    Verdict,
+    keep_good,
+    read_verdict,
+    versions,
+)
+from stem_edge.errors import BundleError
+from stem_edge.files import disk
+from stem_edge.system.user_folder import KEY_CHARS
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return open_bundle(Path(shutil.copytree(DEMO, tmp_path / "model")))
+
+
+@pytest.fixture
+def records(bundle: Bundle, tmp_path: Path) -> Records:
+    return Records(bundle, "onnxruntime", tmp_path / "cache")
+
+
+def test_files_that_go_to_native_code(records: Records, tiny_gguf: Path, tmp_path: Path) -> None:
+    found = records.native_files()
+    files = records.bundle.manifest.files
+    others = {name for name in files if not name.startswith("tables.zarr/")}
+    assert set(found) == others - {BACKBONE_GRAPH}
+    assert len(found) == len(set(found))
+    assert records.nbytes(found) == sum(
+        (records.bundle.path / name).stat().st_size for name in found
+    )
+    other = Records(open_bundle(tiny_gguf), "ggml", tmp_path)
+    assert other.native_files() == [TOKENIZER, "tokenizer_config.json", GGUF]
+
+
+def test_what_a_verdict_says(records: Records) -> None:
+    assert records.verdict() is None
+    records.keep_verdict("odd")
+    found = records.verdict()
+    assert found == Verdict(
+        format=3,
+        bundle=str(records.bundle.path.resolve()),
+        engine="onnxruntime",
+        reason="odd",
+    )
+    kept = records.keep_verdict(prefill_from_decode=0.5)
+    found = records.verdict()
+    assert found == kept
+    assert (found.reason, found.until, found.prefill_from_decode) == ("", None, 0.5)
+    assert records.verdict_file.parent.name == "trials"
+    assert records.place_file.parent.name == "places"
+    assert len(records.verdict_file.stem) == KEY_CHARS
+
+
+@pytest.mark.parametrize(
+    ("passed", "counts"),
+    [(0, True), (3600, True), (3600.5, False), (3601, False), (-2, False)],
+)
+def test_what_is_not_certain_counts_for_an_hour(
+    passed: float, counts: bool, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 10_000.5)
+    records.keep_verdict("slow", certain=False)
+    found = read_verdict(records.verdict_file)
+    assert found is not None
+    assert found.until == 13_600
+    monkeypatch.setattr(time, "time", lambda: 10_000.0 + passed)
+    assert (records.verdict() is not None) == counts
+
+
+@pytest.mark.parametrize("change", ["size", "mtime", "inode", "manifest"])
+def test_a_place_is_known_until_a_file_is_another(change: str, records: Records) -> None:
+    records.check_place()
+    assert records.place_is_known()
+    path = records.bundle.path / (MANIFEST if change == "manifest" else TOKENIZER)
+    data, status = path.read_bytes(), path.stat()
+    if change == "inode":
+        copy = path.with_name("copy")
+        shutil.copy2(path, copy)
+        copy.replace(path)
+    elif change == "mtime":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1000))
+    else:
+        path.write_bytes(data + b" ")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    cache = records.place_file.parents[1]
+    assert not Records(records.bundle, "onnxruntime", cache).place_is_known()
+
+
+def test_hashing_tells_how_far_it_is(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
+    records.check_place(told.append)
+    assert sum(told) == records.nbytes(records.hashed_files())
+    assert max(told) == 1000
+    told.clear()
+    records.check_place(told.append)
+    assert not told
+    records.check_place(told.append, anew=True)
+    assert sum(told) == records.nbytes(records.hashed_files())
+
+
+def test_a_file_that_differs_or_cannot_be_read_is_named(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = records.bundle.path / TOKENIZER
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"!")
+    with pytest.raises(BundleError, match=rf"^{path}: sha256 is \w+, expected \w+; the file is da"):
+        records.check_place()
+    path.unlink()
+    with pytest.raises(BundleError, match=rf"^{path}: missing or unreadable \(No such file"):
+        records.check_place()
+    with pytest.raises(BundleError, match=r"model: cannot read \(No such file.*\); copy or export"):
+        Records(records.bundle, "onnxruntime", None)
+    assert not records.place_is_known()
+
+
+def test_a_record_that_is_too_long_is_none(records: Records) -> None:
+    records.keep_verdict("x" * 2**15)
+    assert records.verdict() is not None
+    records.keep_verdict("x" * 2**17)
+    assert records.verdict() is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000, b'{"format": 3}', b"[]"])
+def test_damaged_records_are_none(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    assert read_verdict(path) is None
+    path.write_bytes(data)
+    assert read_verdict(path) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known"),
+    [
+        (b'"format":3', b'"format":3', True),
+        (b'"format":3', b'"format":2', False),
+        (b"{", b'{"other":1,', False),
+    ],
+)
+def test_another_format(before: bytes, after: bytes, known: bool, records: Records) -> None:
+    records.keep_verdict()
+    records.check_place()
+    for path in (records.verdict_file, records.place_file):
+        path.write_bytes(path.read_bytes().replace(before, after, 1))
+        assert (read_verdict(path) is not None) == known
+
+
+def test_a_full_disk_keeps_nothing(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "write_whole", full)
+        records.keep_verdict()
+        records.check_place()
+    assert records.verdict() is None
+    assert not records.place_is_known()
+
+
+def test_what_has_run_here_is_good(bundle: Bundle, tmp_path: Path) -> None:
+    keep_good(bundle, "onnxruntime", tmp_path)
+    found = Records(bundle, "onnxruntime", tmp_path).verdict()
+    assert found is not None
+    assert found.reason == ""
+    (bundle.path / MANIFEST).unlink()
+    keep_good(bundle, "onnxruntime", tmp_path)  # it is gone already
+
+
+def test_versions_of_what_reads_a_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import onnxruntime
+    import tokenizers
+
+    found = {"stem-edge": __version__, "tokenizers": tokenizers.__version__}
+    assert versions("onnxruntime") == found | {"onnxruntime": onnxruntime.__version__}
+    library = tmp_path / "libggml.so"
+    library.touch()
+    monkeypatch.setattr(verdicts, "library_path", lambda: library)
+    first = versions("ggml")
+    assert first["ggml"]
+    library.write_bytes(b"other")
+    assert versions("ggml")["ggml"] != first["ggml"]
+    library.unlink()
+    assert versions("ggml") == found | {"ggml": ""}
+    monkeypatch.setattr(verdicts, "library_path", lambda: None)
+    assert versions("ggml") == found | {"ggml": ""}
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert versions("ggml")["tokenizers"] == ""
+
+
+def test_files_are_read_through_the_seam(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path, *_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk, "read_file", fails)
+    with pytest.raises(BundleError, match="Input/output error"):
+        Records(records.bundle, "onnxruntime", None)
+    monkeypatch.setattr(disk, "open_file", fails)
+    with pytest.raises(BundleError, match="Input/output error"):
+        records.check_place()

@@ -1,0 +1,177 @@
+"""The user's cache folder as `stem-edge cache` sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+import pytest
+from installed import DEMO
+
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.verdicts import Records
+from stem_edge.commands.cache import entries
+from stem_edge.commands.main import main
+from stem_edge.ggml.check import check_library
+from stem_edge.runtime.backends.onnxruntime.prepacked import FORMAT, RECORD, Prepared, marks
+from stem_edge.system.user_folder import cpu_digest
+from stem_edge.tables.token_counts import write_counts
+
+Capture = pytest.CaptureFixture[str]
+
+
+def put(root: Path, name: str, **changes: object) -> Path:
+    """A prepared backbone of a bundle that exists."""
+    (root / "bundle").mkdir(exist_ok=True)
+    folder = root / "prepared" / name
+    folder.mkdir(parents=True)
+    (folder / "g.onnx").write_bytes(bytes(1000))
+    record = Prepared(
+        format=FORMAT,
+        bundle=str(root / "bundle"),
+        onnxruntime=ort.__version__,
+        cpu=cpu_digest(),
+        files={"g.onnx": marks(folder / "g.onnx")},
+        prefill=None,
+        seconds={},
+    )
+    record = msgspec.structs.replace(record, **changes)
+    (folder / RECORD).write_bytes(msgspec.json.encode(record))
+    return folder
+
+
+def put_verdict(root: Path, name: str, into: str = "") -> None:
+    """A good verdict on a library that exists, under its own name unless another is given."""
+    library = root / "libraries" / name / "libggml.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    told = {"repack": True}
+    before = set(root.glob("ggml/*"))
+    check_library(library, root, [sys.executable, "-c", f"print({json.dumps(told)!r})"])
+    (made,) = set(root.glob("ggml/*")) - before
+    if into:
+        made.rename(made.with_name(into))
+
+
+def put_trial(root: Path, name: str) -> None:
+    """A place and a good verdict of a bundle, under its name; "tried" under their own."""
+    bundle = Path(shutil.copytree(DEMO, root / "bundles" / name))
+    records = Records(open_bundle(bundle), "onnxruntime", root)
+    for path, keep in (
+        (records.verdict_file, records.keep_verdict),
+        (records.place_file, records.check_place),
+    ):
+        keep()
+        if name != "tried":
+            path.rename(path.with_name(f"{name}-{path.parent.name}.json"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path, "good")
+    put(tmp_path, "old-ort", onnxruntime="1.2.3")
+    put(tmp_path, "other-cpu", cpu="x")
+    put(tmp_path, "orphan", bundle=str(tmp_path / "gone"))
+    put(tmp_path, "cut", files={"g.onnx": 1001})
+    put(tmp_path, f".making-{os.getpid()}")
+    put(tmp_path, ".making-999999999")
+    write_counts(tmp_path / "counts" / "c.npy", np.ones(3, np.uint32))
+    put_verdict(tmp_path, "as it was")
+    put_verdict(tmp_path, "changed", into="changed.json")
+    put_verdict(tmp_path, "gone", into="gone.json")
+    shutil.rmtree(tmp_path / "libraries" / "gone")
+    (tmp_path / "ggml" / "cut.json").write_text('{"format":')
+    put_trial(tmp_path, "changed")
+    put_trial(tmp_path, "lost")
+    put_trial(tmp_path, "tried")
+    shutil.rmtree(tmp_path / "bundles" / "lost")
+    for kind in ("trials", "places"):
+        (tmp_path / kind / f"cut-{kind}.json").write_text('{"format":')
+    return tmp_path
+
+
+OTHER = "of another bundle there, onnxruntime, tokenizers, stem-edge or processor"
+STALE = {
+    "good": "",
+    "old-ort": "made by onnxruntime 1.2.3",
+    "other-cpu": "made for another processor",
+    "orphan": "its bundle is gone",
+    "cut": "damaged",
+    f".making-{os.getpid()}": "",
+    ".making-999999999": "was not finished",
+    "c.npy": "",
+    "changed.json": "of another library, processor or stem-edge",
+    "gone.json": "its library is gone",
+    "cut.json": "damaged",
+    "changed-trials.json": OTHER,
+    "changed-places.json": OTHER,
+    "lost-trials.json": "its bundle is gone or damaged",
+    "lost-places.json": "its bundle is gone or damaged",
+    "cut-trials.json": "damaged",
+    "cut-places.json": "damaged",
+}
+
+
+def stale(root: Path) -> dict[str, str]:
+    """STALE, with the names of the verdicts and the place that count."""
+    names = {path.name for kind in ("ggml", "trials", "places") for path in root.glob(f"{kind}/*")}
+    names -= STALE.keys()
+    assert len(names) == 3
+    return STALE | dict.fromkeys(names, "")
+
+
+def test_what_is_old_and_why(root: Path) -> None:
+    assert {e.path.name: e.stale for e in entries(root)} == stale(root)
+
+
+def test_what_a_verdict_is_about(root: Path) -> None:
+    of = {e.path.name: e.of for e in entries(root) if e.kind == "ggml"}
+    libraries = root / "libraries"
+    assert of["gone.json"] == str(libraries / "gone" / "libggml.so")
+    assert of["cut.json"] == ""
+    assert str(libraries / "as it was" / "libggml.so") in of.values()
+
+
+def test_listing(root: Path, capsys: Capture) -> None:
+    assert main(["cache", "--cache-dir", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{root}: ")
+    assert lines[0].endswith(f"in {len(stale(root))} entries")
+    assert lines[-1] == "remove what is old with: stem-edge cache --remove old"
+    for name, why in stale(root).items():
+        (line,) = (line for line in lines[1:-1] if f" {name} " in f"{line} ")
+        assert line.endswith(f"old: {why}") == bool(why)
+
+
+def test_removing_what_is_old(root: Path, capsys: Capture) -> None:
+    before = stale(root)
+    assert main(["cache", "--cache-dir", str(root), "--remove", "old", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    removed = {Path(e["path"]).name for e in report["entries"] if e["removed"]}
+    assert removed == {name for name, why in before.items() if why}
+    assert {e.path.name for e in entries(root)} == before.keys() - removed
+
+
+def test_removing_all(root: Path, capsys: Capture) -> None:
+    assert main(["cache", "--cache-dir", str(root), "--remove", "all"]) == 0
+    assert list(entries(root)) == []
+    assert (root / "bundle").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], ""),
+        (["--remove", "old"], "nothing removed\n"),
+        (["--remove", "all"], "nothing removed\n"),
+    ],
+)
+def test_an_empty_folder(tmp_path: Path, capsys: Capture, options: list[str], said: str) -> None:
+    assert main(["cache", "--cache-dir", str(tmp_path / "none"), *options]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'none'}: 0 B in 0 entries\n{said}"

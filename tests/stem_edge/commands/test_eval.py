@@ -1,0 +1,115 @@
+"""The command `stem-edge eval` as people and scripts use it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed import DEMO
+from scored_text import CHECKPOINT, TEXT
+
+import stem_edge
+from stem_edge.commands.main import main
+from stem_edge.measuring.quality.quality import Quality
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 3)
+    return path
+
+
+@pytest.mark.slow
+def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) -> None:
+    types: list[Any] = ["fp32", "int4"]
+    for kind in types:
+        stem_edge.export_bundle(CHECKPOINT, tmp_path / kind, backbone=kind, tables=kind)
+    exact, small = (str(tmp_path / kind) for kind in types)
+    arguments = ["--text", str(text), "--against", str(CHECKPOINT), "--worst", "2"]
+    assert main(["eval", exact, small, *arguments, "--window", "64", "--stride", "50"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    size = len((TEXT * 3).encode())
+    assert f"1 document of {size} bytes" in out
+    assert "windows of 64 tokens, one every 50; computed by the graphs that decode" in out
+    assert f"divergence from the reference {CHECKPOINT}, nats a token" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith(small)]
+    assert rows[0][2].endswith("%")  # change of perplexity
+    assert rows[1][5].endswith("%")  # agreement
+    assert rows[1][7] == "+-"
+    assert out.count("diverges most") == 2
+
+
+def test_the_command_compares_with_the_first_bundle(text: Path, capsys: Capture) -> None:
+    assert main(["eval", str(DEMO), f"{DEMO}/.", "--text", str(text)]) == 0
+    first, second = (line for line in capsys.readouterr().out.splitlines() if str(DEMO) in line)
+    assert (len(first.split()), second.split()[2]) == (4, "+0.00%")
+
+
+def test_columns_stay_apart_and_other_tokenizers_are_told(
+    text: Path, tiny_bundle: Path, capsys: Capture
+) -> None:
+    assert main(["eval", str(DEMO), str(tiny_bundle), "--text", str(text)]) == 0
+    out = capsys.readouterr().out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith(f"{tiny_bundle} "))
+    assert len(row) == 4 and all(float(cell) > 0 for cell in row[1:])  # and no change
+    assert f"{tiny_bundle}: another tokenizer than that of {DEMO}" in " ".join(out.split())
+
+
+def test_the_command_says_when_a_text_is_shorter_than_a_window(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "short.txt").write_text("Paris is big.")
+    assert main(["eval", str(DEMO), "--text", str(tmp_path / "short.txt")]) == 0
+    assert "at most: it has no more" in capsys.readouterr().out
+
+
+def test_the_command_prints_json(text: Path, capsys: Capture) -> None:
+    arguments = ["--text", str(text), "--against", str(DEMO), "--json", "--lines"]
+    assert main(["eval", str(DEMO), *arguments]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found.keys() == Quality.__dataclass_fields__.keys()
+    assert found["documents"] == 3
+    assert found["divergence"]["agreement"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "text.txt: cannot read (No such file or directory)"),
+        (b"caf\xe9 noir", "text.txt: not UTF-8 (byte 3: invalid continuation byte)"),
+        (b"", "too few tokens"),
+    ],
+)
+def test_the_command_refuses_a_bad_file(
+    tmp_path: Path, capsys: Capture, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["eval", str(DEMO), "--text", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+def test_a_checkpoint_without_torch_says_what_to_install(
+    text: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def no_torch(name: str, *rest: Any) -> Any:
+        if name == "stem_edge.export.checkpoints.readers":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", no_torch)
+    arguments = ["--text", str(text), "--against", str(CHECKPOINT)]
+    assert main(["eval", str(DEMO), *arguments]) == 1
+    assert "pip install 'stem-edge[export]'" in capsys.readouterr().err

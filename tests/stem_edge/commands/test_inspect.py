@@ -1,0 +1,247 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from manifests import LAYOUT, NAMES, SHARDS, make_bundle
+
+from stem_edge.bundle.manifest import (
+    BACKBONE_GRAPH,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    encode_manifest,
+    open_bundle,
+    weight_nbytes,
+)
+from stem_edge.commands.main import main
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.units import format_size
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "model")
+
+
+def shown(text: str) -> dict[str, str]:
+    """Name -> value of each line of the table."""
+    return {line[:22].strip(): line[22:] for line in text.splitlines()[1:]}
+
+
+# test_config.py counts a model of d_ff 6 and dim 4; here `gate`, `down` and `up` are 16 wide, and
+# every tensor has dim 16 on one side.
+BACKBONE_PARAMETERS = 4 * (316 + 5 * 4 * (16 - 6))
+TABLE_PARAMETERS = 10 * 16
+ACTIVE_PARAMETERS = BACKBONE_PARAMETERS - 9 * 16 + 16
+
+
+def test_text(bundle: Path, capsys: Capture) -> None:
+    assert main(["inspect", str(bundle)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[0] == str(bundle)
+    expected = {
+        "architecture": "2 layers, 16 wide, d_ff 16",
+        "attention": "2 heads, 1 for keys and values, 2 wide",
+        "STEM layers": "1 of 2: 1",
+        "vocabulary": "10 tokens, head of its own",
+        "context": "16 tokens",
+        "parameters": f"{BACKBONE_PARAMETERS + TABLE_PARAMETERS:,}",
+        "in tables": f"{TABLE_PARAMETERS} (7%)",
+        "active per token": f"{ACTIVE_PARAMETERS:,}",
+        "backbone": "8 B, int4 in blocks of 32",
+        "embedding, head": "int8",
+        "one record": "20 B, what a token reads at most",
+        "checkpoint was": "2 kB",
+        "tables": "  50.00%  25.00%",
+        "logit difference": "0.125 at most, on 3 tokens (logits up to 4)",
+    }
+    assert expected.items() <= shown(out).items()
+    assert out.splitlines()[-len(NAMES) :] == [
+        format_size((bundle / name).stat().st_size).ljust(22) + name for name in NAMES
+    ]
+
+
+def test_text_sums_up_what_would_be_a_long_list(bundle: Path, capsys: Capture) -> None:
+    manifest = open_bundle(bundle).manifest
+    extra = [f"z{number:02}" for number in range(12 - len(NAMES) + 3)]
+    entry = msgspec.structs.replace(manifest.files[BACKBONE_GRAPH], nbytes=100)
+    files = manifest.files | dict.fromkeys(extra, entry)
+    data = encode_manifest(msgspec.structs.replace(manifest, files=files))
+    (bundle / MANIFEST).write_bytes(data)
+    for name in extra:
+        (bundle / name).write_bytes(bytes(100))
+    main(["inspect", str(bundle)])
+    assert capsys.readouterr().out.splitlines()[-1] == f"{'300 B':<22}in 3 more files"
+
+
+def test_json(bundle: Path, capsys: Capture) -> None:
+    assert main(["inspect", str(bundle), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    figures = json.loads(out)
+    derived = {
+        "parameters": BACKBONE_PARAMETERS + TABLE_PARAMETERS,
+        "parameters_active": ACTIVE_PARAMETERS,
+        "parameters_tables": TABLE_PARAMETERS,
+        "record_nbytes": LAYOUT.record_nbytes,
+        "flash_nbytes": sum((bundle / n).stat().st_size for n in NAMES if "tables.zarr/" in n),
+        "backbone_nbytes": 8,
+    }
+    assert figures == derived | json.loads((bundle / MANIFEST).read_bytes())
+
+
+def one_line(capsys: Capture) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("stem-edge: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_errors_are_one_line(bundle: Path, capsys: Capture, options: list[str]) -> None:
+    (bundle / SHARDS[0]).unlink()
+    assert main(["inspect", str(bundle), *options]) == 1
+    message = one_line(capsys)
+    assert f"{bundle / SHARDS[0]}: missing" in message
+    assert "copy or export it again" in message
+
+
+@pytest.mark.parametrize("arguments", [["--unknown"], ["a", "b"]])
+def test_wrong_usage_is_one_line_that_says_where_help_is(
+    capsys: Capture, arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", *arguments])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("; see stem-edge inspect --help")
+
+
+def test_a_bundle_after_memory_is_the_bundle(capsys: Capture) -> None:
+    assert main(["inspect", "--memory", str(DEMO)]) == 0
+    assert "anonymous memory at most" in capsys.readouterr().out
+
+
+from installed import DEMO
+
+
+def cost_json(capsys: Capture, *options: str) -> dict[str, Any]:
+    assert main(["inspect", str(DEMO), "--cost", "--json", *options]) == 0
+    figures: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return figures
+
+
+def test_cost_fits_a_terminal_and_names_the_sections(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "text").write_text("The capital of France is Paris.\n" * 3)
+    assert main(["inspect", str(DEMO), "--cost", "--text", str(tmp_path / "text")]) == 0
+    out = capsys.readouterr().out.replace(str(DEMO), "").replace(str(tmp_path), "")
+    assert max(map(len, out.splitlines())) <= 80
+    for name in ("Table 1", "Table 3", "section 3.2.3", "section 3.2.5", "F_train", "M_dec"):
+        assert name in out
+    lines = shown(out)
+    assert out.count("17.6%") == 1  # 384 / (4 x 128 + 2 x 256 + 3 x 384)
+    assert any(line.startswith("L_uniq ~ ") for line in out.splitlines())
+    assert lines["- Its total keeps the"].startswith("147,456 parameters")  # 3 x 128 x 384
+
+
+def test_cost_as_json(tmp_path: Path, capsys: Capture) -> None:
+    figures = cost_json(capsys)
+    assert figures["context_length"] == open_bundle(DEMO).manifest.model.max_context
+    assert (figures["curve"], figures["heaps"], figures["text"]) == ([], None, None)
+    loads = {"dense": 147456, "stem": 98304, "saved": 49152, "saving_fraction": 1 / 3}
+    assert figures["layer"]["ffn_parameter_loads"] == loads
+    assert figures["layer"]["ffn_row_values"]["saving_fraction"] is None
+    stored, paper = figures["model"]["stored"], figures["model"]["paper"]
+    model = open_bundle(DEMO).manifest.model
+    assert stored["total_parameters"] == model.backbone_parameters + model.table_parameters
+    assert stored["active_parameters"] == model.active_parameters
+    assert paper["gflop_per_token"] == 2 * paper["active_parameters"] / 1e9
+
+
+def test_cost_of_a_text_as_json(tmp_path: Path, capsys: Capture) -> None:
+    text = "The capital of France is Paris. France is in Europe.\n"
+    (tmp_path / "text").write_text(text)
+    curve = cost_json(capsys, "--text", str(tmp_path / "text"))["curve"]
+    ids = TextCodec(DEMO / TOKENIZER).encode(text, add_special_tokens=False)
+    assert [point["length"] for point in curve[:3]] == [1, 2, 4]
+    assert curve[-1]["length"] == len(ids)
+    assert curve[-1]["distinct"] == len(set(ids)) < len(ids)
+    layout = open_bundle(DEMO).manifest.tables
+    assert layout is not None
+    assert curve[0]["row_parameters"] == 3 * 384
+    assert curve[-1]["flash_nbytes"] == curve[-1]["distinct"] * layout.record_nbytes
+
+
+def test_cost_at_a_context_length(capsys: Capture) -> None:
+    layer = cost_json(capsys, "--context-length", "100")["layer"]
+    attention = 4 * 128 + 2 * 100
+    assert layer["paper_loads"]["dense"] == 128 * (attention + 3 * 384)
+    assert layer["paper_multiply_adds"]["dense"] == 128 * (attention + 3 * 384)
+    assert layer["built_loads"]["dense"] == 128 * (2 * 128 + 2 * 64 + 100 + 3 * 384)
+
+
+def test_cost_of_a_dense_bundle(bundle: Path, capsys: Capture) -> None:
+    manifest = open_bundle(bundle).manifest
+    model = msgspec.structs.replace(manifest.model, stem_layers=())
+    files = {n: entry for n, entry in manifest.files.items() if not n.startswith(TABLES + "/")}
+    dense = msgspec.structs.replace(manifest, model=model, tables=None, files=files)
+    for name, nbytes in weight_nbytes(dense).items():
+        (bundle / name).write_bytes(bytes(nbytes))
+        files[name] = msgspec.structs.replace(files[name], nbytes=nbytes)
+    (bundle / MANIFEST).write_bytes(encode_manifest(dense))
+    assert main(["inspect", str(bundle), "--cost"]) == 0
+    out = capsys.readouterr().out
+    assert "This model is dense" in out
+    assert "Its total keeps" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cost", "--context-length", "0"], "context length is 0; this model takes 1 to 256"),
+        (["--cost", "--context-length", "257"], "context length is 257; this model takes 1 to 256"),
+        (["--cost", "--text", "/nowhere"], "/nowhere: cannot read"),
+        (["--cost", "--text", os.devnull], "no token ids found"),
+        (["--cost", "--text", str(DEMO / "backbone.onnx.data")], "neither a text in UTF-8"),
+        (["--text", "/nowhere"], "add --cost"),
+    ],
+)
+def test_wrong_options_of_cost(options: list[str], message: str, capsys: Capture) -> None:
+    assert main(["inspect", str(DEMO), *options]) == 1
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize("other", ["--memory", "--geometry"])
+def test_each_of_these_is_a_question_of_its_own(other: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", str(DEMO), "--cost", other])
+    assert caught.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_complaint(bundle: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    code = f"from stem_edge.commands.main import main; raise SystemExit(main(['inspect', {str(bundle)!r}]))"
+    # With buffering, as users run it, the write fails only when the output is flushed.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,296 @@
+"""The command as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from installed import DEMO
+
+import stem_edge
+from stem_edge.commands.main import COMMANDS, main
+
+Capture = pytest.CaptureFixture[str]
+COMMAND = [sys.executable, "-m", "stem_edge"]
+GENERATE = ["generate", str(DEMO), "a"]
+
+
+def test_generate_streams_text_and_ends_with_one_line_of_figures(capsys: Capture) -> None:
+    assert main(["generate", str(DEMO), "-p", "The capital of France is", "-n", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(" Paris.")
+    assert out.endswith("\n")
+    assert err.count("\n") == 1
+    assert "tokens at" in err
+    assert "read from flash" in err
+
+
+def test_generate_json(capsys: Capture) -> None:
+    arguments = ["-p", "The capital of France is", "-n", "3", "--json", "--logprobs", "2"]
+    assert main(["generate", str(DEMO), *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"].startswith(" Paris")
+    assert len(result["token_ids"]) == len(result["logprobs"]) == 3
+    assert result["finish_reason"] == "length"
+    assert result["stats"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [str(DEMO), "-n", "4", "The capital of Peru is"],
+        ["--providers", "cpu", str(DEMO), "-p", "The capital of Peru is", "-n", "4"],
+        [str(DEMO), "-f", "prompt.txt", "-n", "4", "--quiet"],
+    ],
+)
+def test_a_prompt_and_options_in_any_order(
+    arguments: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("The capital of Peru is")
+    assert main(["generate", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(" Lima")
+    assert ("tokens at" in err) != ("--quiet" in arguments)
+
+
+def test_generate_json_lines(capsys: Capture) -> None:
+    assert main(["generate", str(DEMO), "The capital of France is", "-n", "3", "--json-lines"]) == 0
+    *chunks, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "".join(chunk["text"] for chunk in chunks).startswith(" Paris")
+    assert chunks[-1]["finish_reason"] == "length"
+    assert last["stats"]["new_tokens"] == 3
+
+
+def test_generate_reads_stdin() -> None:
+    done = subprocess.run(
+        [*COMMAND, "generate", str(DEMO), "-n", "4"],
+        input="The capital of Peru is",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(" Lima")
+
+
+def test_generate_without_a_prompt_at_a_terminal_says_how(capsys: Capture) -> None:
+    main_end, terminal = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*COMMAND, "generate", str(DEMO)],
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(main_end)
+        os.close(terminal)
+    assert done.returncode == 1
+    assert done.stderr.startswith("stem-edge: no prompt; give one like")
+
+
+def wait_until_idle(process: subprocess.Popen[str]) -> None:
+    """All is imported, and the command waits for its prompt: on a busy machine that takes long."""
+    watched, used = psutil.Process(process.pid), -1.0
+    for _ in range(60):
+        time.sleep(1.5)
+        before, used = used, sum(watched.cpu_times()[:2])
+        if used == before and used > 0.1:
+            return
+
+
+# Where tests run in the background, a shell has them and their children ignore Ctrl-C.
+HEEDING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from stem_edge.commands.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_interrupt_ends_cleanly(tmp_path: Path) -> None:
+    # A fifo keeps the command waiting for its prompt until it is interrupted.
+    fifo = tmp_path / "prompt"
+    os.mkfifo(fifo)
+    writer = os.open(fifo, os.O_RDWR)
+    with fifo.open("rb", buffering=0) as reader:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEEDING, "generate", str(DEMO)],
+            stdin=reader,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until_idle(process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    os.close(writer)
+    assert process.returncode == 130
+    assert err == "stem-edge: interrupted\n"
+
+
+def test_interrupt_while_generating_still_gives_the_figures(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stem_edge.runtime.engine import Engine
+
+    real, calls = Engine.step, iter(range(100))
+
+    def step(self: Engine, *args: object, **options: object) -> object:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "step", step)
+    assert main(["generate", str(DEMO), "-p", "The capital of France is"]) == 130
+    out, err = capsys.readouterr()
+    assert out.startswith(" Paris")
+    assert "tokens at" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "/nowhere", "-p", "a"], "/nowhere: no such bundle folder"),
+        (["generate", str(DEMO.parent), "-p", "a"], "not a bundle, it has no manifest.json"),
+        ([*GENERATE, "-t", "-1"], "--temperature is -1.0; expected a number"),
+        ([*GENERATE, "-n", "0"], "--max-new-tokens is 0; expected a whole number"),
+        ([*GENERATE, "-p", "b"], "more than one prompt; give one of PROMPT, -p and -f"),
+        (["generate", str(DEMO), "-f", "/nowhere"], "/nowhere: cannot read (No such file"),
+        ([*GENERATE, "--chat"], "no chat template; give a plain prompt"),
+        ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
+        ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, and resident keeps the rows"),
+        ([*GENERATE, "--engine", "gguf"], "no backbone for ggml"),
+        ([*GENERATE, "--repack", "--engine", "onnx"], "--repack: onnxruntime, which this runs on"),
+        ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
+        (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
+        (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: no context of this model"),
+        (
+            ["generate", str(DEMO), "a " * 500, "--context-length", "9"],
+            "with a larger --context-length (up to 256)",
+        ),
+        (["export", "/nowhere", "/tmp/never"], "/nowhere: no such checkpoint"),
+        (["inspect", "/nowhere"], "/nowhere: no such bundle folder"),
+        (["verify", "/nowhere"], "/nowhere: no such bundle folder"),
+        (["demo", "--slots", "0"], "--slots is 0; expected 4 to 1756"),
+        ([*GENERATE, "--memory", "5kB"], "memory of 5 kB is too small"),
+    ],
+)
+def test_errors_are_one_line(capsys: Capture, arguments: list[str], message: str) -> None:
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("stem-edge: ")
+    assert message in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_teaches(
+    name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    if name == "lm-eval":  # its help is the harness's own
+        pytest.importorskip("lm_eval")
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: stem-edge {name}" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_wrong_names_and_no_name_are_usage_errors(capsys: Capture) -> None:
+    for arguments in (["frobnicate"], []):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert "first steps:" in out
+    assert "invalid choice: 'frobnicate'" in err
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == stem_edge.__version__
+
+
+def test_export_needs_only_a_hint_when_its_packages_are_missing() -> None:
+    code = (
+        "import sys; sys.modules['filelock'] = None\n"
+        "from stem_edge.commands.main import main; sys.exit(main(['export', 'a', 'b']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'stem-edge[export]'" in done.stderr
+
+
+def test_export_prints_the_new_bundle(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(tiny_checkpoint), str(out), "--tables", "int4"]) == 0
+    text, err = capsys.readouterr()
+    assert "int4 in groups of 32" in text
+    assert "logit difference" in text
+    assert "the checkpoint: the same best token at " in text
+    assert err == ""  # no progress bar without a terminal
+
+
+def test_export_says_what_would_help(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stem_edge.commands.export.LOW_AGREEMENT", 1.1)
+    (tmp_path / "few.txt").write_text("few")
+    given = ["--calibration", str(tmp_path / "few.txt"), "--engine", "onnxruntime"]
+    assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0
+    out = capsys.readouterr().out
+    assert "far from the checkpoint: the same best token at " in out
+    assert "the calibration text has 3 tokens; it takes some thousands" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/proc/out"], "/proc: cannot write here; choose another folder"),
+        (["OUT", "--backbone", "q4_0", "--head", "int8"], "--head: for the engine onnx"),
+        (["OUT", "--group-size", "3"], "--group-size is 3; expected one of 16"),
+    ],
+)
+def test_exports_that_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, arguments: list[str], message: str
+) -> None:
+    out = arguments[0].replace("OUT", str(tmp_path / "out"))
+    assert main(["export", str(tiny_checkpoint), out, *arguments[1:]]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "shown"),
+    [
+        (".venv/bin/stem-edge", None, ".venv/bin/stem-edge"),
+        ("/bin/stem-edge", "/bin/stem-edge", "stem-edge"),
+        ("/x/stem_edge/__main__.py", None, f"{sys.executable} -m stem_edge"),
+    ],
+)
+def test_demo_runs_and_says_what_to_do_next(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, started: str, on_path: str | None, shown: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+    monkeypatch.setattr("shutil.which", lambda name: on_path)
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert " Paris." in out
+    assert out.count("read from flash") == 3
+    assert f"  {shown} export CHECKPOINT OUT" in out

@@ -1,0 +1,181 @@
+"""Making edits: what they hold, and what cannot be one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from text_codecs import codec_of
+
+import stem_edge
+from stem_edge import make_edit, make_row_edit
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
+from stem_edge.edits.file import Replacement, check_edit, tables_id
+from stem_edge.edits.schemes import Scheme
+from stem_edge.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return open_bundle(tiny_bundle)  # tokens are bytes; 300 of them, STEM layers 1 and 2
+
+
+def test_an_edit_is_made_for_its_bundle(bundle: Bundle) -> None:
+    made = make_edit(bundle, " cat\n", "dog ", layers=[2])
+    assert made == make_edit(str(bundle.path), "cat", "dog", layers=(2, 2))
+    assert (made.made_for, made.layers, made.scope) == (tables_id(bundle), (2,), "positions")
+    assert isinstance(made.change, Replacement)
+    assert (made.change.source, made.change.target, made.change.scheme) == ("cat", "dog", "auto")
+    check_edit(made, bundle)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": " "}, "the source is ' '"), ({"target": ""}, "the target is ''"),
+        ({"source": None}, "the source is None"),
+        ({"target": "x" * 4097}, "the target has 4097 characters; expected up to 4096"),
+        ({"source": "\udcff"}, "not valid Unicode"),
+        ({"scheme": "best"}, "expected one of auto, swap"),
+        ({"scope": "here"}, "expected one of positions, everywhere"),
+        ({"scheme": "swap", "target": "mouse"}, "does not fit a source of 3 and a target of 5"),
+        ({"scheme": "subset", "target": "at"}, "does not fit"),
+        ({"scheme": "pad-left", "target": "mouse"}, "does not fit"),
+        ({"subset": [0]}, "belongs to scheme subset, and this is auto"),
+        ({"scheme": "subset", "subset": [0, 1], "target": "mouse"}, "expected 3 ascending places"),
+        ({"scheme": "subset", "subset": [0, 1, 0.5]}, "expected integers"),
+        ({"scheme": "subset", "subset": [2, 1, 0]}, "expected 3 ascending places"),
+        ({"layers": []}, "layers are none; STEM layers are 1,2"),
+        ({"layers": [0]}, "layers are 0; STEM layers are 1,2"),
+        ({"layers": ["1"]}, "layers is .* expected integers"),
+        ({"layers": [1.0]}, "expected integers"),
+        ({"pad": 300}, r"token id 300 is not in 0\.\.299"), ({"pad": -1}, "token id -1"),
+        ({"pad": 1.5}, "expected integers"), ({"pad": "ab"}, "'ab' is 2 tokens, expected one"),
+        ({"scope": "everywhere", "source": "ada", "target": "cow"}, "twice"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_an_edit_is_refused(
+    options: dict[str, Any], message: str, bundle: Bundle
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_edit(bundle, **({"source": "cat", "target": "dog"} | options))
+
+
+def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
+    numbers: Any = np.arange(3)
+    made = make_edit(
+        bundle, "cat", "mouse", scheme="subset", subset=numbers, layers=numbers[1:], pad=numbers[2]
+    )
+    width = 64
+    rows = make_row_edit(bundle, {numbers[1]: np.ones((1, width))}, layers=numbers[2:])
+    long = make_edit(bundle, "x" * 4096, "é" * 2048)  # the greatest length
+    for one in (made, rows, long):
+        one.save(tmp_path / "one.edit")
+        assert stem_edge.read_edit(tmp_path / "one.edit") == one
+
+
+def with_file(source: Bundle, folder: Path, name: str, data: bytes, **model: Any) -> Bundle:
+    """A copy of a bundle with another file of the tokenizer, and such a model in its manifest."""
+    out = Path(shutil.copytree(source.path, folder / "copy"))
+    (out / name).write_bytes(data)
+    entry = msgspec.structs.replace(
+        source.manifest.files[name], nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    changed = msgspec.structs.replace(
+        source.manifest,
+        files=source.manifest.files | {name: entry},
+        model=msgspec.structs.replace(source.manifest.model, **model),
+    )
+    return Bundle(out, changed)
+
+
+@pytest.mark.parametrize(
+    ("config", "pad"),
+    [
+        ({"pad_token": "#"}, ord("#")),
+        ({"pad_token": {"content": "#", "lstrip": False}}, ord("#")),
+        ({"pad_token": "[PAD]"}, None),  # no token of this tokenizer
+        ({"pad_token": 5}, None),
+        ({"pad_token": None}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_without_a_begin_of_text_the_padding_token_is_the_tokenizers_or_the_end_of_a_text(
+    config: Any, pad: int | None, bundle: Bundle, tmp_path: Path
+) -> None:
+    data = json.dumps(config).encode()
+    begun = make_edit(bundle, "cat", "ox").change
+    assert isinstance(begun, Replacement) and begun.pad == bundle.manifest.model.bos_id
+    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, data, bos_id=None)
+    made = make_edit(copy, "cat", "ox").change
+    assert isinstance(made, Replacement)
+    expected = pad if pad is not None else next(iter(bundle.manifest.model.eos_ids), None)
+    assert made.pad == expected
+
+
+def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, b"{}", bos_id=None, eos_ids=())
+    schemes: tuple[Scheme, ...] = ("pad-left", "pad-right")
+    for scheme in schemes:
+        with pytest.raises(InputError, match="needs a padding token; name one"):
+            make_edit(copy, "cat", "ox", scheme=scheme)
+        made = make_edit(copy, "cat", "ox", scheme=scheme, pad="#")
+        assert isinstance(made.change, Replacement) and made.change.pad == ord("#")
+    make_edit(copy, "cat", "ox", scheme="copy")
+    make_edit(copy, "cat", "dog")
+
+
+@pytest.mark.parametrize("config", [b"[]", b"\xff", b"[" * 100_000], ids=range(3))
+def test_a_tokenizer_config_that_is_none_is_reported(
+    config: bytes, bundle: Bundle, tmp_path: Path
+) -> None:
+    copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, config, bos_id=None)
+    with pytest.raises(stem_edge.BundleError, match="export the bundle again"):
+        make_edit(copy, "cat", "dog")
+
+
+def test_texts_that_the_tokenizer_changes_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    codec_of(tmp_path)
+    data = (tmp_path / "tokenizer.json").read_bytes()
+    copy = with_file(bundle, tmp_path, TOKENIZER, data)
+    make_edit(copy, "Spain", "Germany")
+    for source, target in (("Spain", "France"), ("France", "Spain")):
+        with pytest.raises(InputError, match=r"turns 'France' into .* that it can represent"):
+            make_edit(copy, source, target)
+
+
+def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:
+    good = np.ones((2, 64))
+    for rows, message in [
+        ({}, "no rows; give at least one token"),
+        ({5: np.ones(64)}, r"shape \(64,\); expected \(2, 64\)"),
+        ({5: np.ones((1, 64))}, "shape"),
+        ({5: np.ones((2, 63))}, "shape"),
+        ({5: np.full((2, 64), np.nan)}, "no finite numbers"),
+        ({5: np.full((2, 64), 1e300)}, "no finite numbers"),
+        ({5: [["a"] * 64] * 2}, "are no numbers"),
+        ({5: [[1.0], [2.0, 3.0]]}, "are no numbers"),
+        ({300: good}, "token id 300"),
+        ({-1: good}, "token id -1"),
+        ({5.0: good}, "expected integers"),
+        ({"ab": good}, "'ab' is 2 tokens"),
+        ({"": good}, "'' is 0 tokens"),
+        ({"a": good, 97: good}, "is there twice"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            make_row_edit(bundle, rows)  # type: ignore[arg-type]
+    for message, layers in (("layers are 0", [0]), ("layers are none", [])):
+        with pytest.raises(InputError, match=message):
+            make_row_edit(bundle, {5: good}, layers=layers)
+    mixed: dict[Any, Any] = {5: good, "a": good.tolist()}
+    check_edit(make_row_edit(bundle, mixed), bundle)

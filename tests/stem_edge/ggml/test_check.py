@@ -1,0 +1,326 @@
+"""The trial of ggml in another process, and the verdict that is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compiled_ggml import compiled, needs_compiler, needs_library, version_source
+
+from stem_edge.errors import BackendError
+from stem_edge.ggml import check as ggml_check
+from stem_edge.ggml.check import (
+    check_library,
+    checked_ggml,
+    read_verdict,
+    rebuild,
+    verdict_file,
+)
+from stem_edge.ggml.gguf_schema import repacks, tensor_types
+from stem_edge.ggml.library import REINSTALL, installed_library
+from stem_edge.ggml.types import WEIGHT_TYPES
+from stem_edge.runtime.backends.ggml.trial import LOST, WrongResultError, cases, compare
+from stem_edge.tables.rows import ROW_BITS
+
+GOOD = {"repack": True}
+# Lets the real trial see a wrong number in what `place` returns wherever the condition says so.
+SPOILED = """
+import sys
+from stem_edge.runtime.backends.ggml import trial as ggml_trial
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
+place, name = {place}
+right = getattr(place, name)
+def spoiled(self, *arguments):
+    found = right(self, *arguments)
+    if {condition}:
+        found.flat[-1] {wrong}
+    return found
+setattr(place, name, spoiled)
+sys.exit(ggml_trial.main())
+"""
+LOGITS, STORED = "(GgmlContext, 'finish')", "(ggml_trial, '_stored')"
+
+
+def child(code: str) -> list[str]:
+    """A command that runs Python code instead of the trial."""
+    return [sys.executable, "-c", code]
+
+
+def says(told: object, into: Path) -> list[str]:
+    """A command that ends well, and leaves a mark each time."""
+    return child(f"open({str(into)!r}, 'a').write('x'); print('{json.dumps(told)}')")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """Files of a library that nobody loads."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name in ("libggml.so", "libggml-cpu.so.0", "libggml-base.so.0"):
+        (folder / name).write_bytes(bytes(10))
+    return folder / "libggml.so"
+
+
+class Trials:
+    """Checks of a library, and how many children they started."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.library, self.folder, self._mark = library, folder / "cache", folder / "mark"
+
+    def count(self, told: object = GOOD) -> int:
+        self._mark.write_text("")
+        check_library(self.library, self.folder, says(told, self._mark))
+        return len(self._mark.read_text())
+
+
+@pytest.fixture
+def trials(library: Path, tmp_path: Path) -> Trials:
+    return Trials(library, tmp_path)
+
+
+@needs_library
+def test_a_good_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = checked_ggml(tmp_path)
+    monkeypatch.setattr("subprocess.run", None)  # no child can be started
+    assert checked_ggml(tmp_path).repack == first.repack
+    verdict = read_verdict(verdict_file(tmp_path, installed_library()))
+    assert verdict is not None
+    assert verdict.repack == first.repack <= (first.extra_buffer_type("CPU_REPACK") is not None)
+    with pytest.raises(TypeError):
+        checked_ggml(tmp_path / "another folder")
+
+
+@needs_library
+def test_without_a_folder_it_is_the_users(own_cache_folder: Path) -> None:
+    checked_ggml()
+    assert len(list(own_cache_folder.rglob("ggml/*.json"))) == 1
+
+
+def test_a_verdict_counts_while_nothing_changed(trials: Trials) -> None:
+    assert [trials.count(), trials.count()] == [1, 0]
+
+
+def test_files_of_the_library_changed(trials: Trials) -> None:
+    trials.count()
+    part = trials.library.with_name("libggml-cpu.so.0")
+    os.utime(part, (1, 1))
+    assert [trials.count(), trials.count()] == [1, 0]
+    part.write_bytes(bytes(11))
+    os.utime(part, (1, 1))
+    assert trials.count() == 1
+    trials.library.with_name("libggml-new.so").touch()
+    assert trials.count() == 1
+
+
+@pytest.mark.parametrize("what", ["cpu_digest", "platform.release", "__version__"])
+def test_the_processor_the_system_or_stem_edge_changed(
+    what: str, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials.count()
+    value = "another" if what == "__version__" else lambda: "another"
+    monkeypatch.setattr(f"stem_edge.ggml.check.{what}", value)
+    assert [trials.count(), trials.count()] == [1, 0]
+
+
+def test_the_same_library_in_another_folder(trials: Trials, tmp_path: Path) -> None:
+    trials.count()
+    trials.library = shutil.copytree(trials.library.parent, tmp_path / "copy") / "libggml.so"
+    assert trials.count() == 1
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b'{"format": 0, "library": "", "repack": true}', bytes(1 << 17)]
+)
+def test_a_damaged_verdict_does_not_count(damage: bytes, trials: Trials) -> None:
+    trials.count()
+    (kept,) = trials.folder.rglob("*.json")
+    kept.write_bytes(damage)
+    assert [trials.count(), trials.count()] == [1, 0]
+
+
+def test_a_folder_that_cannot_be_written(trials: Trials) -> None:
+    trials.folder.write_text("a file")
+    assert [trials.count(), trials.count()] == [1, 1]
+
+
+def test_a_bad_verdict_is_not_kept(trials: Trials) -> None:
+    with pytest.raises(BackendError):
+        check_library(trials.library, trials.folder, child("raise SystemExit(3)"))
+    assert not trials.folder.exists()
+    assert trials.count() == 1
+
+
+@pytest.mark.parametrize("told", [{}, [], "text", GOOD | {"x": 1}, {"repack": 1}])
+def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
+    with pytest.raises(BackendError, match="the test of ggml ended with"):
+        trials.count(told)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (signal.SIGSEGV, r"crashed \(SIGSEGV at products of X\): it was compiled .* CMAKE_ARGS="),
+        (signal.SIGILL, r"crashed \(SIGILL at .* that this processor does not have, .*--no-c"),
+        (
+            signal.SIGABRT,
+            r"gave up in .* \(products of X\): GGML_ASSERT\(false\); install it again",
+        ),
+        (signal.SIGKILL, r"was killed \(products of X\); free some memory and try again"),
+    ],
+)
+def test_a_library_that_crashes(number: int, expected: str, library: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; print('loading it'); print('products of X', flush=True)\n"
+        f"print('GGML_ASSERT(false)', file=sys.stderr, flush=True); os.kill(os.getpid(), {number})"
+    )
+    with pytest.raises(BackendError, match=f"ggml in .*libggml.so {expected}"):
+        check_library(library, tmp_path, child(code))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+@needs_compiler
+def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
+    source = "__attribute__((constructor)) void f(void) { *(volatile int *)0 = 1; }"
+    with pytest.raises(BackendError, match=r"crashed \(SIG\w+ at loading it\)"):
+        check_library(compiled(tmp_path, source), tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an exit status of its own")
+@needs_compiler
+def test_a_library_for_another_processor(tmp_path: Path) -> None:
+    """By an instruction that no processor has."""
+    instruction = "udf #0" if platform.machine() == "aarch64" else "ud2"
+    source = f'__attribute__((constructor)) void f(void) {{ __asm__("{instruction}"); }}'
+    with pytest.raises(BackendError, match=r"\(SIGILL at loading it\): .* build it"):
+        check_library(compiled(tmp_path, source), tmp_path)
+
+
+def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
+    code = "import time; print('products of X', flush=True); time.sleep(60)"
+    with pytest.raises(BackendError, match=r"did not end .* within 0\.5 s \(.*\); try again"):
+        check_library(library, tmp_path, child(code), seconds=0.5)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("place", "condition", "wrong", "expected"),
+    [
+        (LOGITS, "True", "+= 50", "f32 weights and fp32 rows: logits of 64 tokens, value 4095 of"),
+        (LOGITS, "arguments[1] == 1", "= float('nan')", "f32 .*: logits of 1 .*: found nan, exp"),
+        (STORED, "arguments[0] == 'head'", "+= 1", "f32 .*: head, value 16383 of 16384: "),
+        (
+            LOGITS,
+            "self._model.weights._few is not self._model.weights.tensors",
+            "+= 50",
+            "rearranged q4_0 weights: logits",
+        ),
+    ],
+)
+def test_a_library_that_computes_wrong_numbers(
+    place: str, condition: str, wrong: str, expected: str, tmp_path: Path
+) -> None:
+    if "rearranged" in expected and not checked_ggml(tmp_path).repack:
+        pytest.skip("this build rearranges nothing")
+    code = SPOILED.format(place=place, condition=condition, wrong=wrong)
+    match = rf"computes wrong numbers on this processor: a model of .*{expected}.*build it again"
+    with pytest.raises(BackendError, match=match):
+        check_library(installed_library(), tmp_path / "new", child(code))
+
+
+@needs_library
+def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
+    """To fill such a matrix would end the process."""
+    code = (
+        "import sys; from stem_edge.runtime.backends.ggml import trial as ggml_trial, weights as ggml_weights\n"
+        "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"
+    )
+    assert not check_library(installed_library(), tmp_path, child(code)).repack
+
+
+@needs_compiler
+def test_what_the_library_is_refused_for(tmp_path: Path) -> None:
+    path = compiled(tmp_path, version_source("9.9.9"))
+    with pytest.raises(BackendError, match=rf"^{path}: ggml 9\.9\.9 is none of the versions"):
+        check_library(path, tmp_path)
+
+
+def test_a_file_that_is_no_library(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=rf"^{library}: cannot be loaded"):
+        check_library(library, tmp_path)
+
+
+def test_a_missing_library(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"libggml\.so: cannot be read \(No such file"):
+        check_library(tmp_path / "libggml.so", tmp_path)
+
+
+def test_a_child_that_cannot_be_started(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="cannot start /nothing/python to test ggml"):
+        check_library(library, tmp_path, ["/nothing/python"])
+
+
+def test_a_child_that_cannot_work(library: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="exit status 1: ModuleNotFoundError: No module named"):
+        check_library(library, tmp_path, child("import nothing_of_this_name"))
+
+
+OLD = "-DGGML_AVX=ON -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF"
+USUAL = (
+    "-DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX_VNNI=OFF"
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "told", "flags", "further"),
+    [
+        ("x86_64", "sse2 avx", OLD, False),
+        ("x86_64", "sse2 avx avx2 fma f16c bmi2", f"{USUAL} -DGGML_AVX512=OFF", False),
+        ("x86_64", "sse2 avx avx2 fma f16c bmi2 avx512vl", f"{USUAL} -DGGML_AVX512=ON", True),
+        ("AMD64", "", f"{USUAL} -DGGML_AVX512=OFF", False),
+        ("aarch64", "fp asimd", '-DGGML_NATIVE=OFF"', False),
+        ("arm64", "asimddp", '-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod"', False),
+        ("aarch64", "asimddp i8mm", '-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+i8mm"', False),
+    ],
+)
+def test_flags_for_the_processor(
+    machine: str, told: str, flags: str, further: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ggml_check, "cpu_announces", lambda feature: feature in told.split())
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    advice = rebuild()
+    assert 'CMAKE_ARGS="-DGGML_NATIVE=OFF' in advice
+    assert flags in advice
+    assert REINSTALL in advice
+    assert advice.endswith("(with AVX512 OFF, if it still fails)") == further
+
+
+ONES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("order", [np.inf, 2])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1.3, 0.7])
+def test_one_wrong_value_is_enough(wrong: float, order: float) -> None:
+    found = ONES.copy()
+    found[2] = wrong
+    with pytest.raises(WrongResultError, match=r"^it, value 2 of 4: found .*, expected 1$"):
+        compare("it", found, ONES, 0.1, order)
+    compare("it", ONES, ONES, 0.0, order)
+
+
+def test_what_the_schema_uses_is_tried() -> None:
+    tried = {
+        (kind, case.repack and repacks(kind, 64))
+        for case in cases()
+        for kind in tensor_types(case.config, case.weights).values()
+    }
+    assert {kind for kind, _ in tried} == LOST.keys() == set(WEIGHT_TYPES.values())
+    assert {kind for kind, copied in tried if copied} == {k for k in LOST if repacks(k, 64)}
+    assert {case.row_type for case in cases() if case.config.n_experts == 0} == ROW_BITS.keys()

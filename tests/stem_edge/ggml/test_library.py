@@ -1,0 +1,183 @@
+"""The table of ggml's functions against the library that is installed and its headers."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from compiled_ggml import LIBRARY, compiled, needs_compiler, needs_library, version_source
+from installed import ROOT
+
+from stem_edge.errors import BackendError
+from stem_edge.ggml import library as module
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.check import ARM, USUAL, X86
+from stem_edge.ggml.library import (
+    KNOWN_VERSIONS,
+    PROTOTYPES,
+    REINSTALL,
+    ROPE_HALVES,
+    ROPE_PAIRS,
+    Ggml,
+    InitParams,
+    library_path,
+    open_ggml,
+)
+
+INCLUDE = LIBRARY.parents[2] / "include" if LIBRARY else Path("none")
+HEADERS = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h")
+needs_headers = pytest.mark.skipif(
+    not all((INCLUDE / name).is_file() for name in HEADERS), reason="no headers of ggml"
+)
+
+
+@pytest.fixture(scope="module")
+def headers() -> str:
+    """All declarations, without comments, on one line each."""
+    text = "".join((INCLUDE / name).read_text("utf-8") for name in HEADERS)
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", text)
+
+
+@needs_library
+def test_every_function_is_there() -> None:
+    ggml = open_ggml()
+    assert ggml.version in KNOWN_VERSIONS
+    for name in PROTOTYPES:
+        assert callable(getattr(ggml, name)), name
+    with pytest.raises(AttributeError, match="ggml_nothing is not in PROTOTYPES"):
+        ggml.nothing  # noqa: B018
+
+
+@needs_library
+def test_memory_for_rearranging_is_found_by_its_name() -> None:
+    ggml = open_ggml()
+    found = ggml.extra_buffer_type("CPU_REPACK")
+    assert found is None or ggml.backend_buft_name(found) == b"CPU_REPACK"
+    assert ggml.extra_buffer_type("CPU_NOTHING") is None
+
+
+@needs_library
+def test_sizes_of_types() -> None:
+    ggml = open_ggml()
+    context = ggml.init(InitParams(1 << 16, None, True))
+    types = [t for t in vars(ggml_types).values() if isinstance(t, ggml_types.TensorType)]
+    assert len(types) == len(ggml_types.WEIGHT_TYPES) + 2
+    for kind in types:
+        tensor = ggml.new_tensor_2d(context, kind.number, 512, 3)
+        assert ggml.nbytes(tensor) == 3 * kind.row_nbytes(512), kind.name
+    ggml.free(context)
+
+
+def kind_of(declared: str) -> object:
+    """The ctypes kind of a parameter or result: `const struct ggml_tensor * a`, `size_t`."""
+    if "*" in declared or re.search(r"ggml_(backend\w*|gallocr|log_callback)(_t)?\b", declared):
+        return ctypes.c_char_p if declared.startswith("const char *") else ctypes.c_void_p
+    plain = {
+        "void": None,
+        "size_t": ctypes.c_size_t,
+        "int64_t": ctypes.c_int64,
+        "float": ctypes.c_float,
+        "bool": ctypes.c_bool,
+        "int": ctypes.c_int,
+        "enum": ctypes.c_int,
+    }
+    word = declared.split()[0]
+    return InitParams if declared.startswith("struct ggml_init_params") else plain[word]
+
+
+@needs_headers
+@pytest.mark.parametrize("name", PROTOTYPES)
+def test_a_prototype_is_what_the_header_declares(headers: str, name: str) -> None:
+    found = re.search(rf"GGML(?:_BACKEND)?_API ([^;()]*?)\bggml_{name} ?\(([^()]*)\)", headers)
+    assert found, "not declared"
+    result, parameters = found[1].strip(), found[2].strip()
+    declared = [] if parameters == "void" else [p.strip() for p in parameters.split(",")]
+    expected = (kind_of(result), [kind_of(parameter) for parameter in declared])
+    assert PROTOTYPES[name] == expected
+
+
+@needs_headers
+def test_numbers_and_structs_are_those_of_the_headers(headers: str) -> None:
+    for kind in (*ggml_types.WEIGHT_TYPES.values(), ggml_types.I32, ggml_types.I64):
+        assert re.search(rf"\bGGML_TYPE_{kind.name} = {kind.number}\b", headers), kind.name
+    assert "GGML_STATUS_SUCCESS = 0" in headers
+    assert f"GGML_ROPE_TYPE_NORMAL {ROPE_PAIRS} " in headers
+    assert f"GGML_ROPE_TYPE_NEOX {ROPE_HALVES} " in headers
+    fields = "size_t mem_size; void * mem_buffer; bool no_alloc; }"
+    assert f"struct ggml_init_params {{ {fields}" in headers
+    assert [field[0] for field in InitParams._fields_] == re.findall(r"(\w+);", fields)
+
+
+@needs_compiler
+def test_an_unknown_version_names_the_known_ones(tmp_path: Path) -> None:
+    path = compiled(tmp_path, version_source("0.1.2"))
+    with pytest.raises(BackendError, match=r"ggml 0\.1\.2 is none of .*0\.25\.3 \(llama-cpp"):
+        Ggml(path)
+
+
+@needs_compiler
+def test_an_incomplete_library_names_what_is_missing(tmp_path: Path) -> None:
+    path = compiled(tmp_path, version_source(next(iter(KNOWN_VERSIONS))))
+    with pytest.raises(BackendError, match=r"has no function ggml_init,.*--no-cache-dir"):
+        Ggml(path)
+
+
+@needs_compiler
+def test_another_library(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="has no function ggml_version"):
+        Ggml(compiled(tmp_path, "int nothing;"))
+
+
+def test_a_file_that_is_no_library(tmp_path: Path) -> None:
+    (tmp_path / "libggml.so").write_text("text")
+    with pytest.raises(BackendError, match=r"libggml\.so: cannot be loaded \(.*install it again"):
+        Ggml(tmp_path / "libggml.so")
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"not installed.* pip install 'stem-edge\[gguf\]'"):
+        open_ggml()
+
+
+@pytest.mark.parametrize(
+    ("system", "file"),
+    [
+        ("linux", "lib/libggml.so"),
+        ("darwin", "lib/libggml.dylib"),
+        ("win32", "lib/ggml.dll"),
+        ("win32", "bin/ggml.dll"),
+    ],
+)
+def test_where_it_is_on_each_system(
+    system: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
+    monkeypatch.setattr(module, "find_spec", lambda name: spec)
+    monkeypatch.setattr("sys.platform", system)
+    assert library_path() is None
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).touch()
+    assert library_path() == tmp_path / file
+
+
+def test_the_extra_installs_the_version_that_is_known() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (pinned,) = (
+        p for p in project["optional-dependencies"]["gguf"] if p.startswith("llama-cpp-python")
+    )
+    assert pinned.replace("==", " ") in KNOWN_VERSIONS.values()
+    assert REINSTALL.endswith(pinned)
+
+
+def test_documentation_says_what_each_flag_brings() -> None:
+    text = (ROOT / "docs" / "engines.md").read_text("utf-8")
+    for flag in (*X86, ARM):
+        assert f"`{flag.removeprefix('GGML_')}`" in text, flag
+    assert REINSTALL in " ".join(text.replace("\\\n", " ").split())
+    usual = [flag for flag, word in X86.items() if word in USUAL]
+    assert all(f"-D{flag}=ON" in (ROOT / "Makefile").read_text("utf-8") for flag in usual)

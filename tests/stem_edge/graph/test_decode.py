@@ -1,0 +1,260 @@
+"""Graphs as they are built: their bytes, their weights' places, and what other tools make of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from architectures import SIZES, VARIANTS, write
+from device_runs import inputs
+from installed import DEMO
+from onnx import TensorProto
+from onnxruntime.capi import _pybind_state
+
+import stem_edge
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle, open_bundle
+from stem_edge.config import ModelConfig
+from stem_edge.export.backbone import weight_file
+from stem_edge.graph import names as io
+from stem_edge.graph import variants
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts, whole
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.ir import Attribute, ElementType, Graph, GraphError, Tensor, inline
+from stem_edge.graph.names import row_name
+from stem_edge.graph.plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
+
+# ---------------------------------------------------------------- bytes
+
+
+def demo_graphs() -> dict[str, Graph]:
+    """Every graph that is made of the demo model."""
+    manifest = (bundle := open_bundle(DEMO)).manifest
+    described = manifest.model, manifest.tables, format_of(bundle)
+    made = decoding(*described).graphs | prompts(*described).graphs
+    for variant in io.VARIANTS:
+        found = variants.graphs(variant, *described)
+        made |= {f"{variant} {name}": graph for name, graph in found.items()}
+    return made | {"whole": whole(*described)}
+
+
+@pytest.mark.parametrize(("name", "graph"), demo_graphs().items())
+def test_another_reader_finds_what_was_built(name: str, graph: Graph) -> None:
+    data = encode(graph)
+    model = onnx.load_model_from_string(data)
+    assert model.SerializeToString(deterministic=True) == data
+    assert model.ir_version == 10
+    assert {(o.domain, o.version) for o in model.opset_import} == {("", 21), ("com.microsoft", 1)}
+    for found, node in zip(model.graph.node, graph.nodes, strict=True):
+        assert (found.op_type, found.domain, found.name) == (node.op, node.domain, node.outputs[0])
+        assert ([*found.input], [*found.output]) == (node.inputs, node.outputs)
+        assert [one.name for one in found.attribute] == [*node.attributes]
+        for one in found.attribute:
+            assert is_value(onnx.helper.get_attribute_value(one), node.attributes[one.name])
+    for tensor, expected in zip(model.graph.initializer, graph.tensors.values(), strict=True):
+        assert is_tensor(tensor, expected)
+    for values, declared in (
+        (model.graph.input, graph.inputs),
+        (model.graph.output, graph.outputs),
+    ):
+        for value, (title, one) in zip(values, declared.items(), strict=True):
+            kind = value.type.tensor_type
+            assert (value.name, kind.elem_type) == (title, one.type)
+            assert kind.HasField("shape") == (one.shape is not None)
+            dims = [d.dim_param or d.dim_value for d in kind.shape.dim]
+            assert dims == [*(one.shape or ())]
+
+
+def is_value(found: Any, expected: Attribute) -> bool:
+    match found:
+        case TensorProto():
+            return isinstance(expected, Tensor) and is_tensor(found, expected)
+        case bytes():
+            return found.decode() == expected
+        case float():
+            return bool(np.float32(found) == np.float32(expected))  # type: ignore[arg-type]
+        case list():
+            return tuple(found) == expected
+    return bool(found == expected)
+
+
+def is_tensor(found: TensorProto, expected: Tensor) -> bool:
+    about = (found.name, found.data_type, tuple(found.dims))
+    if about != (expected.name, expected.type, expected.dims):
+        return False
+    if expected.data is not None:
+        return bool(found.raw_data == expected.data) and not found.external_data
+    place = {entry.key: entry.value for entry in found.external_data}
+    return place == {
+        "location": expected.file,
+        "offset": str(expected.offset),
+        "length": str(expected.nbytes),
+    }
+
+
+def test_every_kind_of_attribute() -> None:
+    values: dict[str, Attribute] = {
+        "least": -(2**63),
+        "small": -1,
+        "zero": 0,
+        "greatest": 2**63 - 1,
+        "real": 1e-5,
+        "text": "größer",
+        "numbers": (0, -1, 300),
+        "tensor": inline("value", np.arange(6, dtype=np.int64).reshape(2, 3)),
+    }
+    graph = Graph()
+    graph.node("Op", ["x"], ["y"], "", **values)
+    (node,) = onnx.load_model_from_string(encode(graph)).graph.node
+    for one in node.attribute:
+        assert is_value(onnx.helper.get_attribute_value(one), values[one.name])
+    assert np.array_equal(onnx.numpy_helper.to_array(node.attribute[-1].t), [[0, 1, 2], [3, 4, 5]])
+
+
+def test_every_operator_has_a_cpu_kernel() -> None:
+    kernels = {
+        (kernel.domain, kernel.op_name)
+        for kernel in _pybind_state.get_all_opkernel_def()
+        if kernel.provider == "CPUExecutionProvider"
+    }
+    used = {(node.domain, node.op) for graph in demo_graphs().values() for node in graph.nodes}
+    # QuickGelu is a function that onnxruntime inlines into kernels it has.
+    assert used - kernels <= {("com.microsoft", "QuickGelu")}
+
+
+# ---------------------------------------------------------------- places
+
+INT4 = {"backbone": "int4", "tables": "int8"}
+WIDE = {"dim": 64, "d_ff": 96}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "fp32": ("stem", {}, {"backbone": "fp32", "tables": "fp32"}),
+    "int8, post norms": ("post norms", {}, {"backbone": "int8"}),
+    "int4 with zero points": ("stem", WIDE, INT4 | {"asymmetric": True, "block_size": 32}),
+    "kinds": ("tied head", {}, INT4 | {"bits": {"down": 8, "wo": 32}, "prefill_graph": True}),
+    "low rank, balanced": (
+        "low rank, gate",
+        {"row_rank": 32},
+        {"backbone": "int8", "prefill_graph": True, "calibration": True},
+    ),
+    "experts": ("hash-moe", {}, INT4 | {"prefill_graph": True}),
+    "biases": ("all at once", {"row_rank": 32}, INT4 | {"prefill_graph": True}),
+}
+
+
+def check_places(plan: WeightPlan, graphs: dict[str, Graph]) -> None:
+    """Tensors lie apart, aligned, and as densely as that allows; those that are read are these."""
+    read = {t.name: t for graph in graphs.values() for t in graph.tensors.values() if t.file}
+    assert all(tensor.file == plan.file for tensor in read.values())
+    end = 0
+    for tensor in sorted(read.values(), key=lambda tensor: tensor.offset):
+        alignment = LARGE_ALIGNMENT if tensor.nbytes >= LARGE_NBYTES else SMALL_ALIGNMENT
+        assert tensor.offset % alignment == 0
+        assert end <= tensor.offset < end + alignment
+        end = tensor.offset + tensor.nbytes
+    assert end == plan.nbytes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weight_files_are_as_planned(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, sizes, options = CASES[name]
+    config = ModelConfig(**(SIZES | VARIANTS[architecture] | sizes))
+    checkpoint, ids, _ = write(tmp_path / "checkpoint", config)
+    if "calibration" in options:
+        monkeypatch.setattr(weight_file, "OUTLIER", 0.0)
+        np.save(tmp_path / "ids.npy", np.array(ids))
+        options = options | {"calibration": tmp_path / "ids.npy", "calibration_tokens": 40}
+    manifest = stem_edge.export_bundle(checkpoint, tmp_path / "out", **options).manifest
+    format = manifest.backbone
+    assert format is not None
+    assert bool(format.balanced) == ("calibration" in options)
+    made = [decoding(manifest.model, manifest.tables, format)]
+    made += [prompts(manifest.model, manifest.tables, format)] if format.prefill else []
+    assert [plan.file for _, plan in made] == [BACKBONE_DATA, PREFILL_DATA][: len(made)]
+    for graphs, plan in made:
+        check_places(plan, graphs)
+        assert (tmp_path / "out" / plan.file).stat().st_size == plan.nbytes
+
+
+def test_large_weights_are_aligned_to_pages() -> None:
+    config = ModelConfig(
+        **(SIZES | {"vocab_size": 128_256, "dim": 2048, "d_ff": 8192, "stem_layers": ()})
+    )
+    format = BackboneFormat(weights="int4", head="int8", block_size=32, prefill=True)
+    for graphs, plan in (decoding(config, None, format), prompts(config, None, format)):
+        check_places(plan, graphs)
+        assert plan.nbytes > LARGE_NBYTES
+    places = [t.offset for t in decoding(config, None, format).graphs["head"].tensors.values()]
+    assert sum(offset % LARGE_ALIGNMENT == 0 for offset in places) > 10  # the head is in pieces
+
+
+def test_a_width_that_cannot_be_cut_into_blocks_is_named() -> None:
+    config = ModelConfig(**(SIZES | {"dim": 40}))
+    format = BackboneFormat(weights="int4", head="fp32", block_size=32)
+    with pytest.raises(GraphError, match=r"layers\.0\.qkv: its width 40 .* use --bits qkv=32"):
+        decoding(config, None, format)
+
+
+def test_types_have_bits() -> None:
+    assert {kind.name: kind.bits for kind in ElementType} == {
+        "FLOAT": 32, "UINT8": 8, "INT8": 8, "INT32": 32, "INT64": 64, "FLOAT16": 16, "UINT4": 4,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- backbone.onnx
+
+OTHER_TOOL = """
+import sys
+import numpy as np
+import onnxruntime as ort
+graph, feeds, out = sys.argv[1:]
+make = ort.InferenceSession  # with none of our settings
+session, feeds = make(graph), np.load(feeds)
+found = session.run(["logits"], {one.name: feeds[one.name] for one in session.get_inputs()})
+np.save(out, found[0][0])
+assert not [name for name in sys.modules if name.startswith("stem_edge")]
+"""
+
+
+def other_tool(bundle: Bundle, ids: list[int], folder: Path) -> np.ndarray:
+    """Logits of backbone.onnx by plain onnxruntime, in a process that knows nothing of us."""
+    feeds = inputs(bundle, ids)
+    with stem_edge.open_tables(bundle.path) as tables:
+        for layer in bundle.manifest.model.stem_layers:
+            feeds[row_name(layer)] = np.stack([tables[token, layer] for token in ids])[None]
+    np.savez(folder / "feeds.npz", **feeds)
+    paths = [bundle.file(BACKBONE_GRAPH), folder / "feeds.npz", folder / "logits.npy"]
+    command = [sys.executable, "-c", OTHER_TOOL, *map(str, paths)]
+    subprocess.run(command, check=True, cwd=folder)
+    return np.asarray(np.load(paths[-1]))
+
+
+@pytest.mark.parametrize("name", ["demo", "tiny"])
+def test_other_tools_run_the_whole_graph(name: str, tmp_path: Path, tiny_bundle: Path) -> None:
+    bundle = open_bundle({"demo": DEMO, "tiny": tiny_bundle}[name])
+    ids = [5, 9, 11, 5, 200, 3]
+    with stem_edge.load(bundle.path, prepare=False, prefill_graph=False) as model:
+        expected = model.logits(ids)
+    assert np.abs(other_tool(bundle, ids, tmp_path) - expected).max() < 1e-4
+
+
+def test_the_whole_graph_is_valid_onnx(tiny_bundle: Path, tmp_path: Path) -> None:
+    for path in (DEMO, tiny_bundle):
+        for name in (BACKBONE_GRAPH, BACKBONE_DATA):
+            shutil.copy(path / name, tmp_path)  # the checker takes no file that another name has
+        onnx.checker.check_model(str(tmp_path / BACKBONE_GRAPH))
+
+
+def test_the_whole_graph_is_what_is_built(tiny_bundle: Path) -> None:
+    for path in (DEMO, tiny_bundle):
+        manifest = (bundle := open_bundle(path)).manifest
+        built = encode(whole(manifest.model, manifest.tables, format_of(bundle)))
+        assert bundle.file(BACKBONE_GRAPH).read_bytes() == built

@@ -1,0 +1,174 @@
+"""`stem-edge bench` on the demo model: what is measured and printed, never how fast it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from installed import DEMO
+
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.main import main
+from stem_edge.errors import BackendError, InputError
+from stem_edge.measuring.bench.bench import bench, machine
+from stem_edge.measuring.bench.figures import BenchReport, Measured, Round, figures_of, ratios
+from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.run import subjects
+from stem_edge.measuring.run.workers import Answer
+
+Capture = pytest.CaptureFixture[str]
+QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_memory_to_read() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def report() -> BenchReport:
+    against = ("resident", "flash=emmc", "resident")
+    return bench(DEMO, against=against, prompt_tokens=24, new_tokens=6, rounds=1, loads=1)
+
+
+@pytest.mark.slow
+def test_a_report_says_how_it_was_made_and_is_json(report: BenchReport) -> None:
+    assert json.loads(json.dumps(report.to_dict()))["bundle"] == str(DEMO)
+    assert (report.settings.prompt_tokens, report.settings.context_length) == (24, 30)
+    assert report.settings.options == {}  # as load and generate do without them
+    assert report.subjects["bundle"].slots == open_bundle(DEMO).manifest.model.vocab_size
+    assert report.machine
+    assert len(report.bandwidth) == report.settings.rounds == 1
+    assert report.token_nbytes > 0
+
+
+@pytest.mark.slow
+def test_every_subject_is_measured(report: BenchReport) -> None:
+    assert list(report.subjects) == ["bundle", "resident", "flash=emmc"]
+    for name, figures in report.subjects.items():
+        assert list(figures.peak_memory) == ["import", "load", "prefill", "decode"]
+        assert all(peak.unevictable > 0 for peak in figures.peak_memory.values())
+        assert figures.decode_tokens_per_second == figures.rounds["decode"][0]
+        assert (figures.load_seconds is None) == (name == "resident")
+        assert figures.cold_load_to_first_token_seconds is None
+    resident, slow = report.subjects["resident"], report.subjects["flash=emmc"]
+    assert (resident.hit_rate, resident.flash_bytes_per_token) == (1, 0)
+    assert slow.flash_bytes_per_token == report.subjects["bundle"].flash_bytes_per_token
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the system does not tell kinds")
+def test_memory_is_known_by_kind(report: BenchReport) -> None:
+    peak = report.subjects["bundle"].peak_memory["decode"]
+    assert peak.mapped is not None
+    assert {"anonymous", "backbone", "tables", "libraries"} <= set(peak.kinds)
+
+
+def test_tables(report: BenchReport) -> None:
+    text = report_table(report)
+    assert "flash is EMULATED" in text
+    assert "prompts of 24, 6 steps, 1 rounds; the text inside this package" in text
+    for name in ("resident", "flash=emmc"):
+        for rate in ("prefill", "decode", "median step"):
+            assert f"bundle / {name}: {rate} " in text
+    assert "of it reached" in text
+
+
+def test_medians_and_ratios() -> None:
+    def measured(factor: float) -> Measured:
+        before = {"bytes_read": 10.0, "stall_seconds": 0.0, "hits": 0.0, "misses": 0.0}
+        after = {"bytes_read": 30.0, "stall_seconds": 1.0, "hits": 3.0, "misses": 1.0}
+        return Measured(
+            [
+                Round(8, {}, Answer(s, [], before), Answer(9.0, [s, 3 * s], after))
+                for s in (factor, 4 * factor, 2 * factor)
+            ]
+        )
+
+    found = {"bundle": figures_of(measured(1)), "other": figures_of(measured(2))}
+    figures = found["bundle"]
+    assert figures.prefill_tokens_per_second == median([8, 2, 4])
+    assert figures.decode_tokens_per_second == median([2 / 4, 2 / 16, 2 / 8])
+    assert (figures.hit_rate, figures.flash_bytes_per_token) == (0.75, 10)
+    assert figures.stall_seconds_per_token == 0.5
+    assert [(r.against, r.median, r.least, r.most) for r in ratios(found)] == [
+        ("other", 2, 2, 2)
+    ] * 3
+
+
+@pytest.mark.slow
+def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "report.json"
+    text.write_text("The capital of France is Paris. The capital of Peru is Lima.")
+    arguments = [str(DEMO), *QUICK, "--text", str(text), "--memory", "500MB", "--cold"]
+    if not hasattr(os, "posix_fadvise"):
+        arguments.remove("--cold")
+    assert main(["bench", *arguments, "--json", "--output", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(out.read_text())
+    assert found["settings"]["options"] == {"memory": "500MB"}
+    assert found["settings"]["text"] == str(text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_against_torch(capsys: Capture) -> None:
+    assert main(["bench", *QUICK, "--against", "torch", str(DEMO)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "bundle / torch: decode " in out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"against": ["nothing"]}, "is not known; expected one of resident, unprepared"),
+        ({"against": ["resident=2"]}, "is not known"),
+        ({"against": ["flash"]}, "is not known"),
+        ({"against": ["dense"]}, "is not known"),
+        ({"against": ["flash=tape"]}, "expected one of nvme"),
+        ({"against": ["cpu"]}, "the bundle runs on the CPU itself; .*--providers"),
+        (
+            {"against": ["unprepared"], "device_memory": "1GB"},
+            "nothing is prepared on accelerators; .*on the CPU",
+        ),
+        ({"repack": True, "engine": "onnxruntime"}, "repack belongs to ggml"),
+        ({"rounds": 0}, "expected at least 1"),
+        ({"loads": -1}, "expected at least 0"),
+        ({"threads": 0}, "expected at least 1"),
+    ],
+    ids=str,
+)
+def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        bench(DEMO, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("package", "against"), [("llama_cpp", "llama.cpp"), ("gguf", "llama.cpp"), ("torch", "torch")]
+)
+def test_a_missing_engine_names_the_extra(
+    package: str, against: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects, "find_spec", lambda name: None if name == package else name)
+    with pytest.raises(BackendError, match=rf"{package}.*'stem-edge\[bench\]'"):
+        bench(DEMO, against=[against])
+
+
+def test_cold_says_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    with pytest.raises(InputError, match="cold is not possible here"):
+        bench(DEMO, cold=True)
+
+
+def test_the_machine_has_a_name_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stem_edge.measuring.bench.bench.cpu_info", dict)
+    assert machine().endswith(" GB")

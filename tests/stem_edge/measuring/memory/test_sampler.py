@@ -1,0 +1,139 @@
+"""The sampling thread: phases, peaks against the kernel's mark, and processes that end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from programs import LINUX, SIZE, Program
+
+from stem_edge.measuring.memory.memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
+from stem_edge.measuring.memory.sampler import Sampler
+
+DEADLINE_SECONDS = 10.0
+
+
+class FakeReader(MemoryReader):
+    """A process whose memory is set by the test."""
+
+    def __init__(self) -> None:
+        self.anonymous, self.files, self.peak = 10, 5, 0
+        self.reads, self.ended = 0, False
+
+    def memory(self) -> Memory:
+        self._check()
+        return Memory(self.anonymous, swap=1, tables=self.files)
+
+    def totals(self) -> Totals:
+        self._check()
+        return Totals(self.anonymous + 1, self.anonymous + self.files)
+
+    def _check(self) -> None:
+        if self.ended:
+            raise ProcessLookupError("ended")
+        self.reads += 1
+        self.peak = max(self.peak, self.anonymous + self.files)
+
+    def begin_peak(self) -> None:
+        self.peak = 0
+
+    def peak_resident(self) -> int | None:
+        return self.peak
+
+    def wait_for_reads(self, more: int) -> None:
+        target, deadline = self.reads + more, time.monotonic() + DEADLINE_SECONDS
+        while self.reads < target:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def watched(pid: int) -> Sampler:
+    return Sampler(LinuxReader(pid, FileKinds(Path("/none"), ())))
+
+
+def no_thread() -> bool:
+    return all(thread.name != "stem-edge-sampler" for thread in threading.enumerate())
+
+
+@LINUX
+def test_a_short_spike_is_seen_as_the_kernel_sees_it(program: Program) -> None:
+    sampler = watched(program.pid)
+    with sampler.phase("spike"):
+        program.do(f"b = b'x' * {2 * SIZE}; time.sleep(0.5); del b")
+    spike = sampler.phases["spike"]
+    assert spike.kernel_peak_resident is not None
+    assert spike.peak_resident == pytest.approx(spike.kernel_peak_resident, rel=0.02)
+    assert spike.peak_resident - spike.at_end.resident == pytest.approx(2 * SIZE, rel=0.02)
+    assert spike.peak_unevictable - spike.at_end.unevictable == pytest.approx(2 * SIZE, rel=0.02)
+
+    with sampler.phase("after"):
+        program.do("pass")
+    after = sampler.phases["after"]
+    assert after.kernel_peak_resident == pytest.approx(after.at_end.resident, rel=0.02)
+    assert after.peak_resident == pytest.approx(after.at_end.resident, rel=0.02)
+
+
+@LINUX
+def test_a_process_that_ends_while_it_is_watched(program: Program) -> None:
+    sampler = watched(program.pid)
+    with pytest.raises(OSError), sampler.phase("end"):
+        program.process.kill()
+        program.process.wait()
+    assert no_thread() and "end" not in sampler.phases
+    with pytest.raises(OSError), sampler.phase("again"):
+        pytest.fail("there is nothing to watch")
+    assert no_thread()
+
+
+def test_the_thread_ends_when_the_process_does() -> None:
+    reader = FakeReader()
+    sampler = Sampler(reader, 0.001, 0.001)
+    with pytest.raises(ProcessLookupError), sampler.phase("end"):
+        reader.wait_for_reads(3)
+        reader.ended = True
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not no_thread():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def test_a_body_that_raises_leaves_no_thread_and_no_phase() -> None:
+    sampler = Sampler(FakeReader())
+    with pytest.raises(ZeroDivisionError), sampler.phase("x"):
+        raise ZeroDivisionError
+    assert no_thread() and not sampler.phases
+
+
+def test_phases_keep_their_own_peaks() -> None:
+    reader = FakeReader()
+    sampler = Sampler(reader, 0.001, 0.002)
+    with sampler.phase("load"):
+        reader.anonymous = 100
+        reader.wait_for_reads(10)
+        reader.anonymous = 20
+    with sampler.phase("run"):
+        reader.files = 7
+    load, run = sampler.phases["load"], sampler.phases["run"]
+    assert (load.peak_unevictable, load.peak_resident, load.kernel_peak_resident) == (101, 105, 105)
+    assert load.at_end == Memory(20, swap=1, tables=5)
+    assert (run.peak_unevictable, run.peak_resident, run.kernel_peak_resident) == (21, 27, 27)
+
+    with sampler.phase("load"):  # again: the higher peaks, the later end
+        reader.anonymous = 30
+    again = sampler.phases["load"]
+    assert (again.peak_unevictable, again.kernel_peak_resident) == (101, 105)
+    assert again.at_end.anonymous == 30
+    assert list(sampler.phases) == ["load", "run"]
+
+
+def test_samples_by_kind_come_in_order_and_name_their_phase() -> None:
+    reader = FakeReader()
+    sampler = Sampler(reader, 0.001, 0.001)
+    for name in ("a", "b"):
+        with sampler.phase(name):
+            reader.wait_for_reads(6)
+    times = [sample.seconds for sample in sampler.samples]
+    assert times == sorted(times) and len(times) >= 4
+    assert sorted({sample.phase for sample in sampler.samples}) == ["a", "b"]

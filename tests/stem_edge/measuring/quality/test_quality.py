@@ -1,0 +1,277 @@
+"""Figures of `stem-edge eval` against plain float64 formulas over Model.logits."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from installed import DEMO
+from make_checkpoint import Shape, write_checkpoint
+from scored_text import CHECKPOINT, TEXT
+
+import stem_edge
+from stem_edge import BundleError, InputError
+from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.measuring.quality.logit_source import checkpoint_logits
+from stem_edge.measuring.quality.quality import Quality
+from stem_edge.measuring.quality.scores import side_by_side, split, windows
+from stem_edge.numerics.distributions import log_softmax
+from stem_edge.numerics.quantize import F64
+from stem_edge.numerics.reference import forward
+
+
+def evaluate(bundle: Path, text: str, **options: Any) -> Quality:
+    """Of a text, not of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "text.txt"
+        file.write_bytes(text.encode())
+        return stem_edge.evaluate(bundle, file, **options)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """fp32 and int4 bundles of the checkpoint."""
+    root = tmp_path_factory.mktemp("quality")
+    types: list[Any] = ["fp32", "int4"]
+    for kind in types:
+        stem_edge.export_bundle(CHECKPOINT, root / kind, backbone=kind, tables=kind)
+    return {kind: root / kind for kind in types}
+
+
+def log_probabilities(bundle: Path, ids: list[int]) -> F64:
+    with stem_edge.load(bundle, prefill_graph=False, warm_start=False) as model:
+        logits = model.logits(ids).astype(np.float64)
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: F64 = np.log(probabilities / probabilities.sum(axis=1, keepdims=True))
+    return found
+
+
+def token_ids(bundle: Path, text: str) -> list[int]:
+    with stem_edge.load(bundle) as model:
+        return model.tokenize(text)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 7, 8, 9, 20, 33])
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (4, 1), (4, 3), (4, 4), (8, 5), (40, 20)])
+def test_every_token_is_predicted_once_from_enough_context(
+    tokens: int, window: int, stride: int
+) -> None:
+    predicted = list[int]()
+    for each in windows(tokens, window, stride):
+        assert each.start <= each.first < each.stop <= each.start + window
+        assert each.stop < tokens
+        predicted += range(each.first + 1, each.stop + 1)
+        context = each.first + 1 - each.start  # of its first prediction, which has the least
+        assert each.start == 0 or context >= window - stride + 1
+    assert predicted == list(range(1, tokens))
+
+
+def test_one_window_is_the_plain_formula() -> None:
+    ids = token_ids(DEMO, TEXT)
+    found = evaluate(DEMO, TEXT)
+    likelihood = log_probabilities(DEMO, ids[:-1])[np.arange(len(ids) - 1), ids[1:]]
+    assert found.log_likelihood == pytest.approx(likelihood.mean(), rel=1e-9)
+    assert found.perplexity == pytest.approx(math.exp(-likelihood.mean()), rel=1e-9)
+    bits = -likelihood.sum() / math.log(2)
+    assert (found.nbytes, found.characters) == (len(TEXT.encode()), len(TEXT))
+    assert found.nbytes == found.characters + 1
+    assert found.bits_per_byte == pytest.approx(bits / len(TEXT.encode()), rel=1e-9)
+    assert found.bits_per_character == pytest.approx(bits / len(TEXT), rel=1e-9)
+    assert (found.documents, found.tokens) == (1, len(ids) - 1)
+    assert (found.window, found.window_asked, found.stride) == (len(ids) - 1, 256, 128)
+    assert found.divergence is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 5), (9, 1)])
+def test_windows_are_the_plain_formula_window_by_window(window: int, stride: int) -> None:
+    ids = token_ids(DEMO, TEXT)
+    total = 0.0
+    for start in range(0, len(ids) - 1, stride):
+        shown = ids[start : min(start + window, len(ids) - 1)]
+        log_p, already = log_probabilities(DEMO, shown), window - stride if start else 0
+        for at in range(already, len(shown)):
+            total += log_p[at, ids[start + at + 1]]
+        if start + window >= len(ids) - 1:
+            break
+    found = evaluate(DEMO, TEXT, window=window, stride=stride)
+    assert found.log_likelihood * found.tokens == pytest.approx(total, rel=1e-9)
+
+
+def test_lines_are_documents_closed_by_the_end_token() -> None:
+    lines = ["The capital of France is Paris.", "", "  ", "The capital of Peru is Lima."]
+    end = stem_edge.open_bundle(DEMO).manifest.model.eos_ids[0]
+    total, tokens = 0.0, 0
+    for line in (lines[0], lines[3]):
+        ids = [*token_ids(DEMO, line), end]
+        log_p = log_probabilities(DEMO, ids[:-1])
+        total += log_p[np.arange(len(ids) - 1), ids[1:]].sum()
+        tokens += len(ids) - 1
+    found = evaluate(DEMO, "\n".join(lines), lines=True)
+    assert (found.documents, found.tokens) == (2, tokens)
+    assert found.nbytes == len(lines[0]) + len(lines[3]) + 2
+    assert found.log_likelihood == pytest.approx(total / tokens, rel=1e-9)
+
+
+def test_a_bundle_does_not_diverge_from_itself() -> None:
+    found = evaluate(DEMO, TEXT, against=DEMO, window=16).divergence
+    assert found is not None
+    assert (found.mean, found.median, found.percentile_99, found.greatest) == (0, 0, 0, 0)
+    assert (found.agreement, found.log_likelihood_difference) == (1, 0)
+    assert (found.standard_error, found.worst) == (0, ())
+
+
+def test_divergence_is_the_plain_formula(bundles: dict[str, Path]) -> None:
+    ids = token_ids(bundles["int4"], TEXT)
+    quality = evaluate(bundles["int4"], TEXT, window=128, against=bundles["fp32"], worst=3)
+    found, came = quality.divergence, (np.arange(len(ids) - 1), ids[1:])
+    p, q = (log_probabilities(bundles[kind], ids[:-1]) for kind in ("fp32", "int4"))
+    nats, gain = (np.exp(p) * (p - q)).sum(axis=1), (q - p)[came]
+    assert found is not None
+    assert found.mean == pytest.approx(nats.mean(), rel=1e-6)
+    assert found.mean > 1e-3
+    assert found.median == pytest.approx(np.median(nats), rel=1e-6)
+    assert found.percentile_99 == pytest.approx(np.percentile(nats, 99), rel=1e-6)
+    assert found.greatest == pytest.approx(nats.max(), rel=1e-6)
+    assert found.agreement == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
+    assert found.log_likelihood_difference == pytest.approx(gain.mean(), rel=1e-6)
+    assert found.standard_error == pytest.approx(gain.std(ddof=1) / len(gain) ** 0.5, rel=1e-6)
+    assert found.reference_perplexity == pytest.approx(math.exp(-p[came].mean()), rel=1e-9)
+    worst = found.worst[0]
+    assert worst.position == int(nats.argmax()) + 1
+    assert worst.divergence == found.greatest
+    assert worst.reference.probability == pytest.approx(math.exp(p[nats.argmax()].max()), rel=1e-6)
+    assert worst.bundle.probability == pytest.approx(math.exp(q[nats.argmax()].max()), rel=1e-6)
+    greatest = sorted(nats, reverse=True)[:3]
+    assert [each.divergence for each in found.worst] == pytest.approx(greatest, rel=1e-6)
+
+
+def test_the_worst_token_of_a_document_is_shown_in_its_text(bundles: dict[str, Path]) -> None:
+    text = "ab\ncdefgh\n"
+    found = evaluate(bundles["int4"], text, lines=True, against=bundles["fp32"], worst=100)
+    assert found.divergence is not None
+    assert len(found.divergence.worst) == found.tokens
+    shown = {(w.document, w.position): w for w in found.divergence.worst}
+    ids = token_ids(bundles["int4"], "cdefgh")
+    begin = len(ids) - 6  # how many begin-of-text tokens there are
+    second = shown[1, begin + 2]
+    assert second.before.endswith("cd")
+    assert (second.token, second.after[:3]) == ("e", "fgh")
+
+
+@pytest.mark.slow
+def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(bundles: dict[str, Path]) -> None:
+    pairs = ("fp32", CHECKPOINT), ("int4", CHECKPOINT), ("int4", bundles["fp32"])
+    exact, coarse, by_bundle = (
+        evaluate(bundles[kind], TEXT, window=32, against=source).divergence
+        for kind, source in pairs
+    )
+    assert exact is not None and coarse is not None and by_bundle is not None
+    assert exact.greatest < 1e-9
+    assert exact.agreement == 1
+    assert coarse.mean > 1e-3
+    assert coarse.mean == pytest.approx(by_bundle.mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_reference_model_in_pieces_is_the_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    monkeypatch.setattr("stem_edge.numerics.reference.READ_ROWS", 77)
+    monkeypatch.setattr("stem_edge.measuring.quality.logit_source.PIECE_NBYTES", 4 * 300 * 5)
+    source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=tied)))
+    ids = list(range(7, 30))
+    expected = forward(source.config, source.backbone, source.tables, ids)
+    pieces = list(checkpoint_logits(source, ids, 3))
+    assert max(map(len, pieces)) == 5
+    assert np.concatenate(pieces) == pytest.approx(expected[3:], abs=1e-5)
+
+
+def test_streams_of_different_pieces_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 3 * 2)
+    rows = np.arange(22, dtype=np.float32).reshape(11, 2)
+    cuts = ([5, 6], [1, 8, 2])
+    streams = [iter(np.split(rows, np.cumsum(cut)[:-1])) for cut in cuts]
+    pairs = list(side_by_side(streams))
+    assert all(np.array_equal(one, other) and len(one) <= 3 for one, other in pairs)
+    assert np.array_equal(np.concatenate([one for one, _ in pairs]), rows)
+
+
+def test_logits_of_a_text_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("all logits at once")
+
+    monkeypatch.setattr("stem_edge.runtime.model.Model.logits", refuse)
+    held: list[int] = []
+
+    def watch(logits: Any) -> F64:
+        held.append(len(logits))
+        return log_softmax(logits)
+
+    monkeypatch.setattr("stem_edge.measuring.quality.scores.log_softmax", watch)
+    monkeypatch.setattr("stem_edge.numerics.distributions.PIECE_VALUES", 1756 * 10)
+    evaluate(DEMO, TEXT * 6)
+    assert max(held) == 10
+
+
+def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) -> None:
+    found = evaluate(DEMO, TEXT, prefill_graph=True, against=DEMO)
+    assert found.prefill_graph
+    assert found.divergence is not None
+    assert found.divergence.greatest > 0
+    with pytest.raises(InputError, match="no prefill graph in it"):
+        evaluate(bundles["fp32"], TEXT, prefill_graph=True)
+
+
+def test_memory_is_of_both_bundles() -> None:
+    assert evaluate(DEMO, TEXT, against=DEMO, memory="2GB").divergence is not None
+    with pytest.raises(stem_edge.MemoryPlanError):
+        evaluate(DEMO, TEXT, against=DEMO, memory="1MB")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": ""}, "too few tokens"),
+        ({"text": " \n\n", "lines": True}, "too few tokens"),
+        ({"window": 0}, r"window is 0 tokens; .* takes 1 to 256"),
+        ({"window": 257}, r"window is 257 tokens; .* takes 1 to 256"),
+        ({"window": 8, "stride": 9}, "stride is 9 tokens; expected 1 to 8"),
+        ({"stride": 0}, "stride is 0 tokens; expected 1 to 256"),
+        ({"worst": -1}, "worst is -1"),
+        ({"against": "/nowhere"}, "/nowhere: no such folder; give a bundle, or the folder of"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(DEMO, **({"text": TEXT} | options))
+
+
+def test_another_vocabulary_is_refused(tiny_bundle: Path) -> None:
+    for other in (tiny_bundle, CHECKPOINT):
+        with pytest.raises(InputError, match=r"tokens, .*demo_model has 1,756"):
+            evaluate(DEMO, TEXT, against=other)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(*args: Any, **options: Any) -> Any:
+        found = split(*args, **options)
+        return replace(found, token_ids=[ids[::-1] for ids in found.token_ids])
+
+    monkeypatch.setattr("stem_edge.measuring.quality.logit_source.split", other)
+    with pytest.raises(InputError, match="its tokenizer gives other ids"):
+        evaluate(DEMO, TEXT, against=DEMO)
+
+
+def test_logits_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        return iter([np.full((4, 1756), np.nan, np.float32)])
+
+    monkeypatch.setattr("stem_edge.runtime.model.Model.logits_chunks", broken)
+    with pytest.raises(BundleError, match="computes NaN or infinite logits"):
+        evaluate(DEMO, TEXT)

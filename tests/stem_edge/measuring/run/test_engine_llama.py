@@ -1,0 +1,249 @@
+"""Everything that measures, on the engine ggml: of bundles with its backbone alone, and with both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from installed import DEMO, needs_ggml
+
+import stem_edge
+from stem_edge.bundle.footprint import footprint_of, gguf_footprint
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.main import main
+from stem_edge.errors import BackendError, InputError
+from stem_edge.ggml import types as ggml_types
+from stem_edge.graph.formats import GgufFormat
+from stem_edge.measuring.bench.bench import bench
+from stem_edge.measuring.bench.figures import token_nbytes
+from stem_edge.measuring.bench.measure_report import report_table, to_dict
+from stem_edge.measuring.planning import rates_ggml
+from stem_edge.measuring.planning.models import GGUF_CHOICES
+from stem_edge.measuring.planning.rates import measure_rates
+from stem_edge.measuring.quality.quality import evaluate
+from stem_edge.runtime import consistency as runs
+
+Capture = pytest.CaptureFixture[str]
+pytestmark = [pytest.mark.slow, needs_ggml]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
+WAYS = 9  # of running on one engine, as tests/runtime/test_consistency.py lists them
+
+
+@pytest.fixture(scope="module")
+def both(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny bundle with a backbone for each engine, both in float32."""
+    out = tmp_path_factory.mktemp("both") / "bundle"
+    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32")
+    stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="f32", add=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny bundle with a GGUF backbone alone, which can be rearranged."""
+    out = tmp_path_factory.mktemp("alone") / "bundle"
+    stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="q4_0")
+    return out
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("The capital of Peru is Lima, and that of France is Paris. " * 3)
+    return path
+
+
+@pytest.fixture
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates_ggml, "PROBE_NBYTES", 1 << 20)
+    monkeypatch.setattr(rates_ggml, "MATRIX_SHAPE", (256, 512))
+    monkeypatch.setattr("stem_edge.measuring.planning.timing.PROBE_SECONDS", 0.01)
+
+
+def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
+    seen: list[str] = []
+    results = stem_edge.verify_runs(both, max_new_tokens=8, progress=seen.append)
+    assert seen == list(results)
+    assert set(results.values()) == {"ok"}
+    assert len(results) == 2 * WAYS
+    assert {"plain", "plain, ggml", "fewest slots, ggml", "mmap, ggml"} <= set(results)
+
+
+def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
+    names = runs._kernels(open_bundle(alone), "ggml", None)
+    assert names["ggml"] == {"engine": "ggml"}
+    if "ggml repacked" not in names:
+        pytest.skip("this build of ggml does not rearrange weights")
+    assert names["ggml repacked"] == {"engine": "ggml", "repack": True}
+    results = stem_edge.verify_runs(alone, max_new_tokens=4)
+    assert results["overlapped, ggml repacked"] == results["mmap, ggml repacked"] == "ok"
+
+
+def test_a_missing_engine_is_named(
+    both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(runs, "is_installed", lambda engine: engine == "onnxruntime")
+    assert main(["verify", str(both), "--runs"]) == 0
+    assert "not run: ggml is not installed" in capsys.readouterr().out
+    assert main(["verify", str(both), "--runs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True and found["runs"]["ggml"].startswith("not run")
+
+
+def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("consistency", "backends.engines"):
+        monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
+    with pytest.raises(BackendError, match="ggml is not installed"):
+        stem_edge.verify_runs(alone)
+
+
+@pytest.mark.usefixtures("quick_probes")
+@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"])
+def test_rates_of_every_mixture(weights: str) -> None:
+    gguf = GgufFormat(weights=weights)  # type: ignore[arg-type]
+    manifest = open_bundle(DEMO).manifest
+    found = measure_rates(gguf_footprint(manifest.model, gguf, manifest.table_format), 1)
+    for rate in (found.weights, found.head, found.kv):
+        assert 1e7 < rate < 1e13
+    assert 1e-6 < found.layer_seconds < 1
+    assert found.source == "measured on this machine, 1 threads"
+
+
+@pytest.mark.usefixtures("quick_probes")
+def test_rates_of_rearranged_matrices(alone: Path) -> None:
+    if "ggml repacked" not in runs._kernels(open_bundle(alone), "ggml", None):
+        pytest.skip("this build of ggml does not rearrange weights")
+    found = measure_rates(footprint_of(open_bundle(alone).manifest), 1, repack=True)
+    assert 1e7 < found.weights < 1e13
+
+
+def test_a_mixture_is_as_slow_as_its_parts() -> None:
+    kinds = {(ggml_types.Q4_K, False): 10.0, (ggml_types.Q6_K, False): 5.0}
+    nbytes = Counter({(ggml_types.Q4_K, False): 20, (ggml_types.Q6_K, False): 10})
+    assert rates_ggml._mean_rate(nbytes, kinds) == 30 / 4
+
+
+@linux
+def test_measure_counts_the_file_as_mapped(both: Path) -> None:
+    found = stem_edge.measure(
+        both, engine="ggml", prompt_tokens=60, new_tokens=20, warm_start=False, threads=1
+    )
+    decode = found.phase("decode")
+    size = open_bundle(both).manifest.files["backbone.gguf"].nbytes
+    assert found.engine == to_dict(found)["engine"] == "ggml"
+    assert size / 2 < (found.mapped or 0) <= size + 4096
+    assert (decode.cached_backbone or 0) <= size + 4096
+    expected = found.prediction
+    assert (expected.kv_cache, expected.row_cache) == (decode.kv_cache, decode.row_cache)
+    assert expected.anonymous == pytest.approx(found.peak, rel=0.25)
+    assert expected.hit_rate == found.hit_rate
+    assert max(map(len, report_table(found).splitlines())) <= 80
+
+
+def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: Capture) -> None:
+    (of_alone,) = stem_edge.fit(alone, "100MB", bandwidth="10GB")
+    (of_both,) = stem_edge.fit(both, "100MB", bandwidth="10GB")
+    (chosen,) = stem_edge.fit(both, "100MB", bandwidth="10GB", engine="ggml")
+    engines = [one.plan.engine for one in (of_alone, of_both, chosen)]
+    assert engines == ["ggml", "onnxruntime", "ggml"]
+    assert chosen.mapped == chosen.footprint.step_nbytes > 0
+    assert of_both.mapped == 0  # small ones are not prepared
+    assert main(["fit", str(both), "--memory", "100MB", "--bandwidth", "1GB"]) == 0
+    assert "--engine" not in capsys.readouterr().out
+    arguments = ["--bandwidth", "1GB", "--engine", "ggml", "--repack"]
+    assert main(["fit", str(alone), "--memory", "100MB", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
+    with pytest.raises(InputError, match="repack belongs to ggml"):
+        stem_edge.fit(both, "100MB", bandwidth="10GB", repack=True)
+
+
+def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capture) -> None:
+    found = stem_edge.fit(tiny_checkpoint, device="pi5", engine="ggml")
+    assert [(one.types.weights, one.tables) for one in found] == list(GGUF_CHOICES)
+    assert main(["fit", str(tiny_checkpoint), "--device", "pi5", "--engine", "ggml"]) == 0
+    assert "OUT --engine gguf --backbone q8_0 --tables int8" in capsys.readouterr().out
+    with pytest.raises(InputError, match="engine is 'torch'"):
+        stem_edge.fit(tiny_checkpoint, device="pi5", engine="torch")
+
+
+def test_bench_takes_engines_against_each_other(
+    both: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
+    few = {"prompt_tokens": 8, "new_tokens": 2, "rounds": 1, "loads": 0, "threads": 1}
+    found = bench(both, against=["ggml"], **few)  # type: ignore[arg-type]
+    assert list(found.subjects) == ["bundle", "ggml"]
+    assert found.settings.engine == "onnxruntime"
+    found = bench(both, engine="ggml", against=["onnxruntime"], **few)  # type: ignore[arg-type]
+    assert found.settings.engine == "ggml"
+    assert found.token_nbytes == token_nbytes(open_bundle(both), "ggml", 9)
+    with pytest.raises(InputError, match="nothing is prepared on ggml"):
+        bench(both, engine="ggml", against=["unprepared"])
+    with pytest.raises(InputError, match="repack belongs to ggml"):
+        bench(both, repack=True)
+
+
+def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
+    from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
+
+    path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
+    model = LlamaModel(path, 700, 1)
+    assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
+
+
+def test_bench_needs_the_backbone_of_what_it_compares(alone: Path) -> None:
+    with pytest.raises(BackendError, match="no backbone for onnxruntime"):
+        bench(alone, against=["onnxruntime"])
+
+
+def test_eval_compares_the_engines_of_one_bundle(both: Path, text: Path, capsys: Capture) -> None:
+    found = evaluate(both, text, engine="ggml", against=both, against_engine="onnxruntime")
+    assert found.engine == "ggml" and found.divergence is not None
+    assert found.divergence.reference_engine == "onnxruntime"
+    assert found.divergence.mean < 1e-6  # both compute in float32
+    arguments = ["--text", str(text), "--engine", "ggml", "--against", str(both)]
+    assert main(["eval", str(both), *arguments, "--against-engine", "ggml"]) == 0
+    out = capsys.readouterr().out
+    assert "computed by ggml" in out and f"reference {both} on ggml" in out
+    assert main(["eval", str(both), "--text", str(text), "--engine", "ggml", "--prefill"]) == 1
+
+
+def test_inspect_plans_memory_by_engine(both: Path, capsys: Capture) -> None:
+    plans = {}
+    for engine in ("onnxruntime", "ggml"):
+        assert main(["inspect", str(both), "--memory", "--engine", engine, "--json"]) == 0
+        plans[engine] = json.loads(capsys.readouterr().out)
+        assert plans[engine]["engine"] == engine
+    assert plans["ggml"]["weights"] < plans["onnxruntime"]["weights"]
+
+
+NO_ONNXRUNTIME = """
+import importlib.util, sys
+sys.modules["onnxruntime"] = None  # importing it raises
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
+import stem_edge.runtime.backends.engines as engines
+engines.find_spec = importlib.util.find_spec
+"""
+USES = {
+    "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
+    "memory_plan": "stem_edge.memory_plan({0!r})",
+    "verify_runs": "assert 'plain, ggml' in stem_edge.verify_runs({0!r}, max_new_tokens=2)",
+    "fit": "stem_edge.fit({0!r}, '100MB', bandwidth='1GB')",
+    "evaluate": "stem_edge.evaluate({0!r}, {1!r})",
+    "measure": "stem_edge.measure({0!r}, prompt_tokens=8, new_tokens=2)",
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_without_onnxruntime_everything_runs_on_ggml(name: str, both: Path, text: Path) -> None:
+    code = f"{NO_ONNXRUNTIME}\nimport stem_edge\n{USES[name].format(str(both), str(text))}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr

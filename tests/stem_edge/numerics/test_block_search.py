@@ -1,0 +1,129 @@
+"""Scales that are searched lose no more than those of the block's range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matrices import random_matrix
+
+from stem_edge.numerics.block_search import search_blocks, search_scales
+from stem_edge.numerics.quantize import (
+    F32,
+    Blocks,
+    dequantize_blocks,
+    encode,
+    quantize_asymmetric,
+    quantize_blocks,
+)
+
+CASES = [(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
+
+
+def nearest(matrix: F32, bits: int, block: int, *, asymmetric: bool) -> Blocks:
+    if asymmetric:
+        return quantize_asymmetric(matrix, bits, block)
+    return Blocks(*quantize_blocks(matrix, bits, block))
+
+
+def stored(blocks: Blocks, bits: int) -> F32:
+    return dequantize_blocks(blocks.codes, blocks.scales, bits, blocks.zero_points)
+
+
+def losses(matrix: F32, found: F32, block: int, weights: F32 | None = None) -> F32:
+    """Weighted squared error of each block over its greatest magnitude's square, float64."""
+    exact = matrix.astype(np.float64).reshape(len(matrix), -1, block)
+    peak = np.maximum(np.abs(exact).max(axis=2, keepdims=True), 1e-300)
+    error = ((found.reshape(exact.shape) - exact) / peak) ** 2
+    if weights is not None:
+        error *= weights.reshape(-1, block)
+    return np.asarray(error.sum(axis=2))
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize(("bits", "block"), CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_block_loses_more_than_by_rounding(
+    bits: int, block: int, seed: int, asymmetric: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = random_matrix(seed)
+    matrix[8, :128] = 3.5  # all alike
+    matrix[9] = np.abs(matrix[9]) + 100 * np.abs(matrix[9]).max()  # far from zero
+    for weights in (None, (rng.random(256) ** 4).astype(np.float32)):
+        found = search_blocks(matrix, bits, block, weights, asymmetric=asymmetric)
+        usual = nearest(matrix, bits, block, asymmetric=asymmetric)
+        lost, allowed = (losses(matrix, stored(b, bits), block, weights) for b in (found, usual))
+        assert (lost <= allowed * (1 + 1e-4) + 1e-12).all()
+        assert np.isfinite(found.scales).all()
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize(("block", "most"), [(32, 0.93), (128, 0.91)])
+def test_normal_values_lose_a_tenth_less(block: int, most: float, asymmetric: bool) -> None:
+    matrix = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    found = search_blocks(matrix, 4, block, asymmetric=asymmetric)
+    usual = nearest(matrix, 4, block, asymmetric=asymmetric)
+    lost, allowed = (losses(matrix, stored(b, 4), block).sum() for b in (found, usual))
+    assert lost < most * allowed
+
+
+def test_weights_decide_who_loses() -> None:
+    matrix = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    weights = np.where(np.arange(256) % 32 < 4, 100, 1).astype(np.float32)
+    error = [np.abs(stored(search_blocks(matrix, 4, 32, w), 4) - matrix) for w in (None, weights)]
+    assert error[1][:, weights > 1].mean() < 0.8 * error[0][:, weights > 1].mean()
+    assert error[1][:, weights == 1].mean() > error[0][:, weights == 1].mean()
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zeros_and_what_is_too_small_become_zero(bits: int, asymmetric: bool) -> None:
+    matrix = np.zeros((2, 32), np.float32)
+    matrix[1, :2] = 1e-44, -1e-40
+    found = search_blocks(matrix, bits, 16, asymmetric=asymmetric)
+    assert not found.scales.any()
+    assert not stored(found, bits).any()
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_a_block_whose_weights_are_zero_is_searched_as_if_it_had_none(asymmetric: bool) -> None:
+    matrix = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    weights = np.repeat(np.array([0, 1], np.float32), 32)
+    found = search_blocks(matrix, 4, 32, weights, asymmetric=asymmetric)
+    plain = search_blocks(matrix, 4, 32, asymmetric=asymmetric)
+    assert np.array_equal(found.codes, plain.codes)
+    assert np.array_equal(found.scales, plain.scales)
+
+
+def test_what_codes_can_say_is_found_exactly() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (8, 4, 32))
+    codes[:, :, 0], codes[:, :, 1] = 0, 15
+    zeros = rng.integers(1, 15, (8, 4))
+    matrix = ((codes - zeros[:, :, None]) * 0.25).astype(np.float32).reshape(8, 128)
+    found = search_blocks(matrix, 4, 32, asymmetric=True)
+    assert np.abs(stored(found, 4) - matrix).max() < 1e-5
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    """So that pieces and threads change no byte."""
+    matrix = np.random.default_rng(0).standard_normal((300, 1024)).astype(np.float32)
+    found = search_blocks(matrix, 4, 32, asymmetric=True)
+    parts = [search_blocks(matrix[at : at + 7], 4, 32, asymmetric=True) for at in range(0, 300, 7)]
+    assert np.array_equal(found.codes, np.concatenate([part.codes for part in parts]))
+    assert np.array_equal(found.scales, np.concatenate([part.scales for part in parts]))
+
+
+def test_scales_alone_lead_to_the_same_codes() -> None:
+    matrix = random_matrix(1)
+    blocks = matrix.reshape(12, -1, 32)
+    codes, scales = encode(blocks, *search_scales(blocks, 4), 4)
+    found = search_blocks(matrix, 4, 32)
+    assert np.array_equal(found.codes, codes)
+    assert np.array_equal(found.scales, scales)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_no_rows_give_no_rows(bits: int) -> None:
+    found = search_blocks(np.empty((0, 64), np.float32), bits, 16)
+    assert (found.codes.shape, found.scales.shape) == ((0, 64 * bits // 8), (0, 4))

@@ -1,0 +1,55 @@
+import numpy as np
+import numpy.typing as npt
+import pytest
+from configs import config
+
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_tables, rotate
+
+POSITIONS, HEADS, WIDTH = 7, 3, 8
+MODEL = config(head_dim=WIDTH, rope_theta=100.0)
+KINDS = pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "halves"])
+
+
+def random_heads() -> F32:
+    shape = (POSITIONS, HEADS, WIDTH)
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def as_complex(heads: F32, interleaved: bool) -> npt.NDArray[np.complex128]:
+    half = WIDTH // 2
+    first, second = (
+        (heads[..., 0::2], heads[..., 1::2])
+        if interleaved
+        else (heads[..., :half], heads[..., half:])
+    )
+    return first + 1j * second.astype(np.float64)
+
+
+@KINDS
+def test_rotation_is_a_complex_product(interleaved: bool) -> None:
+    heads = random_heads()
+    found = rotate(heads, *rope_tables(MODEL, POSITIONS), interleaved)
+    speeds = 100.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    turns = np.exp(1j * np.outer(np.arange(POSITIONS), speeds))
+    expected = as_complex(heads, interleaved) * turns[:, None, :]
+    np.testing.assert_allclose(as_complex(found, interleaved), expected, atol=1e-6)
+
+
+@KINDS
+def test_rotation_leaves_its_input_alone(interleaved: bool) -> None:
+    heads = random_heads()
+    before = heads.copy()
+    rotate(heads, *rope_tables(MODEL, POSITIONS), interleaved)
+    assert np.array_equal(heads, before)
+
+
+def test_tables_are_float32_with_one_row_a_position() -> None:
+    for table in rope_tables(MODEL, POSITIONS):
+        assert table.dtype == np.float32
+        assert table.shape == (POSITIONS, WIDTH // 2)
+
+
+def test_more_positions_do_not_change_the_first_ones() -> None:
+    for short, long in zip(rope_tables(MODEL, 3), rope_tables(MODEL, 100), strict=True):
+        assert np.array_equal(short, long[:3])

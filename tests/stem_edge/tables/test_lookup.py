@@ -1,0 +1,158 @@
+"""What a made record holds, for every type of row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.tables.lookup import compose, is_row, pack_row, plain, token_of, tokens_of
+from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
+
+V, LAYERS = 12, (1, 4, 5)
+
+
+def layout_of(
+    row_type: RowType, *parts: tuple[int, ...], scales: ScaleType = "fp32"
+) -> RecordLayout:
+    return make_layout(V, LAYERS, parts, row_type, 32, scales)
+
+
+LAYOUTS = {
+    "fp32": layout_of("fp32", (24,)),
+    "fp16": layout_of("fp16", (24,)),
+    "int8": layout_of("int8", (64,)),
+    "int8, fp16 scales": layout_of("int8", (64,), scales="fp16"),
+    "int4": layout_of("int4", (64,)),
+    "low rank": layout_of("int8", (16,)),
+    "experts": layout_of("fp32", (6, 4), (4, 3)),
+    "int4 experts": layout_of("int4", (6, 32), (4, 16)),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> RecordLayout:
+    return LAYOUTS[request.param]
+
+
+def make_rows(layout: RecordLayout, seed: int = 0) -> list[F32]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(V, layout.row_width)).astype(np.float32) for _ in layout.layers]
+
+
+@pytest.fixture
+def records(layout: RecordLayout) -> U8:
+    return layout.pack(make_rows(layout), search=layout.quantized)
+
+
+def of_all(records: U8) -> dict[int, U8]:
+    return dict(enumerate(records))
+
+
+def test_a_tokens_own_lookup_is_its_record(layout: RecordLayout, records: U8) -> None:
+    for token in range(V):
+        made = compose(layout, plain((token,), len(LAYERS)), of_all(records))
+        assert made.dtype == np.uint8 and made.tobytes() == records[token].tobytes()
+
+
+def test_each_layer_has_its_own_row(layout: RecordLayout, records: U8) -> None:
+    made = compose(layout, ((3,), (7,), (3,)), of_all(records))[None]
+    for index, token in enumerate((3, 7, 3)):
+        # Bit for bit: a row that is looked up elsewhere is not rounded again.
+        assert np.array_equal(
+            layout.row_codes(made, index)[0], layout.row_codes(records, index)[token]
+        )
+        assert np.array_equal(layout.unpack(made, index)[0], layout.unpack(records, index)[token])
+
+
+def test_a_mean_is_as_near_as_its_type_allows(layout: RecordLayout, records: U8) -> None:
+    made = compose(layout, plain((2, 5, 9), len(LAYERS)), of_all(records))[None]
+    steps = {"fp32": 0.0, "fp16": 2.0**-11, "int8": 2.0**-8, "int4": 2.0**-3}
+    for index in range(len(LAYERS)):
+        rows = layout.unpack(records, index)[[2, 5, 9]]
+        exact = (rows[0] + rows[1] + rows[2]) / np.float32(3)
+        off = np.abs(layout.unpack(made, index)[0] - exact).max()
+        assert off <= steps[layout.row_type] * np.abs(exact).max() * 1.01
+        assert layout.unpack(made, index)[0].tobytes() == (
+            layout.unpack(layout.pack([exact[None]] * len(LAYERS), search=True), index)[0].tobytes()
+        )
+
+
+def test_a_mean_of_one_row_with_itself_is_that_row(layout: RecordLayout, records: U8) -> None:
+    made = compose(layout, plain((4, 4, 4), len(LAYERS)), of_all(records))
+    assert made.tobytes() == records[4].tobytes()
+
+
+def test_a_token_that_is_there_twice_counts_twice() -> None:
+    layout = LAYOUTS["fp32"]
+    records = layout.pack(make_rows(layout))
+    made = compose(layout, plain((1, 2, 2), len(LAYERS)), of_all(records))[None]
+    one, two = layout.unpack(records, 0)[[1, 2]]
+    assert np.allclose(layout.unpack(made, 0)[0], (one + 2 * two) / 3, atol=1e-6)
+
+
+def test_given_bytes_are_the_row(layout: RecordLayout, records: U8) -> None:
+    values = make_rows(layout, seed=1)[0][0]
+    row = pack_row(layout, values)
+    assert len(row) == layout.row_nbytes
+    made = compose(layout, ((0,), row, (0, 1)), of_all(records))
+    assert made[layout.row_nbytes : 2 * layout.row_nbytes].tobytes() == row
+    expected = layout.unpack(layout.pack([values[None]] * len(LAYERS), search=True), 1)[0]
+    assert np.array_equal(layout.unpack(made[None], 1)[0], expected)
+
+
+def test_only_what_is_needed_is_read(layout: RecordLayout, records: U8) -> None:
+    row = bytes(layout.row_nbytes)
+    lookup = ((3, 1, 3), row, (8,))
+    assert tokens_of(lookup) == [1, 3, 8]
+    compose(layout, lookup, {token: records[token] for token in (1, 3, 8)})
+    compose(layout, (row, row, row), {})
+
+
+def test_composing_changes_no_record_of_the_store(layout: RecordLayout, records: U8) -> None:
+    before = records.tobytes()
+    made = compose(layout, ((1,), (2, 3), (4,)), of_all(records))
+    made[:] = 0
+    assert records.tobytes() == before
+
+
+@pytest.mark.parametrize(
+    ("lookup", "token"),
+    [
+        (((5,),), 5),
+        (((5,), (5,), (5,)), 5),
+        (((0,), (0,)), 0),
+        (((5, 5), (5, 5)), 5),
+        (((5,), (6,)), None),
+        (((5, 6), (5, 6)), None),
+        (((5,), b"row"), None),
+        ((b"row", (5,)), None),
+        ((b"\x05", b"\x05"), None),
+    ],
+)
+def test_whose_own_record_it_is(lookup: Any, token: int | None) -> None:
+    assert token_of(lookup) == token
+
+
+def test_rows_are_known_by_their_size_and_values(layout: RecordLayout) -> None:
+    row = pack_row(layout, make_rows(layout)[0][0])
+    assert is_row(layout, row)
+    assert is_row(layout, bytes(layout.row_nbytes))
+    for wrong in (b"", row[:-1], row + b"\0"):
+        assert not is_row(layout, wrong)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_are_no_row(layout: RecordLayout, value: float) -> None:
+    row = pack_row(layout, make_rows(layout)[0][0])
+    last = layout.scales_dtype if layout.quantized else layout.codes_dtype
+    assert not is_row(layout, row[: -last.itemsize] + np.array(value, last).tobytes())
+
+
+def test_what_fp16_cannot_hold_is_refused() -> None:
+    layout = LAYOUTS["fp16"]
+    with pytest.raises(ValueError, match="65504"):
+        pack_row(layout, np.full(layout.row_width, 1e5, np.float32))

@@ -1,0 +1,72 @@
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import zarr
+from shard_bytes import LAYOUT, RECORDS, slow_crc32c, summed
+from stores import check_shard, write_array
+from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.storage import LocalStore
+
+from stem_edge.tables.shards import ShardGrid, array_metadata, crc32c, open_grid
+
+EMPTY_PAIR = (2**64 - 1, 2**64 - 1)
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> ShardGrid:
+    return write_array(tmp_path / "records", LAYOUT, RECORDS, records_per_shard=2)
+
+
+def index(*pairs: tuple[int, int]) -> bytes:
+    return summed(b"".join(struct.pack("<QQ", *pair) for pair in pairs))
+
+
+def test_crc32c_of_the_known_string() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert slow_crc32c(b"123456789") == struct.pack("<I", 0xE3069283)
+
+
+def test_exact_bytes_of_a_full_shard(grid: ShardGrid) -> None:
+    records = summed(bytes(range(20))) + summed(bytes(20))
+    assert grid.shard_path(0).read_bytes() == records + index((0, 24), (24, 24))
+
+
+def test_exact_bytes_of_a_partial_shard(grid: ShardGrid) -> None:
+    records = summed(bytes(range(100, 120)))
+    assert grid.shard_path(1).read_bytes() == records + index((0, 24), EMPTY_PAIR)
+
+
+def test_a_store_opens_as_it_was_written(grid: ShardGrid) -> None:
+    found = open_grid(grid.root, LAYOUT)
+    assert found == grid
+    assert [found.shard_records(shard) for shard in range(found.shards)] == [2, 1]
+    for shard in range(found.shards):
+        check_shard(found, shard)
+
+
+def test_zarr_writes_the_same_bytes(grid: ShardGrid, tmp_path: Path) -> None:
+    root = tmp_path / "by_zarr"
+    array = zarr.create_array(
+        LocalStore(root),
+        shape=RECORDS.shape,
+        dtype="uint8",
+        shards=(2, 20),
+        chunks=(1, 20),
+        serializer=BytesCodec(),
+        compressors=[Crc32cCodec()],
+        fill_value=0,
+        config={"write_empty_chunks": True},
+    )
+    array[:] = RECORDS
+    for shard in range(2):
+        ours = grid.shard_path(shard)
+        assert (root / ours.relative_to(grid.root)).read_bytes() == ours.read_bytes()
+    assert json.loads((root / "zarr.json").read_bytes()) == array_metadata(LAYOUT, 2)
+
+
+def test_one_shard_may_hold_everything(tmp_path: Path) -> None:
+    grid = write_array(tmp_path / "records", LAYOUT, RECORDS, records_per_shard=3)
+    assert open_grid(grid.root, LAYOUT).shards == 1
+    check_shard(grid, 0)

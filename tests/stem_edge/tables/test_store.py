@@ -1,0 +1,224 @@
+"""The group of a table store: its format, its arrays, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zarr
+from shard_bytes import LAYOUT, RECORDS, edit
+from stores import write_store
+
+from stem_edge.config import MAX_VOCAB
+from stem_edge.errors import BundleError
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.store import TableFormat, open_table_store
+
+PLAIN = TableFormat(tokens=3, tables=LAYOUT)
+# Of four records, of which two are rare, and six tokens.
+TABLES = msgspec.structs.replace(LAYOUT, records=4)
+RARE = msgspec.structs.replace(LAYOUT, records=2, row_type="int4")
+RARE_RECORDS = np.array([range(12), range(50, 62)], np.uint8)
+MIXED = TableFormat(tokens=6, tables=TABLES, rare_tables=RARE, indexed=True)
+INDEX = [3, 1, 0, 2, 2, 2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_store(tmp_path / "tables.zarr", LAYOUT, RECORDS, records_per_shard=2)
+    return tmp_path / "tables.zarr"
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    root = tmp_path / "mixed.zarr"
+    write_store(root, TABLES, RECORDS[:2], 2, index=INDEX, rare=(RARE, RARE_RECORDS))
+    return root
+
+
+def test_a_plain_store_opens_as_it_was_written(root: Path) -> None:
+    found = open_table_store(root)
+    assert (found.format, found.index) == (PLAIN, None)
+    assert [grid.root for grid in found.grids] == [root / "records"]
+    assert [grid.layout for grid in found.grids] == [LAYOUT]
+
+
+def test_a_mixed_store_opens_as_it_was_written(mixed: Path) -> None:
+    found = open_table_store(mixed)
+    assert found.format == MIXED
+    assert found.index is not None and found.index.tolist() == INDEX
+    assert [grid.layout.records for grid in found.grids] == [2, 2]
+    assert [grid.layout.row_type for grid in found.grids] == ["int8", "int4"]
+
+
+def test_zarr_opens_every_array(mixed: Path) -> None:
+    group = zarr.open_group(mixed, mode="r")
+    expected = {"records": RECORDS[:2], "rare_records": RARE_RECORDS, "index": np.array(INDEX)}
+    assert set(group) == set(expected)
+    for name, values in expected.items():
+        array = group[name]
+        assert isinstance(array, zarr.Array)
+        assert np.array_equal(np.asarray(array[:]), values)
+    layout = {"layers": [1], "parts": [[16]], "group_size": 16, "scale_type": "fp32"}
+    assert group.attrs["stem_edge"] == {
+        "tokens": 6,
+        "tables": layout | {"records": 4, "row_type": "int8"},
+        "rare_tables": layout | {"records": 2, "row_type": "int4"},
+        "indexed": True,
+    }
+
+
+def test_a_rare_record_is_widened_exactly() -> None:
+    """Every int4 code, in every layer: the same value, and the same bytes of its scale."""
+    layout = RecordLayout(
+        records=9, layers=(0, 2), parts=((16, 16),), row_type="int8", group_size=16
+    )
+    for scale_type in ("fp32", "fp16"):
+        wide = msgspec.structs.replace(layout, scale_type=scale_type)
+        rare = msgspec.structs.replace(wide, records=5, row_type="int4")
+        format = TableFormat(tokens=9, tables=wide, rare_tables=rare, indexed=True)
+        rng = np.random.default_rng(0)
+        rows = [rng.normal(size=(5, 256)).astype(np.float32) for _ in layout.layers]
+        narrow = rare.pack(rows)
+        found = np.full((5, wide.record_nbytes), 0xAA, np.uint8)
+        format.widen(narrow, found)
+        for index in range(2):
+            assert np.array_equal(wide.unpack(found, index), rare.unpack(narrow, index))
+            scales = wide.row_scales(found, index), rare.row_scales(narrow, index)
+            assert scales[0].tobytes() == scales[1].tobytes()
+        assert len(np.unique(wide.row_codes(found, 0))) == 16
+
+
+def test_widening_without_rare_tables_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="no rare tables"):
+        PLAIN.widen(RARE_RECORDS, RECORDS[:2])
+
+
+def test_sizes_on_flash(root: Path, mixed: Path) -> None:
+    for path, format in ((root, PLAIN), (mixed, MIXED)):
+        files = [p for p in path.rglob("*") if p.is_file() and p.name != "zarr.json"]
+        found = sum(p.stat().st_size for p in files)
+        assert 0 <= found - format.nbytes <= 16 * len(files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"tokens": 7, "indexed": False, "rare_tables": None},
+            "4 records of 7 tokens, but no index",
+        ),
+        ({"tokens": 0}, "tables of 0 tokens"),
+        ({"tokens": MAX_VOCAB + 1}, f"expected 1 to {MAX_VOCAB}"),
+        ({"tokens": 4, "indexed": False}, "rare tables, but no index"),
+        *[
+            ({"rare_tables": msgspec.structs.replace(RARE, **change)}, "do not widen")
+            for change in (
+                {"row_type": "int8"}, {"records": 4}, {"records": 5}, {"layers": (2,)},
+                {"parts": ((32,),)}, {"scale_type": "fp16"},
+            )
+        ],
+        ({"tables": msgspec.structs.replace(TABLES, row_type="int4")}, "do not widen"),
+    ],
+)  # fmt: skip
+def test_formats_that_cannot_exist(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        msgspec.structs.replace(MIXED, **changes)
+
+
+def assert_refused(root: Path, named: Path) -> None:
+    with pytest.raises(BundleError) as caught:
+        open_table_store(root)
+    message = str(caught.value)
+    assert str(named) in message
+    assert message.endswith("export the bundle again")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *[("zarr_format", 2), ("node_type", "array"), ("unknown", 1), ("attributes", [])],
+        *[("zarr_format", ...), ("node_type", ...), ("attributes", ...)],
+    ],
+)
+def test_group_metadata_of_another_kind(root: Path, where: str, value: object) -> None:
+    path = root / "zarr.json"
+    edit(path, where, value)
+    assert_refused(root, path)
+
+
+LAYOUT_AT = "attributes stem_edge"
+TABLES_AT = f"{LAYOUT_AT} tables"
+WRONG_LAYOUTS: dict[str, list[object]] = {
+    LAYOUT_AT: [..., None, [], 7],
+    f"{LAYOUT_AT} tokens": [..., "3", 3.0, True, 4, 0, 10**30],
+    f"{LAYOUT_AT} indexed": [..., None, 1],
+    f"{LAYOUT_AT} rare_tables": [..., {}, 1],
+    f"{LAYOUT_AT} unknown": [1],
+    f"{TABLES_AT} records": [..., "3", 3.0, True, 4, 2],
+    f"{TABLES_AT} parts": [
+        [[32]], [[0]], [[-16]], [[10**30]], [["16"]], [16], [], [[]], [[16], [16]],
+    ],
+    f"{TABLES_AT} layers": [[], [1, 2], [1.0], 1],
+    f"{TABLES_AT} row_type": ["int4", "int3", 8],
+    f"{TABLES_AT} group_size": [0, 8, 32, -16],
+    f"{TABLES_AT} scale_type": [..., "fp16", "bf16"],
+    f"{TABLES_AT} unknown": [1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", WRONG_LAYOUTS)
+def test_layouts_that_are_wrong_or_contradict_the_array(root: Path, where: str) -> None:
+    path = root / "zarr.json"
+    original = path.read_bytes()
+    for value in WRONG_LAYOUTS[where]:
+        path.write_bytes(original)
+        edit(path, where, value)
+        # A layout can contradict the array: then either file may be the wrong one.
+        assert_refused(root, root)
+
+
+EVERY = pytest.mark.parametrize(
+    "name", ["zarr.json", "records/zarr.json", "rare_records/zarr.json", "index/zarr.json"]
+)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "data",
+    [
+        *[
+            b"", b"{", b"[]", b"{}{}", b'{"a": NaN}', b"\xef\xbb\xbf{}",
+            b'{"a": ' + b"9" * 5000 + b"}",
+        ]
+    ],
+    ids=lambda data: repr(data[:12]),
+)  # fmt: skip
+def test_not_json(mixed: Path, name: str, data: bytes) -> None:
+    path = mixed / name
+    path.write_bytes(data)
+    with pytest.raises(BundleError) as caught:
+        open_table_store(mixed)
+    assert str(caught.value).startswith(f"{path}: not a zarr.json (")
+
+
+@EVERY
+def test_missing_json(mixed: Path, name: str) -> None:
+    path = mixed / name
+    path.unlink()
+    with pytest.raises(BundleError) as caught:
+        open_table_store(mixed)
+    assert str(caught.value).startswith(
+        f"{path}: cannot read this description of tables (No such file"
+    )
+    assert "the bundle is incomplete" in str(caught.value)
+
+
+def test_an_index_that_is_not_there(root: Path) -> None:
+    edit(root / "zarr.json", f"{LAYOUT_AT} indexed", True)
+    with pytest.raises(BundleError, match=r"index: cannot read this folder \(No such file"):
+        open_table_store(root)

@@ -1,0 +1,103 @@
+import pytest
+from configs import config
+
+from stem_edge.config import (
+    LARGEST,
+    MAX_HEADS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+)
+
+
+@pytest.mark.parametrize("field", LARGEST)
+def test_numbers_out_of_range(field: str) -> None:
+    for value in (0, -1, LARGEST[field] + 1, 10**30):
+        with pytest.raises(ValueError, match=f"{field} is {value}; expected 1 to {LARGEST[field]}"):
+            config(**{field: value})
+
+
+@pytest.mark.parametrize("field", LARGEST)
+def test_the_largest_number_is_accepted(field: str) -> None:
+    heads = {"n_kv_heads": {"n_heads": MAX_HEADS}, "head_dim": {"n_heads": 1, "n_kv_heads": 1}}
+    found = config(**{field: LARGEST[field], **heads.get(field, {})})
+    assert getattr(found, field) == LARGEST[field]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_heads": 4, "n_kv_heads": 3}, "n_heads 4 is not a multiple of n_kv_heads 3"),
+        ({"n_heads": 1, "n_kv_heads": 2}, "n_heads 1 is not a multiple of n_kv_heads 2"),
+        ({"head_dim": 3}, "head_dim 3 is odd"),
+        ({"head_dim": MAX_WIDTH}, f"n_heads 2 times head_dim {MAX_WIDTH} is above {MAX_WIDTH}"),
+        *[({"norm_eps": eps}, "norm_eps") for eps in (0.0, -1e-5, 1.0, float("nan"))],
+        *[({"rope_theta": t}, "rope_theta") for t in (0.0, -1.0, float("inf"), float("nan"))],
+        ({"vocab_size": MAX_VOCAB, "dim": MAX_WIDTH}, "parameters; expected at most 1099511627776"),
+        *[({"logit_softcap": cap}, "logit_softcap") for cap in (-1.0, 1e-40, 1e300, float("nan"))],
+        ({"stem_layers": (1, 0)}, "not ascending without repeats"),
+        ({"stem_layers": (1, 1)}, "not ascending without repeats"),
+        ({"stem_layers": (-1, 1)}, "outside of the 2 layers"),
+        ({"stem_layers": (1, 2)}, "outside of the 2 layers"),
+        ({"bos_id": -1}, "special token id -1 outside of vocab_size 10"),
+        ({"bos_id": 10}, "special token id 10 outside of vocab_size 10"),
+        ({"eos_ids": (9, 10)}, "special token id 10 outside of vocab_size 10"),
+    ],
+)
+def test_contradictions(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        config(**changes)
+
+
+def test_special_tokens_may_be_the_first_and_the_last() -> None:
+    assert config(bos_id=0, eos_ids=(0, 9)).eos_ids == (0, 9)
+
+
+@pytest.mark.parametrize("stem_layers", [(), (0,), (0, 1)])
+def test_any_ascending_choice_of_layers(stem_layers: tuple[int, ...]) -> None:
+    assert config(stem_layers=stem_layers).stem_layers == stem_layers
+
+
+def test_shapes_of_a_small_model() -> None:
+    shapes = config().backbone_shapes()
+    layer = {
+        "attention_norm": (4,),
+        "wq": (4, 4),
+        "wk": (2, 4),
+        "wv": (2, 4),
+        "wo": (4, 4),
+        "ffn_norm": (4,),
+        "gate": (6, 4),
+        "down": (4, 6),
+    }
+    assert shapes == {
+        "embedding": (10, 4),
+        **{f"layers.0.{name}": shape for name, shape in layer.items()},
+        "layers.0.up": (6, 4),
+        **{f"layers.1.{name}": shape for name, shape in layer.items()},
+        "norm": (4,),
+        "head": (10, 4),
+    }
+
+
+def test_a_tied_model_has_no_head() -> None:
+    untied, tied = config().backbone_shapes(), config(tied_head=True).backbone_shapes()
+    assert untied.keys() - tied.keys() == {"head"}
+
+
+# One layer: norms 4+4, wq and wo 16 each, wk and wv 8 each, gate and down 24 each = 104;
+# both layers, one `up` of 24, the last norm 4, the embedding 40: 276. A head is 40 more.
+@pytest.mark.parametrize(
+    ("tied", "backbone", "active"),
+    [(True, 276, 276 + 6), (False, 316, 316 - 9 * 4 + 6)],
+)
+def test_parameter_counts(tied: bool, backbone: int, active: int) -> None:
+    model = config(tied_head=tied)
+    assert model.backbone_parameters == backbone
+    assert model.table_parameters == 10 * 6
+    assert model.active_parameters == active
+
+
+def test_a_table_more_is_an_up_projection_less() -> None:
+    model = config(stem_layers=(0, 1))
+    assert model.backbone_parameters == 316 - 24
+    assert model.table_parameters == 2 * 10 * 6

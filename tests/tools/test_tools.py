@@ -1,0 +1,46 @@
+"""Every program of tools/ starts, from anywhere, and says what it is for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from installed import ROOT
+
+PROGRAMS = sorted(
+    path for path in (ROOT / "tools").rglob("*.py") if '__name__ == "__main__"' in path.read_text()
+)
+NO_HELP = {"demo_logits.py"}  # it takes a folder, and nothing else
+
+
+def run(program: Path, folder: Path, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, program, *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_a_program_explains_itself(program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    if program.name not in NO_HELP:
+        assert len(run(program, tmp_path, "--help").splitlines()) > 3
+
+
+@pytest.mark.slow
+def test_hit_rates_of_a_text(tmp_path: Path) -> None:
+    np.tile(np.arange(8, dtype="<i4"), 100).tofile(tmp_path / "ids.int32")
+    program = ROOT / "tools" / "experiments" / "simulate_cache.py"
+    printed = run(program, tmp_path, "ids.int32", "--slots", 8)
+    assert printed.split()[-2:] == ["8", "0.990"]

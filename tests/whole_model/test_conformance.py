@@ -1,0 +1,70 @@
+"""Our logits against those that the public trainers computed for their own checkpoints.
+
+tests/data/conformance: random weights, and the trainer's logits for two sequences of each, from an
+empty context, in float32. Written by the public STEM trainer: `full` and `third` consolidated,
+`full` and `half` as a training run leaves them (`half` in 12 column shards). Written by BlaGPT's:
+`blagpt-third` (biases, norms of q and k, tied head) and `blagpt-full` (none of these).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conformance import CASES, CONFORMANCE, reference, stepwise
+from installed import add_ggml
+
+import stem_edge
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.reference import forward
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a backbone for each engine, over one table store."""
+    out = tmp_path_factory.mktemp("conformance") / "bundle"
+    stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
+    add_ggml(CONFORMANCE / case, out)
+    return out
+
+
+def test_reference_model_computes_the_trainers_logits(case: str) -> None:
+    checkpoint = read_checkpoint(CONFORMANCE / case)
+    for ids, expected in zip(*reference(case), strict=True):
+        found = forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
+        assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_one_pass_computes_the_trainers_logits(case: str, bundle: Path, engine: EngineName) -> None:
+    with stem_edge.load(bundle, engine=engine) as model:
+        for ids, expected in zip(*reference(case), strict=True):
+            assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
+
+
+def test_token_by_token_computes_the_trainers_logits(
+    case: str, bundle: Path, engine: EngineName
+) -> None:
+    with stem_edge.load(bundle, engine=engine) as model:
+        for ids, expected in zip(*reference(case), strict=True):
+            assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
+
+
+def test_greedy_generation_follows_the_trainers_argmax(
+    case: str, bundle: Path, engine: EngineName
+) -> None:
+    ids, logits = reference(case)
+    with stem_edge.load(bundle, engine=engine) as model:
+        for prompt, expected in zip(ids, logits, strict=True):
+            for length in (1, len(prompt) // 2, len(prompt)):
+                chunks = list(model.generate(prompt[:length], max_new_tokens=1))
+                assert chunks[0].token_ids == [int(expected[length - 1].argmax())]

@@ -1,0 +1,79 @@
+"""The trainers' logits through the graphs for accelerators, on every provider that runs here.
+
+The CPU plays a device (every tensor apart from this process's own arrays, copied to and from);
+plug-in providers are skipped by name where they, or a device for them, are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from conformance import CASES, CONFORMANCE, reference, stepwise
+
+import stem_edge
+from stem_edge.errors import BackendError
+from stem_edge.graph.names import Variant
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
+from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
+
+# Of logits; those of fp16 have passed through numbers of 11 bits in every layer.
+TOLERANCES: dict[Variant, float] = {"fp32": 1e-3, "fp16": 2e-2, "portable": 1e-3}
+
+
+class Way(NamedTuple):
+    """A provider, with the options that make it exact, and the graphs that it is to run."""
+
+    provider: str
+    variant: Variant
+    options: tuple[tuple[str, str], ...] = ()
+
+
+WAYS = [Way("cpu", variant) for variant in TOLERANCES]
+WAYS += [Way("webgpu", variant) for variant in TOLERANCES]
+# Without the hint it computes in what the processor does fastest.
+EXACT = (("load_config", '{"CPU": {"EXECUTION_MODE_HINT": "ACCURACY"}}'),)
+WAYS += [Way("openvino", "portable", EXACT)]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("conformance") / "bundle"
+    stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32", progress=False)
+    return out
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way.provider}-{way.variant}")
+def model(
+    request: pytest.FixtureRequest, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Model]:
+    way: Way = request.param
+    try:
+        providers.resolve([(way.provider, dict(way.options))])
+    except BackendError as error:
+        pytest.skip(f"{way.provider} is not here: {error}")
+    for name in ("ON_CPU", "ACCELERATED"):
+        monkeypatch.setattr(loading_device, name, (way.variant,))
+    size = "100MB" if way.provider == "cpu" else None
+    with stem_edge.load(
+        bundle, providers=[(way.provider, dict(way.options))], device_memory=size
+    ) as loaded:
+        assert (loaded.plan.provider, loaded.plan.variant) == (way.provider, way.variant)
+        yield loaded
+
+
+def test_one_pass_and_token_by_token_give_the_trainers_logits(model: Model, case: str) -> None:
+    variant = model.plan.variant
+    assert variant is not None
+    for ids, expected in zip(*reference(case), strict=True):
+        assert np.abs(model.logits(ids) - expected).max() < TOLERANCES[variant]
+        assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCES[variant]
