@@ -26,7 +26,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.commands.demo import demo_bundle
-from stem_edge.runtime.model import Chunk, Model
+from stem_edge.runtime import Chunk, Model
 from stem_edge.system.memory import own_memory, return_freed_memory
 
 FDS = Path("/proc/self/fd")
