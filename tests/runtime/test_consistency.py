@@ -79,7 +79,7 @@ def test_a_way_that_gives_other_tokens_is_named(
     assert main(["verify", str(DEMO), "--runs"]) == 1
     out, err = capsys.readouterr()
     (line,) = (line for line in out.splitlines() if line.startswith("fewest slots  "))
-    assert line.endswith("other tokens from the 1. new one on")
+    assert line.endswith("other tokens from new token 1 on")
     assert "2 of 18 ways of running it give other tokens" in err
     assert main(["verify", str(DEMO), "--runs", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
