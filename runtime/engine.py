@@ -193,7 +193,9 @@ class Engine:
         chunks = list(zip(cut(tokens, size), cut(looked_up, size), strict=True))
         return (self._overlapped if self.overlap else self._plain)(context, chunks, every, top)
 
-    def _plain(self, context: Context, chunks: list[StepIds], every: bool, top: int) -> Iterator[F32]:
+    def _plain(
+        self, context: Context, chunks: list[StepIds], every: bool, top: int
+    ) -> Iterator[F32]:
         prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
         for number, (tokens, stem_ids) in enumerate(chunks, 1):
             wanted = len(tokens) if every else int(number == len(chunks))
