@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.text_table import shown
 
 Sampler = Callable[[F32, Sequence[int]], int]
@@ -133,8 +134,7 @@ def make_sampler(params: SamplingParams) -> Sampler:
         best = int(logits.argmax())  # of the first NaN, if any
         if not np.isfinite(logits[best]):
             raise BackendError(
-                f"the logit of token {best} is {logits[best]}, expected a finite number; the weights "
-                "are damaged: check the bundle with stem-edge verify"
+                f"the logit of token {best} is {logits[best]}, expected a finite number; {DAMAGED}"
             )
         if params.temperature == 0:
             return best

@@ -22,7 +22,7 @@ import numpy as np
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.runtime.backends.interface import DAMAGED, LEAST_CHUNK
 from stem_edge.runtime.engine import Context, cut
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
@@ -144,8 +144,7 @@ def _sum_up(
         total = float(peak) + float(np.log(np.exp(row - peak).sum(dtype=np.float64)))
         if not np.isfinite(total):
             raise BackendError(
-                f"the logit of token {best} is {peak}, expected a finite number; the weights are "
-                "damaged: check the bundle with stem-edge verify"
+                f"the logit of token {best} is {peak}, expected a finite number; {DAMAGED}"
             )
         for number, request in enumerate(alike):
             at = position - length + len(request.targets)
