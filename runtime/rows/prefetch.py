@@ -71,7 +71,9 @@ class Rows:
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Stem ids int64 [n] that stand for lookups [n] until released. Raises InputError."""
         if lookups:
-            raise InputError("this model is dense and has no rows to edit; load one that has tables")
+            raise InputError(
+                "this model is dense and has no rows to edit; load one that has tables"
+            )
         return np.zeros(0, np.int64)
 
     def release(self, stem_ids: Sequence[int]) -> None:

@@ -201,12 +201,12 @@ def test_store_of_another_layout_is_refused(
     other: dict[str, Any], written: U8, tmp_path: Path
 ) -> None:
     layout = msgspec.structs.replace(LAYOUT, **other)
-    with pytest.raises(BundleError, match="the manifest says"):
+    with pytest.raises(BundleError, match="as in the manifest"):
         open_store(tmp_path, TableFormat(tokens=layout.records, tables=layout))
 
 
 def test_store_without_the_index_that_the_manifest_has(written: U8, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="the manifest says"):
+    with pytest.raises(BundleError, match="as in the manifest"):
         open_store(tmp_path, TableFormat(tokens=V, tables=LAYOUT, indexed=True))
 
 
