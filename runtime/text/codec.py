@@ -20,8 +20,8 @@ from stem_edge.text_table import printable
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-MAX_GROWN = 1 << 28  # bytes that a text may grow to while it is normalized
-LEAST_LONGEST = 64  # bytes; a token for unknown words stands for text longer than its name
+MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
+LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
 PROBED_IDS = 1 << 10  # decoded at once by probe
 
 
@@ -107,8 +107,8 @@ class TextCodec:
             raise
         except BaseException as error:
             raise InputError(
-                f"{self._path}: the tokenizer cannot process {what} ({_reason(error)}); give others, "
-                "or check the bundle with stem-edge verify"
+                f"{self._path}: the tokenizer cannot process {what} ({_reason(error)}); give another "
+                "input, or check the bundle with stem-edge verify"
             ) from None
 
     def probe(self) -> None:
@@ -124,7 +124,8 @@ class TextCodec:
             for first in range(0, count, PROBED_IDS):
                 self.decode(range(first, first + PROBED_IDS), skip_special_tokens=False)
         except InputError as error:
-            raise BundleError(f"{error} (found in a trial); export the bundle again") from None
+            problem = str(error).rpartition("; ")[0]  # without the advice, which is for prompts
+            raise BundleError(f"{problem}, found in a trial; export the bundle again") from None
 
 
 def same_start(one: Sequence[object], other: Sequence[object]) -> int:

@@ -74,7 +74,7 @@ def test_p2_a_prompt_that_cannot_fit_is_refused_untokenized(
             f"{len(prompt.encode()):,} bytes",
             "256 tokens",
             f"{256 * 64:,}",
-            "no context of this",
+            "this model takes no longer",
         )
         refused(lambda: model.generate(prompt), InputError, *told)
 

@@ -109,7 +109,7 @@ def test_t4_a_regular_expression_that_gives_up_refuses_that_text_alone(path: Pat
     results: list[object] = []
 
     def in_a_thread() -> None:
-        refused(lambda: codec.encode(hostile), InputError, path, "cannot take this text")
+        refused(lambda: codec.encode(hostile), InputError, path, "cannot process this text")
         results.append(codec.decode(codec.encode("good"), skip_special_tokens=True))
 
     thread = threading.Thread(target=in_a_thread)

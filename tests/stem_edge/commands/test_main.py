@@ -174,7 +174,7 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ([*GENERATE, "--repack", "--engine", "onnx"], "--repack: onnxruntime, which this runs on"),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
         (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
-        (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: no context of this model"),
+        (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: this model takes no longer"),
         (
             ["generate", str(DEMO), "a " * 500, "--context-length", "9"],
             "with a larger --context-length (up to 256)",
