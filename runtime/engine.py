@@ -63,9 +63,9 @@ class Context:
 
 
 class Engine:
-    """Runs steps. Several contexts may take turns; threads wait for each other.
+    """Runs steps, one at a time. Several contexts may take turns; threads wait for each other.
 
-    All but `release` and `close` raise InputError after `close`, and in a process forked from the
+    All methods but `release` and `close` raise InputError after `close`, and in a process forked from the
     one that loaded the model, because its threads do not exist there; OutOfMemoryError when an
     allocation fails.
     """
@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def forked(self) -> bool:
-        """True in a process that was forked from the one that loaded the model."""
+        """Tell whether this process was forked from the one that loaded the model."""
         return os.getpid() != self._process
 
     def check_usable(self) -> None:
@@ -109,9 +109,7 @@ class Engine:
         with self._lock:
             self.check_usable()  # again, because it may have been closed meanwhile
             if self._busy:
-                raise InputError(
-                    "a signal handler cannot use the model while a step is under way; let it return"
-                )
+                raise InputError("a signal handler cannot use the model mid-step; return first")
             try:
                 self._busy = True
                 return call()
@@ -186,7 +184,9 @@ class Engine:
         stem_ids [T]: whose rows they look up; default: their own. top: see BackendContext.finish.
         """
         if not 0 < len(token_ids) <= context.room:
-            raise InputError(f"{len(token_ids)} tokens do not fit: {context.room} places are free")
+            raise InputError(
+                f"{len(token_ids)} tokens do not fit: the context has room for {context.room}"
+            )
         tokens = np.asarray(token_ids, np.int64)
         looked_up = tokens if stem_ids is None else stem_ids
         size = self.chunk_tokens

@@ -103,7 +103,7 @@ def load(
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
-    context, ways = options.context(bundle), loaders(bundle, chosen, options)
+    context, candidates = options.context(bundle), loaders(bundle, chosen, options)
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
@@ -115,7 +115,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         plan = _plan(bundle, chosen, loader.needs(context), options)
         return _assemble(bundle, loader, plan, text, options)
 
-    return first_that_runs(bundle, ways, assemble)
+    return first_that_runs(bundle, candidates, assemble)
 
 
 def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
@@ -131,7 +131,7 @@ def _assemble(
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
 
     def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
-        # step_tokens is known only now: opening a device measures how many agree with few.
+        # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         return Model(bundle, Engine(backend, rows, chunk, overlap=overlap), plan, text, on_close)
 
@@ -183,7 +183,7 @@ def memory_plan(
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
-    """Open the backbone and fill the slots, at once if the engine can."""
+    """Open the backbone and fill the slots, at the same time if the engine can."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
         # Where no thread can start, the slots are filled after the backbone is open instead.

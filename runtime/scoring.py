@@ -36,7 +36,7 @@ LOGITS_NBYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Score:
-    """A continuation as a model sees it: how likely, and whether the greedy choice."""
+    """Likelihood of a continuation, and whether it is the greedy choice."""
 
     logprob: float  # natural logarithm of its probability, given the context
     greedy: bool  # True if each of its tokens is the most probable one

@@ -30,8 +30,8 @@ from stem_edge.tables.lookup import Row, RowLookup
 if TYPE_CHECKING:
     from stem_edge.runtime.engine import Engine
 
-# Texts tokenize differently after these. With no prompt to tell which applies, all are tried; where
-# they disagree about a token, the first one wins.
+# Texts to tokenize a source after, since no prompt says what precedes it. Where they disagree about a
+# token, the first one wins.
 BEFORE = (" ", "", "\n")
 ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 

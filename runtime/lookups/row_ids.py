@@ -25,8 +25,8 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
         for place, token_id in enumerate(ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
                 raise InputError(
-                    f"{where}token ids must be a flat sequence of integers, but at position {place} "
-                    f"is {shown(token_id)}; give integers from 0 to {vocab_size - 1}"
+                    f"{where}token ids must be a flat sequence of integers, but the one at position "
+                    f"{place} is {shown(token_id)}; give integers from 0 to {vocab_size - 1}"
                 )
         ids = [int(token_id) for token_id in ids]
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):

@@ -1,4 +1,4 @@
-"""The row cache: slots in memory that hold rows, the least frequently used evicted first, with ageing.
+"""The row cache: rows in slots in memory, evicted by least frequent use with ageing.
 
 The slots (stem_edge.runtime.rows.slots) are inputs of the backbone graph: an engine binds their
 memory once, and a step passes only slot numbers. All bookkeeping is in numpy arrays over record
@@ -39,7 +39,7 @@ class RowCache:
         self._count = np.zeros(layout.records, np.uint32)  # uses of each record, halved at times
         self._last_use = np.zeros(slots, np.int64)  # slot -> clock; breaks ties between counts
         self._clock = 0
-        self.filled = 0  # slots ever used; they are taken in order
+        self.filled = 0  # slots used so far; unused ones are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * slots
         self.hits = 0  # uses that found their record in a slot
         self.misses = 0
@@ -103,10 +103,13 @@ class RowCache:
         np.add.at(self._count, wanted, 1)
         self._clock += 1
         self._last_use[resident[resident != EMPTY]] = self._clock
-        self._age(len(wanted))
+        self._uses_to_ageing -= len(wanted)
+        if self._uses_to_ageing <= 0:
+            self._count >>= 1
+            self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
     def install(self, numbers: I64, records: Staged, keep: I64) -> None:
-        """Put records [n], staged or not, that are in no slot into slots; do not evict `keep`."""
+        """Put absent records [n], staged or not, into slots without evicting any of `keep`."""
         slots = self._victims(len(numbers), keep)
         evicted = self._record_of[slots]
         # An interrupt anywhere below must not leave _slot_of pointing to a slot with other rows. It
@@ -120,12 +123,13 @@ class RowCache:
         self._last_use[slots] = self._clock
 
     def _victims(self, count: int, keep: I64) -> npt.NDArray[np.intp]:
-        """Choose `count` slots: empty ones first, then those least used, longest ago."""
+        """Choose `count` slots: empty ones first, then the least used; of these, the longest unused."""
         if self.filled + count <= self.slots:
             self.filled += count
             return np.arange(self.filled - count, self.filled, dtype=np.intp)
         self.filled = self.slots
         held = self._record_of
+        # One key to sort by instead of two: the count, then the time of the last use below it.
         order = np.minimum(self._count[held], MOST_USES).astype(np.int64) << 32
         order += self._last_use
         order[held == EMPTY] = -1
@@ -134,9 +138,3 @@ class RowCache:
         if count == 1:
             return np.array([order.argmin()], np.intp)
         return np.argpartition(order, count - 1)[:count]
-
-    def _age(self, uses: int) -> None:
-        self._uses_to_ageing -= uses
-        if self._uses_to_ageing <= 0:
-            self._count >>= 1
-            self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from stem_edge.runtime.rows.host_tier import HostTier
     from stem_edge.runtime.rows.store import RowStore
 
-READ_AT_ONCE = 32  # records; enough to keep flash busy without much memory
+# Where records from two sources meet in one array, it is filled in parts of this size, because the
+# memory plan does not count a second array. That many records keep flash busy.
+READ_AT_ONCE = 32
 
 
 class EditedStore:
@@ -112,7 +114,7 @@ class EditedStore:
             return self.base.read(numbers)
         records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
         stored = np.flatnonzero(numbers < self.layout.records)
-        for at in range(0, len(stored), READ_AT_ONCE):  # not all at once, which is not planned
+        for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]
             records[piece] = self.base.read(numbers[piece])
         for place in made.tolist():

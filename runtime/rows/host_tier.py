@@ -95,7 +95,7 @@ class HostTier:
         """Copy the records that have a slot first, because those read from flash may evict them."""
         records = self._kept.copy(slots)
         missing = np.flatnonzero(slots < 0)
-        for at in range(0, len(missing), READ_AT_ONCE):  # not all at once, which is not planned
+        for at in range(0, len(missing), READ_AT_ONCE):
             piece = missing[at : at + READ_AT_ONCE]
             read = self.flash.read(numbers[piece])
             records[piece] = read

@@ -71,9 +71,7 @@ class Rows:
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Stem ids int64 [n] that stand for lookups [n] until released. Raises InputError."""
         if lookups:
-            raise InputError(
-                "this model is dense and has no rows to edit; load one that has tables"
-            )
+            raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return np.zeros(0, np.int64)
 
     def release(self, stem_ids: Sequence[int]) -> None:
@@ -144,7 +142,7 @@ class Prefetcher(Rows):
             self.cache.install(batch, flash.read(batch), batch)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Make stem ids as Rows.make does; equal lookups share a record, and released ones go."""
+        """Make stem ids as Rows.make does, and free the records released since the last call."""
         made = self.store.make(lookups)
         try:
             self.cache.make_room(self.store.numbers)

@@ -110,7 +110,7 @@ def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path
         for start in range(0, 100, 20):
             model.engine.step(context, np.arange(start, start + 20))
         assert 0 < context.backend.nbytes <= model.plan.kv_cache
-        with pytest.raises(InputError, match="1 tokens do not fit: 0 places are free"):
+        with pytest.raises(InputError, match="1 tokens do not fit: the context has room for 0"):
             list(model.engine.process(context, [1]))
 
 

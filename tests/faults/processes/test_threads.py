@@ -265,7 +265,7 @@ def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overla
 
     cache.use = use  # type: ignore[method-assign]
     assert np.isfinite(model.engine.step(context, np.array([2]))).all()  # it ends as it should
-    assert refused == ["a signal handler cannot use the model while a step is under way; let it return"]
+    assert refused == ["a signal handler cannot use the model mid-step; return first"]
     with pytest.raises(InputError, match="closed"):
         model.engine.step(context, np.array([3]))
 

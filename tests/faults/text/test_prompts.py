@@ -236,7 +236,9 @@ def test_p14_every_token_masked_or_no_number(logits: list[float], temperature: f
     choose = make_sampler(
         SamplingParams(temperature=temperature, top_p=0.9, repetition_penalty=1.5)
     )
-    refused(lambda: choose(np.array(logits, np.float32), [0]), BackendError, "expected a finite number")
+    refused(
+        lambda: choose(np.array(logits, np.float32), [0]), BackendError, "expected a finite number"
+    )
 
 
 @pytest.mark.parametrize(
