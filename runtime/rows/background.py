@@ -25,9 +25,9 @@ class Background:
         self._renew()
 
     def _renew(self) -> None:
-        self._started: list[threading.Thread] = []
+        started = self._started = list[threading.Thread]()
         self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix=self._name, initializer=_note, initargs=(self._started,)
+            1, self._name, initializer=lambda: started.append(threading.current_thread())
         )
 
     def start(self, call: Callable[[], T]) -> Future[T] | None:
@@ -55,7 +55,3 @@ class Background:
     def close(self) -> None:
         """Wait for the call under way and end the thread."""
         self._pool.shutdown(cancel_futures=True)
-
-
-def _note(started: list[threading.Thread]) -> None:
-    started.append(threading.current_thread())

@@ -33,7 +33,7 @@ class TextCodec:
 
     def __init__(self, path: Path, vocab_size: int | None = None) -> None:
         self._path, self._checked = path, check_tokenizer(path, vocab_size)
-        self._lock = Lock()  # encode_special_tokens is a setting of the tokenizer, not an argument
+        self._lock = Lock()  # needed because encode_special_tokens is a setting, not an argument
         try:
             self._tokenizer = Tokenizer.from_str(self._checked.json)
         except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -60,7 +60,7 @@ class TextCodec:
         nbytes = len(_utf8(text))
         if nbytes * self._checked.growth > MAX_GROWN:
             raise InputError(
-                f"the text has {nbytes:,} bytes, and {self._path} may turn each into "
+                f"the text has {nbytes:,} bytes, and {self._path} may turn each byte into "
                 f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,} bytes"
             )
 
@@ -128,10 +128,10 @@ class TextCodec:
             raise BundleError(f"{problem}, found in a trial; export the bundle again") from None
 
 
-def same_start(one: Sequence[object], other: Sequence[object]) -> int:
+def same_start(first: Sequence[object], second: Sequence[object]) -> int:
     """Count of characters or ids that two sequences have in common at the beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def shorten(context_length: int, max_context: int) -> str:

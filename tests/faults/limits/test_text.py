@@ -144,7 +144,7 @@ def test_the_bytes_that_a_text_may_become(path: Path, monkeypatch: pytest.Monkey
     codec = growing(path, 3)
     assert codec.encode("aaaaaaaa\u00e9")
     message = refused(lambda: codec.encode("a" * 11), InputError, path, "11 bytes")
-    assert message.endswith("may turn each into 3; give at most 10 bytes")
+    assert message.endswith("may turn each byte into 3; give at most 10 bytes")
 
 
 def test_the_bytes_that_a_context_holds(path: Path) -> None:
