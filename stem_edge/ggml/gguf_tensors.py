@@ -73,10 +73,8 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
     """Encode the list of tensors with which a GGUF header ends, before padding and data."""
     parts = []
     for tensor in tensors:
-        name, sizes = (
-            tensor.name.encode(),
-            tensor.shape[::-1],
-        )  # GGUF lists the contiguous axis first
+        name = tensor.name.encode()
+        sizes = tensor.shape[::-1]  # reversed, because GGUF lists the contiguous axis first
         parts.append(struct.pack("<Q", len(name)) + name)
         parts.append(struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes))
         parts.append(struct.pack("<IQ", tensor.type.number, tensor.offset))
@@ -109,5 +107,5 @@ def _read(path: Path, start: int, nbytes: int) -> bytes:
             return bytes(read_at(descriptor, nbytes, start))
     except OSError as error:
         raise BundleError(
-            f"{path}: cannot be read ({error.strerror}); restore the file or {EXPORT_AGAIN}"
+            f"{path}: cannot read ({error.strerror}); restore the file or {EXPORT_AGAIN}"
         ) from error
