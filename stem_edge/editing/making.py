@@ -72,11 +72,10 @@ def make_edit(
         subset=None if subset is None else _integers("subset", subset),
         pad=_padding(bundle, codec, pad),
     )
-    edit = Edit(
-        made_for=tables_id(bundle), change=change, layers=_layers(bundle, layers), scope=scope
-    )
+    chosen = _layers(bundle, layers)
+    edit = Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope=scope)
     for text in (target, source):
-        tokens_after(codec, " ", text)
+        tokens_after(codec, " ", text)  # raises if the tokenizer cannot represent it
     # Applied once to the source in a text, so that what does not fit is refused here.
     overlay = Overlay(codec, bundle.manifest.model, [edit])
     overlay.of_prompt(codec.encode(f" {source}", add_special_tokens=False))

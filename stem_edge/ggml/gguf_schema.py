@@ -90,10 +90,10 @@ def gguf_name(name: str) -> str:
 
 def tensor_types(config: ModelConfig, weights: GgufType) -> dict[str, TensorType]:
     """Map each backbone tensor to its type in a mixture, chosen as llama.cpp does."""
-    found: dict[str, TensorType] = {}
-    for name, shape in config.backbone_shapes().items():
-        found[name] = types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
-    return found
+    return {
+        name: types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
+        for name, shape in config.backbone_shapes().items()
+    }
 
 
 def matrix_types(config: ModelConfig, weights: GgufType) -> list[TensorType]:
@@ -107,11 +107,10 @@ def _matrix_type(
 ) -> TensorType:
     usual, better = BASE[weights]
     part = name.rsplit(".", 1)[-1]
-    chosen = usual
-    if part == "head" or (part == "embedding" and config.tied_head):
-        chosen = better
-    elif weights.endswith("_m") and part in ("wv", "down"):
-        chosen = better if _sensitive(int(name.split(".")[1]), config.n_layers) else usual
+    more_bits = part == ("embedding" if config.tied_head else "head")
+    if weights.endswith("_m") and part in ("wv", "down"):
+        more_bits = _sensitive(int(name.split(".")[1]), config.n_layers)
+    chosen = better if more_bits else usual
     if shape[-1] % chosen.block:
         chosen = NARROW.get(chosen, types.F16)
     return chosen if shape[-1] % chosen.block == 0 else types.F16

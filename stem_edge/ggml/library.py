@@ -120,7 +120,7 @@ class Ggml:
     """Loaded ggml; functions lack the prefix `ggml_`: `library.mul_mat(context, a, b)`."""
 
     def __init__(self, path: Path, *, repack: bool = True) -> None:
-        """`repack`: whether it may repack weights; False unless a trial found that to work.
+        """`repack`: whether it may repack weights; must be False if that failed in the trial.
 
         Raises BackendError if it cannot be loaded, is of an unknown version or incomplete.
         """
@@ -190,11 +190,9 @@ def library_path() -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     name = LIBRARY_NAMES.get(sys.platform, "libggml.so")
-    for folder in map(Path, spec.submodule_search_locations):
-        for path in (folder / part / name for part in FOLDERS):
-            if path.is_file():
-                return path
-    return None
+    folders = spec.submodule_search_locations
+    paths = (Path(folder, part, name) for folder in folders for part in FOLDERS)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def installed_library() -> Path:

@@ -47,7 +47,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def quantized(self) -> bool:
-        """True if any kind of matrix is quantized."""
+        """Return whether any kind of matrix is quantized."""
         return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
 
 

@@ -36,12 +36,12 @@ class LayerGraph:
 
     @property
     def takes_row(self) -> bool:
-        """True if the token's row is a term of the FFN's gate or up."""
+        """Return whether the token's row is a term of the FFN's gate or up."""
         return any("row" in terms for terms in FFN_TERMS[self.kind].values())
 
     @property
     def has_ffn_matrices(self) -> bool:
-        """True if a matrix of the gate or up multiplies the input of the FFN."""
+        """Return whether a matrix of the gate or up multiplies the input of the FFN."""
         return any("matrix" in terms for terms in FFN_TERMS[self.kind].values())
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:

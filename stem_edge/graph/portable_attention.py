@@ -66,9 +66,9 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str, r
     a, b = (nodes.cut(x, *part, f"{name}.{n}") for n, part in zip("ab", parts, strict=True))
     cos, sin = _angles(nodes)
     turned = []
-    for n, operator, (x, y) in (("first", "Sub", (a, b)), ("second", "Add", (b, a))):
-        product = nodes.add("Mul", [x, cos], f"{name}.{n}.cos")
-        rest = nodes.add("Mul", [y, sin], f"{name}.{n}.sin")
+    for n, operator, (left, right) in (("first", "Sub", (a, b)), ("second", "Add", (b, a))):
+        product = nodes.add("Mul", [left, cos], f"{name}.{n}.cos")
+        rest = nodes.add("Mul", [right, sin], f"{name}.{n}.sin")
         turned.append(nodes.add(operator, [product, rest], f"{name}.{n}"))
     return nodes.add("Concat", turned, result, axis=-1)
 
