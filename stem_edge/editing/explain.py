@@ -63,7 +63,7 @@ def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
 
 
 def notes_on(bundle: Bundle, edit: Edit, ways: Sequence[Cut]) -> list[str]:
-    """Warn of scope everywhere with a source of several tokens, and of rare spellings."""
+    """Return warnings: of several tokens that are changed everywhere, and of rare spellings."""
     change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
     if isinstance(change, NewRows):
         return []
@@ -72,8 +72,8 @@ def notes_on(bundle: Bundle, edit: Edit, ways: Sequence[Cut]) -> list[str]:
         tokens = [quoted(t.text, t.token_id, LONGEST_TOKEN) for way in ways for t in way.source]
         notes.append(
             "the source is several tokens, and each of them is changed wherever it occurs, in "
-            f"other words and names, too: {', '.join(dict.fromkeys(tokens))}. Scope positions changes "
-            "them only where they are together in a prompt."
+            f"other words and names, too: {', '.join(dict.fromkeys(tokens))}. Scope positions "
+            "changes them only where they are together in a prompt."
         )
     for text in (change.source, change.target):
         spellings = dict.fromkeys([text, text.title(), text.capitalize(), text.lower()])

@@ -121,10 +121,9 @@ def list_table(bundle: Bundle, found: Listing) -> str:
         layers = cut(layers_of(bundle, edit.layers), 7, "..")
         words = (cut(describe(edit), 21, ".."), scheme_of(edit), edit.scope, layers)
         rows.append((*words, format_size(each.nbytes), printable(str(each.path))))
-    lines = table(rows, "l") if found.edits else []
-    if not found.edits:
-        where = " or ".join(str(folder.resolve()) for folder in found.folders)
-        lines += wrapped(f"no edits of this bundle in {where}")
+    where = " or ".join(str(folder.resolve()) for folder in found.folders)
+    nothing = wrapped(f"no edits of this bundle in {where}")
+    lines = table(rows, "l") if found.edits else nothing
     if found.of_other_bundles:
         lines.append(f"{found.of_other_bundles} of other bundles")
     for path, problem in found.damaged:
@@ -169,7 +168,7 @@ def _edit_words(edit: Edit) -> str:
 
 
 def tail(text: str, width: int) -> str:
-    """Cut a text to its end, because that matters most for the next token."""
+    """Return the end of a text, because that matters most for the next token."""
     plain = printable(text)
     if columns(plain) <= width:
         return plain
@@ -179,7 +178,7 @@ def tail(text: str, width: int) -> str:
 
 
 def head(text: str, width: int) -> str:
-    """Cut the continuation of a prompt to its beginning."""
+    """Return the beginning of a continuation."""
     return cut(f"...{printable(text)}", width)
 
 

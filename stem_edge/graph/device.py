@@ -47,7 +47,7 @@ def _embedding_blocks(config: ModelConfig, format: BackboneFormat) -> tuple[int,
 
 
 def derive(graph: Graph, layout: RecordLayout | None, activations: Activations) -> Graph:
-    """Turn a graph that decodes into its variant, in place; the model must have no `obstacle`."""
+    """Change a graph that decodes into its variant, in place; requires no `obstacle`."""
     rows = DeviceRows(layout, activations) if layout is not None else None
     for node in graph.nodes:  # otherwise providers that know the level round activations to int8
         node.attributes.pop("accuracy_level", None)

@@ -1,4 +1,4 @@
-"""Checks of tokenizers and chat templates, which come from strangers, and where templates run.
+"""Checks of tokenizers and chat templates, which strangers wrote, and the process for templates.
 
 Encoding and decoding text is in runtime/text.
 """

@@ -52,8 +52,7 @@ KINDS = {
     ),
 }
 MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
-# U+FDFA becomes 11 times its bytes. It counts only once, because a second step changes nothing
-# more.
+# U+FDFA becomes 11 times its bytes. Counted once, because a second step cannot change the result.
 COMPATIBILITY, COMPATIBILITY_GROWTH = ("NFKC", "NFKD"), 11
 FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
 
@@ -128,7 +127,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
     elif isinstance(value, dict):
         yield from value
-        yield from _texts(list(value.values()))
+        for item in value.values():
+            yield from _texts(item)
 
 
 def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
