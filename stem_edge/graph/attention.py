@@ -1,5 +1,7 @@
-"""Attention of one layer as graph nodes: GroupQueryAttention over a KV buffer that is input and
-output at once. stem_edge.numerics.reference has the maths."""
+"""Attention of one layer as graph nodes: GroupQueryAttention, with the KV cache updated in place.
+
+stem_edge.numerics.reference has the mathematics.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ QKV = ("wq", "wk", "wv")
 
 
 def attention(layer: LayerGraph, x: str) -> str:
-    """Attention of x [1, T, dim] after its norm -> [1, T, dim]; the KV cache is updated in place."""
+    """Emit attention over x [1, T, dim], already normed -> [1, T, dim]."""
     graph, config, at = layer.graph, layer.config, layer.at
     width = io.head_width(config)
     shape: list[int | str] = [1, config.n_kv_heads, "capacity", width]
@@ -34,16 +36,17 @@ def attention(layer: LayerGraph, x: str) -> str:
         kv_num_heads=config.n_kv_heads,
         do_rotary=1,
         rotary_interleaved=int(config.rope_interleaved),
-        scale=config.head_dim**-0.5,  # the operator's own would be that of the padded width
+        # Its default would be that of the padded width, which must not change the scores.
+        scale=config.head_dim**-0.5,
         **({"local_window_size": window} if window else {}),
     )
     return layer.product("wo", "wo", mixed, ("wo",))
 
 
 def _normed_heads(layer: LayerGraph, packed: str) -> list[str]:
-    """q, k and v out of one product, each head of q and k normed.
+    """Split one product into q, k and v, and norm each head of q and k.
 
-    Before the operator, because its own norms exist on some providers only.
+    GroupQueryAttention could norm them itself, but only some providers implement that.
     """
     graph, config, at = layer.graph, layer.config, layer.at
     width = io.head_width(config)
@@ -53,7 +56,8 @@ def _normed_heads(layer: LayerGraph, packed: str) -> list[str]:
     graph.node("Split", [packed, sizes], names, axis=-1)
     for n, (name, count) in enumerate(zip(names[:2], heads, strict=False)):
         cut = graph.reshape(name, [0, 0, count, width], name + ".cut")
-        # Padding with zeros lowers the mean of squares by this factor; the weight takes it back.
+        # Zeros as padding lower the mean of squares by this factor, so eps must shrink alike; the
+        # exporter scales the weight to make up for the rest.
         eps = (config.qk_norm_eps or 0.0) * config.head_dim / width
         normed = layer.rms_norm(name + "_norm", cut, f"{'qk'[n]}_norm", eps)
         names[n] = graph.reshape(normed, [0, 0, count * width], name + ".normed")

@@ -10,6 +10,7 @@ from stem_edge.runtime.text.codec import TextCodec
 
 # Words behind a space, at the beginning, and pieces of them.
 WORDS = ["ĠSpain", "Spain", "ĠGermany", "Ger", "many", "ĠChad", "Ch", "ad", "Ġof", "The", "Ġ", "Ċ"]
+WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
 END = "<|end|>"
 
 

@@ -165,7 +165,8 @@ def test_a_template_that_fails_at_once_leaves_no_process(config: Path, worker: W
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(OSError(12, "No memory"), "No memory"), (TimeoutError(), "says nothing")]
+    ("error", "said"),
+    [(OSError(12, "No memory"), "No memory"), (TimeoutError(), "no reason given")],
 )
 def test_a_process_that_cannot_be_started(
     error: OSError, said: str, config: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch

@@ -127,7 +127,7 @@ def test_ids_of_a_list_are_places(path: Path) -> None:
     write(
         path, {"type": "Unigram", "vocab": [["a", 0.0], ["b", 0.0]]}, added_tokens=[added(1, "c")]
     )
-    refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' have both the id 1")
+    refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' both have id 1")
 
 
 # Text

@@ -146,13 +146,13 @@ def test_t6_padding_and_truncation_are_left_out(path: Path, block: str, value: o
     ("model", "named"),
     [
         ({"vocab": {"a": 0, "b": 2**32 - 1}}, "4294967295"), ({"vocab": {"a": 0, "b": -1}}, ">= 0"),
-        ({"vocab": {"a": 0, "b": 0}}, "both the id 0"),
+        ({"vocab": {"a": 0, "b": 0}}, "both have id 0"),
         ({"vocab": {"a": 0, "b": 1.0}}, "got `float`"),
         ({"vocab": {"a": 0, "b": True}}, "got `bool`"),
         ({"vocab": {"a": 0, "b" * 5000: 1}}, "5000 characters"), ({"vocab": {}}, "empty"),
         ({"vocab": None}, "null"), ({"type": "Unigram", "vocab": []}, "empty"),
         ({"type": "Unigram", "vocab": [["a"]]}, "not a tokenizer.json"),
-        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["a", 1]]}, "2 entries of 1 tokens"),
+        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["a", 1]]}, "2 entries for 1 tokens"),
         ({"type": "Magic"}, "'Magic'"), ({"unk_token": "x" * 5000}, "unk_token"),
     ],
 )  # fmt: skip
@@ -164,7 +164,7 @@ def test_t7_ids_that_are_not_one_for_each_token(path: Path, model: Any, named: s
 def test_t7_tokens_that_are_named_twice(path: Path) -> None:
     text = json.dumps(DEMO_JSON)
     path.write_text(text.replace('"vocab": {', '"vocab": {"\\u0061": 0, ', 1))
-    refused(lambda: TextCodec(path), BundleError, path, "1501 entries of 1500 tokens")
+    refused(lambda: TextCodec(path), BundleError, path, "1501 entries for 1500 tokens")
     for content, number in ((BEGIN, 7), ("a", 1501), ("new", 1500)):
         added = copy.deepcopy(DEMO_JSON["added_tokens"])
         added.append(added[0] | {"content": content, "id": number})

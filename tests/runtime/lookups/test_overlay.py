@@ -17,7 +17,6 @@ from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.lookup import RowLookup
 
 LAYERS = (1, 2)
-WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
 
 
 @pytest.fixture(scope="module")

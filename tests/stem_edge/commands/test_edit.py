@@ -104,7 +104,7 @@ def test_options_are_those_of_make_edit(
         ("New Zealand", "Spain", "--scope everywhere", "note: the source is several tokens"),
         ("New Zealand", "Spain", "--scope everywhere", "too: ' New', ' Zealand'"),
         # Behind a space both are one token, at the beginning of a text two and three.
-        ("France", "Germany", "--scheme swap", "text begins with it: no fit, and such prompts are"),
+        ("France", "Germany", "--scheme swap", "beginning of a text: no fit, so such prompts are"),
         ("Spain", "germany", "", "'Germany' into 1: did you mean that?"),
     ],
 )
@@ -156,7 +156,7 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--compare", PROMPT, *SPAIN, "--plot", "x.gif"], "written as one of .png"),
         (["--compare", "The capital of Spian is", *SPAIN], "near it: 'Spian'"),
         (["--compare", PROMPT, "--edit", "x"], "x: no such edit file in"),
-        ([*SPAIN, "--layers", "2"], "layers are 2; STEM layers are 1,3,5"),
+        ([*SPAIN, "--layers", "2"], "layers are 2; expected STEM layers of 1,3,5"),
         ([*SPAIN, "--layers", "1,"], "--layers '1,': not numbers"),
         ([*SPAIN, "--subset", "0"], "subset belongs to scheme subset"),
         (["--source", "\udcff", "--target", "x"], "not valid Unicode"),

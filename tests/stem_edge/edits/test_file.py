@@ -220,7 +220,7 @@ def test_a_file_at_a_limit_is_read_and_one_above_it_is_not(
     with pytest.raises(EditError, match=message):
         read_edit(path)
     if limit == "MAX_NBYTES":
-        with pytest.raises(InputError, match="make several of it"):
+        with pytest.raises(InputError, match="; split it"):
             EDIT.save(path)
         monkeypatch.setattr(edit_file, limit, value)
         monkeypatch.setattr(disk, "read_file", lambda path, limit: bytes(limit + 1))  # it grew
@@ -229,7 +229,7 @@ def test_a_file_at_a_limit_is_read_and_one_above_it_is_not(
 
 
 def test_files_without_an_edit_or_a_version_say_so(tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="there is no edit in it"):
+    with pytest.raises(EditError, match="the field edit is missing"):
         read(tmp_path, b'{"format_version": 2}')
     with pytest.raises(EditError, match="format_version is 0"):
         read(tmp_path, b'{"edit": {}, "sha256": ""}')
@@ -326,8 +326,8 @@ def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
     padded = Replacement(source="a", target="b", pad=300)
     for wrong, message in [
         (rows_edit(bundle, {300: (row,)}, 1), "token 300; expected 0 to 299"),
-        (rows_edit(bundle, {5: (row,)}, 0), "no STEM layer here"),
-        (rows_edit(bundle, {5: (row, row)}, 1, 3), "no STEM layer here"),
+        (rows_edit(bundle, {5: (row,)}, 0), "layer 0, which is not a STEM"),
+        (rows_edit(bundle, {5: (row, row)}, 1, 3), "layer 3, which is not a STEM"),
         (rows_edit(bundle, {5: (row[:-1],)}, 1), "row of token 5"),
         (rows_edit(bundle, {5: (row + b"\0",)}, 1), "row of token 5"),
         (rows_edit(bundle, {5: (b"",)}, 1), "row of token 5"),

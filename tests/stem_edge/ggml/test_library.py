@@ -115,7 +115,7 @@ def test_numbers_and_structs_are_those_of_the_headers(headers: str) -> None:
 @needs_compiler
 def test_an_unknown_version_names_the_known_ones(tmp_path: Path) -> None:
     path = compiled(tmp_path, version_source("0.1.2"))
-    with pytest.raises(BackendError, match=r"ggml 0\.1\.2 is none of .*0\.25\.3 \(llama-cpp"):
+    with pytest.raises(BackendError, match=r"ggml 0\.1\.2 is not supported .*0\.25\.3 \(llama-cpp"):
         Ggml(path)
 
 
