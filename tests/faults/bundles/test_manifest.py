@@ -107,7 +107,7 @@ def test_m3_nesting_that_would_exhaust_a_parser(brackets: bytes, before: bytes) 
 def test_m3_a_field_that_is_there_twice(manifest: bytes, where: str) -> None:
     field = f'{where}"twice": 1, "twice": 1,'
     data = manifest.replace(where.encode(), field.encode(), 1)
-    manifest_refused(data, "'twice' is there more than once")
+    manifest_refused(data, "'twice' appears more than once")
 
 
 HUGE = "9" * 5000
