@@ -147,7 +147,7 @@ def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: s
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("tables records", 11, "11 records of 10 tokens, but no index of them"),
+        ("tables records", 11, "11 records of 10 tokens, but no index"),
         ("tables parts", [[32]], "parts of a row of the model is ((16,),), of the tables ((32,),)"),
         ("tables layers", [0], "STEM layers of the model is (1,), of the tables (0,)"),
         ("model stem_layers", [0, 1], "STEM layers of the model is (0, 1), of the tables (1,)"),
