@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Since version 1.31 onnxruntime, once imported, collects an id of this machine and counts of its use.
-# Turned off here, so that child processes inherit it; set the variable to 0 to allow it.
+# Since version 1.31 onnxruntime collects an id of this machine and counts of its use. Turned off
+# here, so that child processes inherit it; set the variable to 0 to allow it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [

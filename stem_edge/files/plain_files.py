@@ -104,7 +104,7 @@ def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearr
     if len(data) != nbytes:
         raise damaged(
             path,
-            f"read {len(data)} of {nbytes} bytes at byte {offset}; the file was cut while it was read",
+            f"read {len(data)} of {nbytes} bytes at byte {offset}; the file was cut meanwhile",
         )
     return data
 
