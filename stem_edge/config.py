@@ -14,11 +14,11 @@ import msgspec
 # Far above any published model, so that a damaged or hostile number is refused before it sizes an
 # array.
 MAX_VOCAB = 1 << 24
-MAX_LAYERS = 1 << 8  # twice the deepest: each costs time and memory even before its weights
+MAX_LAYERS = 1 << 8  # twice the deepest, because each costs time and memory before weights do
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
-MAX_PARAMETERS = 1 << 40  # of the backbone; its graph gets a node for every few million
+MAX_PARAMETERS = 1 << 40  # of the backbone, because its graph gets a node for every few million
 LARGEST = {
     "vocab_size": MAX_VOCAB,
     "n_layers": MAX_LAYERS,
@@ -38,7 +38,7 @@ FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "dense": {"gate": ("matrix",), "up": ("matrix",)},
     "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
     "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
-    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # 4.4.2
+    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # section 4.4.2
     "hash-moe": {},  # eq. 3, one expert per token
 }
 BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "head")
@@ -90,7 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm_eps: float
     rope_theta: float
     max_context: int  # tokens the model was built for
-    stem_ffn: str = "stem"  # what their FFNs compute: a key of FFN_TERMS
+    stem_ffn: str = "stem"  # what the FFNs of STEM layers compute: a key of FFN_TERMS
     row_rank: int = 0  # low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False

@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         check_names([MANIFEST, *self.files])
         if MANIFEST in self.files:
-            raise ValueError(f"file name {MANIFEST!r} is not a plain path inside the bundle")
+            raise ValueError(f"{MANIFEST} lists itself")
         if (total := self.nbytes) > MAX_SIZE:
             raise ValueError(f"files of {total} bytes in all; expected at most {MAX_SIZE}")
         for name in self.required_files():

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.manifest import TABLES, Bundle
-from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, read_piece
 from stem_edge.numerics.quantize import F32, U8
@@ -33,10 +32,8 @@ def check_tables(bundle: Bundle, progress: Callable[[int], object] = lambda nbyt
         return
     store = open_table_store(bundle.file(TABLES))
     if store.format != format:
-        raise BundleError(
-            f"{bundle.file(TABLES)}: its records are {store.format}, but the manifest says "
-            f"{format}; the files are of different bundles: export the bundle again"
-        )
+        said = f"its records are {store.format}, but the manifest says {format}"
+        raise damaged(bundle.file(TABLES), f"{said}; the files are of different bundles")
     first = 0
     for grid in store.grids:
         for shard in range(grid.shards):

@@ -19,7 +19,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, unreadable
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid
 from stem_edge.tables.store import open_table_store
@@ -93,7 +93,7 @@ class Tables:
         )
         if tokens.dtype.kind not in "iu" or tokens.ndim > 1 or mixed:
             raise InputError(
-                "ids of another kind; expected an integer, a slice or a flat sequence of integers"
+                "ids of another kind; expected one integer, a slice or a flat sequence of integers"
             )
         return tokens
 
@@ -118,7 +118,7 @@ class Tables:
         found[rare] = widened
         return found
 
-    def _stored(self, array: int, numbers: npt.NDArray[np.int64]) -> U8:
+    def _stored(self, array: int, numbers: I64) -> U8:
         """Return records of one array as they are stored there."""
         grid = self._store.grids[array]
         found = np.empty((len(numbers), grid.layout.record_nbytes), np.uint8)

@@ -78,9 +78,7 @@ class Records:
             data = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
             stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.hashed_files())]
         except OSError as error:
-            raise BundleError(
-                f"{bundle.path}: cannot read ({error.strerror}); copy or export the bundle again"
-            ) from error
+            raise damaged(bundle.path, f"cannot read ({error.strerror})") from error
         sha256 = hashlib.sha256(data).hexdigest()
         files = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
         # Escaped, because names that are not UTF-8 cannot be encoded.
@@ -97,7 +95,10 @@ class Records:
         return names + [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
 
     def hashed_files(self) -> list[str]:
-        """Names of native files and small tables, whose own checksums do not say whose they are."""
+        """Names of the files to hash: native ones and small tables.
+
+        Checksums of records are no substitute, because they do not say whose records they are.
+        """
         files = self.bundle.manifest.files
         tables = [name for name in files if name.startswith(f"{TABLES}/")]
         small = sum(files[name].nbytes for name in tables) <= HASHED_TABLES_NBYTES
@@ -117,16 +118,12 @@ class Records:
         return read_verdict(self.place_file) is not None
 
     def keep_verdict(
-        self,
-        reason: str = "",
-        *,
-        certain: bool = True,
-        prefill_from_decode: float | None = None,
+        self, reason: str = "", *, certain: bool = True, prefill_from_decode: float | None = None
     ) -> Verdict:
         """Keep a good verdict, or a bad one with its reason, if the folder can be written."""
         until = None if certain else int(time.time()) + DOUBT_SECONDS
         found = {"reason": reason, "until": until, "prefill_from_decode": prefill_from_decode}
-        return self._keep(self.verdict_file, found)
+        return self._keep(self.verdict_file, **found)
 
     def check_place(
         self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
@@ -142,9 +139,9 @@ class Records:
             found = sha256_of(path, entry.nbytes, progress)
             if found != entry.sha256:
                 raise damaged(path, f"sha256 is {found}, expected {entry.sha256}")
-        self._keep(self.place_file, {})
+        self._keep(self.place_file)
 
-    def _keep(self, path: Path, found: dict[str, Any]) -> Verdict:
+    def _keep(self, path: Path, **found: Any) -> Verdict:
         """Write atomically; if that fails there is another trial next time."""
         verdict = Verdict(format=FORMAT, bundle=self._path, engine=self.engine, **found)
         with contextlib.suppress(OSError):
@@ -176,7 +173,7 @@ def read_verdict(path: Path) -> Verdict | None:
     """Read a verdict; None if there is none, or it is damaged or of another format."""
     try:
         kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
-    except (OSError, ValueError, RecursionError):  # msgspec's errors, too
+    except (OSError, ValueError, RecursionError):  # msgspec raises ValueError
         return None
     return kept if kept.format == FORMAT else None
 

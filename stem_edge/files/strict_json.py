@@ -30,7 +30,7 @@ def decode_json(data: bytes, type: type[T], most: int) -> T:
             raise ValueError(f"larger than {most} bytes")
         check_json(data)
         return msgspec.json.decode(data, type=type)
-    except (ValueError, ArithmeticError, RecursionError) as error:  # msgspec's, too
+    except (ValueError, ArithmeticError, RecursionError) as error:  # as msgspec does
         raise ValueError(one_line(error)) from error
 
 

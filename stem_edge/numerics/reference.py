@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.config import FFN_TERMS, ModelConfig
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables, rotate
 
 # Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
@@ -51,7 +50,7 @@ class ArrayMatrix:
 class IndexedMatrix:
     """A Matrix whose row i is row index[i] of another: rows that tokens share."""
 
-    def __init__(self, matrix: Matrix, index: npt.NDArray[np.int32]) -> None:
+    def __init__(self, matrix: Matrix, index: I32) -> None:
         self.matrix, self.index = matrix, index
 
     @property

@@ -151,6 +151,6 @@ def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
     with naming(path):
         per_shard = array["chunk_grid"]["configuration"]["chunk_shape"][0]
         if type(per_shard) is not int or not 0 < per_shard <= layout.records:
-            raise ValueError(f"chunk_shape has {per_shard} records in a shard")
+            raise ValueError(f"{per_shard} records in a shard; expected 1 to {layout.records}")
         compare(array, array_metadata(layout, per_shard))
     return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)

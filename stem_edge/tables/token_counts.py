@@ -15,18 +15,19 @@ import numpy.typing as npt
 
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
+from stem_edge.numerics.quantize import I32, I64
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
 LARGEST = np.iinfo(np.uint32).max  # greater counts must not wrap around
 
 
-def count_tokens(token_ids: npt.NDArray[np.int64], vocab_size: int) -> Counts:
+def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
     """Count the occurrences uint32 [V] of ids, all below vocab_size."""
     counts = np.bincount(token_ids, minlength=vocab_size)
     return np.minimum(counts, LARGEST).astype(np.uint32)
 
 
-def counts_of_records(counts: Counts, index: npt.NDArray[np.int32] | None, records: int) -> Counts:
+def counts_of_records(counts: Counts, index: I32 | None, records: int) -> Counts:
     """Sum the counts of the tokens that share each record."""
     if index is None:
         return counts
