@@ -136,7 +136,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable; on Windows nothing, as it cannot open folders."""
+    """Make names in a folder durable. Does nothing on Windows, which cannot open folders."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

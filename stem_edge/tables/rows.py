@@ -52,7 +52,7 @@ FP16_MAX = float(np.finfo(np.float16).max)
 class RecordLayout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True
 ):
-    """Byte layout of the records of one table store. Raises ValueError when it cannot exist.
+    """Byte layout of the records of one table store. Raises ValueError if impossible.
 
     Sizes that follow from it are cached, because every step asks for them in each layer.
     """
