@@ -79,7 +79,7 @@ class TableWriter:
             for index, values in enumerate(rows):
                 meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
             progress(sum(values.nbytes for values in rows))
-            return grid.seal(records)
+            return grid.append_checksums(records)
 
         path = grid.shard_path(shard)
         with Threads(self._threads) as threads, BundleFile(path) as file:

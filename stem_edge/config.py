@@ -1,5 +1,7 @@
-"""The model description that exporter, reference model and runtime share: the one place that says
-what a model computes. A new architecture is a checkpoint reader that fills it in.
+"""The description of a model that exporter, reference model and runtime share.
+
+It is the one place that says what a model computes; a new architecture is a checkpoint reader that
+fills it in.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from typing import Literal
 
 import msgspec
 
-# Far above any published model; a damaged or hostile number is refused before it sizes an array.
+# Far above any published model, so that a damaged or hostile number is refused before it sizes an
+# array.
 MAX_VOCAB = 1 << 24
-MAX_LAYERS = 1 << 8  # twice the deepest: each takes time and memory before its weights do
+MAX_LAYERS = 1 << 8  # twice the deepest, because each costs time and memory before weights do
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
-MAX_PARAMETERS = 1 << 40  # of the backbone, whose matrices become a node for each few millions
+MAX_PARAMETERS = 1 << 40  # of the backbone, because its graph gets a node for every few million
 LARGEST = {
     "vocab_size": MAX_VOCAB,
     "n_layers": MAX_LAYERS,
@@ -29,26 +32,26 @@ LEAST_SCALING = 1e-6
 MAX_SOFTCAP = 1e6
 
 Term = Literal["matrix", "row"]
-# An FFN is W_down (SiLU(gate) * up); gate and up are sums of W x and of the token's row. Experts are
-# dense FFNs whose three matrices are the row.
+# An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
+# An expert is a dense FFN whose three matrices are the row.
 FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "dense": {"gate": ("matrix",), "up": ("matrix",)},
     "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
     "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
-    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # 4.4.2
-    "hash-moe": {},  # eq. 3, one expert a token
+    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # section 4.4.2
+    "hash-moe": {},  # eq. 3, one expert per token
 }
 BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "head")
 
 
 class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="linear"):
-    """Positions over `factor`."""
+    """Linear scaling: positions are divided by `factor`."""
 
     factor: float
 
 
 class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
-    """Llama 3.1: long waves over `factor`, short ones as they are, a ramp between."""
+    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -64,7 +67,7 @@ class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yar
     attention_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    truncate: bool = True  # the ramp ends at whole dimensions
+    truncate: bool = True  # the ramp begins and ends at whole dimensions
 
 
 RopeScaling = LinearRope | Llama3Rope | YarnRope
@@ -87,18 +90,18 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm_eps: float
     rope_theta: float
     max_context: int  # tokens the model was built for
-    stem_ffn: str = "stem"  # what these layers compute: a key of FFN_TERMS
-    row_rank: int = 0  # of low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
+    stem_ffn: str = "stem"  # what the FFNs of STEM layers compute: a key of FFN_TERMS
+    row_rank: int = 0  # low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
     rope_scaling: RopeScaling | None = None
-    sliding_window: int = 0  # tokens that attention sees, its own among them; 0: all
-    window_layers: tuple[int, ...] | None = None  # where; None: in all layers
-    qk_norm_eps: float | None = None  # RMS norm of each head of q and k before RoPE; None: none
-    post_norms: bool = False  # an RMS norm after attention and FFN, too
-    biases: tuple[str, ...] = ()  # matrices with a bias, of BIASED
-    logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they do not
+    sliding_window: int = 0  # tokens that attention sees, the current one included; 0: all
+    window_layers: tuple[int, ...] | None = None  # layers with that window; None: all
+    qk_norm_eps: float | None = None  # of the RMS norm of q and k heads before RoPE; None: no norm
+    post_norms: bool = False  # an RMS norm after attention and after the FFN, too
+    biases: tuple[str, ...] = ()  # matrices with a bias, a subset of BIASED
+    logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -118,7 +121,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs")
         if not (0 < self.norm_eps < 1 and 1 < self.rope_theta <= MAX_THETA):
             raise ValueError(
-                f"norm_eps {self.norm_eps} or rope_theta {self.rope_theta} out of range"
+                f"norm_eps {self.norm_eps} or rope_theta {self.rope_theta} is out of range; "
+                f"expected 0 to 1 and 1 to {MAX_THETA:g}"
             )
         self._check_layers("stem_layers", self.stem_layers)
         self._check_layers("window_layers", self.window_layers or ())
@@ -129,14 +133,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for token in (*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
-                    f"special token id {token} outside of vocab_size {self.vocab_size}"
+                    f"special token id {token} is outside the vocab_size {self.vocab_size}"
                 )
 
     def _check_layers(self, field: str, layers: tuple[int, ...]) -> None:
         if list(layers) != sorted(set(layers)):
             raise ValueError(f"{field} {layers} is not ascending without repeats")
         if layers and not 0 <= layers[0] <= layers[-1] < self.n_layers:
-            raise ValueError(f"{field} {layers} outside of the {self.n_layers} layers")
+            raise ValueError(f"{field} {layers} is outside the {self.n_layers} layers")
 
     def _check_rows(self) -> None:
         known = [kind for kind in FFN_TERMS if kind != "dense"]
@@ -145,10 +149,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         hashed = self.stem_ffn == "hash-moe"
         if hashed != (self.n_experts > 0) or not 0 <= self.n_experts <= self.vocab_size:
             raise ValueError(
-                f"n_experts is {self.n_experts} in a {self.stem_ffn} model of {self.vocab_size} tokens"
+                f"n_experts is {self.n_experts} in a {self.stem_ffn} model; expected 1 to "
+                f"{self.vocab_size} for hash-moe, 0 for others"
             )
         if not 0 <= self.row_rank <= self.d_ff or (hashed and self.row_rank):
-            raise ValueError(f"row_rank is {self.row_rank} in a {self.stem_ffn} model")
+            raise ValueError(
+                f"row_rank is {self.row_rank} in a {self.stem_ffn} model; expected 0 to "
+                f"{self.d_ff}, and 0 for hash-moe"
+            )
 
     def _check_extras(self) -> None:
         unknown = [name for name in self.biases if name not in BIASED]
@@ -157,7 +165,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"biases {self.biases}; expected some of {', '.join(BIASED)}, once each"
             )
         if "head" in self.biases and self.tied_head:
-            raise ValueError("a head that is tied to the embedding has no bias")
+            raise ValueError("a head that is tied to the embedding cannot have a bias")
         if not 0 <= self.sliding_window <= MAX_CONTEXT:
             raise ValueError(
                 f"sliding_window is {self.sliding_window}; expected 0 to {MAX_CONTEXT}"
@@ -173,7 +181,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             _check_scaling(self.rope_scaling)
 
     def ffn_kind(self, layer: int) -> str:
-        """What the FFN of a layer computes."""
+        """Key of FFN_TERMS for the FFN of a layer."""
         return self.stem_ffn if layer in self.stem_layers else "dense"
 
     def window(self, layer: int) -> int:
@@ -218,7 +226,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return shapes
 
     def row_parts(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays that a row in the tables is made of.
+        """Shapes of the arrays that make up a row of the tables.
 
         An expert has two: gate and up with their rows alternating, and down.
         """
@@ -234,7 +242,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def records(self) -> int:
-        """Records in the table store: one a token, or one an expert."""
+        """Records in the table store: one per token, or one per expert."""
         return self.n_experts or self.vocab_size
 
     @property
@@ -249,12 +257,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def backbone_parameters(self) -> int:
-        """Parameters outside of the tables."""
+        """Parameters outside the tables."""
         return sum(map(prod, self.backbone_shapes().values()))
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: the backbone (one row of its embedding) and one record."""
+        """Parameters that a token uses: backbone (with one row of its embedding) and a record."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.record_values
 
@@ -264,7 +272,8 @@ def _check_scaling(scaling: RopeScaling) -> None:
         value = getattr(scaling, field)
         if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
             raise ValueError(
-                f"{field} of the RoPE scaling is {value}; expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
+                f"{field} of the RoPE scaling is {value}; "
+                f"expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
             )
     if not 1 <= scaling.factor <= MAX_FACTOR:
         raise ValueError(

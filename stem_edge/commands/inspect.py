@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, QualityReport, open_bundle
+from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, open_bundle
+from stem_edge.bundle.quality_report import QualityReport
 from stem_edge.commands.arguments import engine_name
 from stem_edge.commands.providers import (
     add_listing,

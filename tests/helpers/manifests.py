@@ -16,12 +16,11 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     FileEntry,
-    KindError,
     Manifest,
-    QualityReport,
     encode_manifest,
     weight_nbytes,
 )
+from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.tables.rows import RecordLayout

@@ -16,8 +16,8 @@ from stem_edge.bundle.manifest import (
     Bundle,
     FileEntry,
     Manifest,
-    QualityReport,
 )
+from stem_edge.bundle.quality_report import QualityReport
 from stem_edge.config import ModelConfig
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat

@@ -89,7 +89,7 @@ def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard
         path.parent.mkdir(parents=True)
         start = shard * records_per_shard
         piece = records[start : start + records_per_shard]
-        path.write_bytes(grid.seal(piece) + grid.index_bytes(shard))
+        path.write_bytes(grid.append_checksums(piece) + grid.index_bytes(shard))
     return grid
 
 

@@ -80,7 +80,7 @@ def _array(folder: str, layout: RecordLayout) -> dict[str, bytes]:
     records = np.full((layout.records, layout.record_nbytes), 1, np.uint8)
     for shard in range(grid.shards):
         piece = records[: grid.shard_records(shard)]
-        files[f"{folder}/c/{shard}/0"] = grid.seal(piece) + grid.index_bytes(shard)
+        files[f"{folder}/c/{shard}/0"] = grid.append_checksums(piece) + grid.index_bytes(shard)
     return files
 
 

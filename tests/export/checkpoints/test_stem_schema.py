@@ -136,7 +136,7 @@ def test_a_config_written_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ({"stem_layers": [3]}, ["(3,) outside of the 3 layers"]),
+        ({"stem_layers": [3]}, ["(3,) is outside the 3 layers"]),
         ({"stem_layers": [1, 1]}, ["(1, 1)"]),
         ({"stem_layers": [2]}, ["no tensor model.layers.1.mlp.up_proj.weight"]),
         ({"stem_ffn": "stem-minus"}, ["stem-minus", "stem_ffn"]),

@@ -164,7 +164,7 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
     @given(changed_bytes(records.tobytes(), resized=False))
     def load(changed: bytes) -> None:
         rows = np.frombuffer(changed, np.uint8).reshape(records.shape)
-        shard = grid.seal(rows) + grid.index_bytes(0)
+        shard = grid.append_checksums(rows) + grid.index_bytes(0)
         out = sealed(bundle, forged.bundle(), {SHARD: shard})
         forged.check(Case(str(out), "onnxruntime"))
 

@@ -210,7 +210,7 @@ def index_refused(folder: Path, text: str, said: str) -> None:
 
 def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
     text = '{"weight_map": {"t0": "part0.safetensors", "t0": "part1.safetensors"}}'
-    index_refused(tmp_path, text, "'t0' is there more than once")
+    index_refused(tmp_path, text, "'t0' appears more than once")
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_every_byte_is_hashed_in_pieces(
     [
         (0, errno.EIO, "cannot read 1000 bytes at byte 0 (Input/output error); check the storage"),
         (1000, errno.EIO, "cannot read 1000 bytes at byte 1000 (Input/output error); check the"),
-        (1500, None, "500 of 1000 bytes at byte 1000; the file was cut while it was read; copy"),
+        (1500, None, "read 500 of 1000 bytes at byte 1000; the file was cut meanwhile; copy"),
     ],
 )
 def test_a_file_that_fails_or_is_cut_while_it_is_hashed(

@@ -112,8 +112,8 @@ def test_where_nesting_is_too_deep() -> None:
     ("data", "said"),
     [
         (b"", "empty"), (b" \n\t ", "empty"), (b"\xef\xbb\xbf{}", "byte order mark"),
-        (b'{"a": "\xff"}', "utf-8"), (b'{"a": 1, "a": 1}', "'a' is there more than once"),
-        (b'[{"b": {"c": 1, "d": 1, "c": 2}}]', "'c' is there more than once"),
+        (b'{"a": "\xff"}', "utf-8"), (b'{"a": 1, "a": 1}', "'a' appears more than once"),
+        (b'[{"b": {"c": 1, "d": 1, "c": 2}}]', "'c' appears more than once"),
         (b'{"a": 1', "delimiter"),
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ def test_numbers_are_not_computed() -> None:
 @pytest.mark.parametrize("length", [80, 81])
 def test_a_long_name_is_cut(length: int) -> None:
     name = "n" * length
-    with pytest.raises(ValueError, match=f"^'{'n' * 80}' is there"):
+    with pytest.raises(ValueError, match=f"^'{'n' * 80}' appears"):
         check_json(json.dumps({name: 1}).replace("}", f', "{name}": 2}}').encode())
 
 

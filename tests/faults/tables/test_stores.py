@@ -180,7 +180,7 @@ def test_z8_a_description_that_would_exhaust_a_parser(
 def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], None]) -> None:
     path = root / "records" / "zarr.json"
     path.write_text(path.read_text("utf-8").replace("{", '{"shape": [2, 2],', 1))
-    refused(lambda: reader(root), BundleError, path, "'shape' is there more than once")
+    refused(lambda: reader(root), BundleError, path, "'shape' appears more than once")
 
 
 @READERS

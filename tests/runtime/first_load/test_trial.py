@@ -178,7 +178,7 @@ def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> Non
         ([sys.executable, "-c", "1 / 0"], r"exit status 1 at .*: ZeroDivisionError.*; report this"),
         (
             [sys.executable, "-c", "import sys; sys.exit('\\x1b[2J')"],
-            r"exit status 1 at it said nothing: '\\x1b\[2J'\)",
+            r"exit status 1 at it printed nothing: '\\x1b\[2J'\)",
         ),
     ],
 )

@@ -147,10 +147,10 @@ def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: s
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("tables records", 11, "11 records of 10 tokens, but no index of them"),
-        ("tables parts", [[32]], "parts of a row of the model is ((16,),), of the tables ((32,),)"),
-        ("tables layers", [0], "STEM layers of the model is (1,), of the tables (0,)"),
-        ("model stem_layers", [0, 1], "STEM layers of the model is (0, 1), of the tables (1,)"),
+        ("tables records", 11, "11 records of 10 tokens, but no index"),
+        ("tables parts", [[32]], "of the model: ((16,),), but of the tables: ((32,),)"),
+        ("tables layers", [0], "STEM layers of the model: (1,), but of the tables: (0,)"),
+        ("model stem_layers", [0, 1], "STEM layers of the model: (0, 1), but of the tables: (1,)"),
     ],
 )
 def test_model_and_tables_must_agree(bundle: Path, where: str, value: object, said: str) -> None:
@@ -185,7 +185,7 @@ def test_an_index_and_rare_tables_have_files_of_their_own() -> None:
             {"indexed": True, "rare_tables": msgspec.structs.replace(RARE, layers=(0,))},
             "do not widen",
         ),
-        ({"indexed": True, "tables": RARE}, "records of the model is 10, of the tables 6"),
+        ({"indexed": True, "tables": RARE}, "records of the model: 10, but of the tables: 6"),
         ({"tables": None}, "no tables, but STEM layers"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_dense_model_has_no_index() -> None:
         ("model n_layers", 3, "but the weights of this model take "),
         ("backbone head", "int4", "but the weights of this model take "),
         ("backbone asymmetric", True, "but the weights of this model take "),
-        ("model dim", 24, "cannot be stored as it says (embedding: its width 24"),
+        ("model dim", 24, "cannot be stored in this format (embedding: its width 24"),
     ],
 )
 def test_other_formats_and_weights_of_another_size_than_the_models(

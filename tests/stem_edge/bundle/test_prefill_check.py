@@ -117,7 +117,7 @@ def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
     found = measure_prefill(bundle, lambda step: None)
     kept = Records(bundle, "onnxruntime", tmp_path).keep_verdict(prefill_from_decode=found)
     assert Records(bundle, "onnxruntime", tmp_path).verdict() == kept
-    assert "it is 1e+09 nats" in prefill_refusal(bundle.manifest, found)
+    assert "it diverges 1e+09 nats" in prefill_refusal(bundle.manifest, found)
 
 
 def test_without_a_folder_for_caches_nothing_is_known(
@@ -144,9 +144,7 @@ def test_a_bundle_whose_promise_does_not_hold(
     with stem_edge.load(bundle.path) as model:
         assert np.array_equal(model.logits(model.tokenize(PROMPT)), expected)
         refused = model.plan.prefill_refused
-        assert (
-            "from the graphs that decode, on this processor, and was 0 where it was exp" in refused
-        )
+        assert "from the decoding graph on this processor, and 0 where it was exp" in refused
         assert model.stats.line().endswith(f"; prefill graph not used: {refused}")
         assert model.stats.to_dict()["prefill_refused"] == refused
     with stem_edge.load(bundle.path, trial=False) as model:

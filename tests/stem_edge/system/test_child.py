@@ -175,7 +175,7 @@ def test_names_of_signals() -> None:
 
 def test_last_lines() -> None:
     for nothing in (None, b"", b" \n\n"):
-        assert last_line(nothing) == "it said nothing"
+        assert last_line(nothing) == "it printed nothing"
     assert last_line(b"a\n b \n\n") == "b"
     assert last_line(b"a\n\xff") == "\ufffd"
 

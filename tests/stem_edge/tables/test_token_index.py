@@ -85,7 +85,7 @@ def test_any_flipped_bit(root: Path, at: int) -> None:
 @pytest.mark.parametrize(("value", "said"), [(3, "records 0 to 3"), (-1, "records -1 to 2")])
 def test_records_that_there_are_not(root: Path, value: int, said: str) -> None:
     index_chunk(root).write_bytes(summed(struct.pack("<4i", 0, 1, 2, value)))
-    assert f"has {said}, expected 0 to 2" in refusal(root)
+    assert f"refers to {said}, expected 0 to 2" in refusal(root)
 
 
 def test_another_number_of_tokens(root: Path) -> None:
