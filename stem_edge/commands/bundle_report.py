@@ -1,4 +1,4 @@
-"""What a bundle is made of: its manifest and what follows from it, for people and as JSON."""
+"""Report what a bundle is made of: its manifest and what follows from it, for people and as JSON."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped
 
 DESCRIPTION = """\
-Measure the perplexity of bundles on a text and, with --against, how far each diverges from the
-checkpoint or bundle that it was made from.
+Measure the perplexity of bundles on a text and, with --against, how far each diverges from a
+reference: the checkpoint that it was made from, or another bundle.
 
 Perplexity is exp of the mean of -log P(token): 1 is a model that knows every token in advance. Every
 token of the text but the first is predicted once. Compare perplexities only between bundles with the

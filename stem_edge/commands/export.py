@@ -30,7 +30,7 @@ LLAMA = "llama.cpp"
 LOW_AGREEMENT = 0.8  # share of same best tokens; a model below it writes noticeably other texts
 FEW_TOKENS = 1000  # of a calibration text; fewer do not say which channels and tokens matter
 DESCRIPTION = """\
-Turn a trained checkpoint into a bundle, the folder that every other command takes.
+Turn a trained checkpoint into a bundle, the folder that the other commands take.
 
 CHECKPOINT comes from one of
   the public STEM trainer   the folder of one training step (params.json, .metadata, __*.distcp,

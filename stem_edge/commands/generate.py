@@ -33,76 +33,47 @@ examples:
   stem-edge generate model --edit spain.edit "The capital of Spain is"
   stem-edge generate model --memory 600MB -f prompt.txt"""
 
+LENGTH = f"stop after N tokens (default: {SamplingParams.max_new_tokens})"
+TEMPERATURE = (
+    "0: the most probable token, 1: as trained (default: 0, but 1 with --top-k, --top-p or --min-p)"
+)
+MIN_P = "choose among those at least P times as probable as the best (default: 0, all)"
+
 # Field of SamplingParams -> its short option, metavar and help.
 SAMPLING = {
-    "max_new_tokens": (
-        "-n",
-        "N",
-        f"stop after N tokens (default: {SamplingParams.max_new_tokens})",
-    ),
-    "temperature": (
-        "-t",
-        "T",
-        "0: take the most probable, 1: as trained (default: 0, but 1 with --top-k, --top-p, --min-p)",
-    ),
+    "max_new_tokens": ("-n", "N", LENGTH),
+    "temperature": ("-t", "T", TEMPERATURE),
     "top_k": ("", "K", "choose among the K most probable (default: 0, all)"),
     "top_p": ("", "P", "choose among the most probable that add up to P (default: 1, all)"),
-    "min_p": (
-        "",
-        "P",
-        "choose among those at least P times as probable as the best (default: 0, all)",
-    ),
-    "repetition_penalty": (
-        "",
-        "R",
-        "above 1, tokens seen before become less probable (default: 1)",
-    ),
+    "min_p": ("", "P", MIN_P),
+    "repetition_penalty": ("", "R", "above 1, tokens seen before are less probable (default: 1)"),
     "seed": ("", "S", "the same seed gives the same text"),
-    "logprobs": (
-        "",
-        "N",
-        "with --json or --json-lines: also print log probabilities of the N best",
-    ),
+    "logprobs": ("", "N", "with --json or --json-lines: print log probabilities of the N best"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
-    parser.add_argument("text", metavar="PROMPT", nargs="?", help="text to continue")
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
-    parser.add_argument(
-        "-f", "--prompt-file", type=Path, metavar="FILE", help="continue the text in this file"
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("text", metavar="PROMPT", nargs="?", help="text to continue")
+    add("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
+    file = "continue the text in this file"
+    add("-f", "--prompt-file", type=Path, metavar="FILE", help=file)
+    edit = (
+        "apply an edit that stem-edge edit made, given as a file or by name; may be repeated: "
+        "later ones win"
     )
-    parser.add_argument(
-        "--edit",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="apply an edit that stem-edge edit made, given as a file or by name; may be repeated: "
-        "later ones win",
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="take the prompt as a user's message, and put it into the bundle's chat template",
-    )
-    parser.add_argument(
-        "--special-tokens",
-        dest="special_tokens_in_text",
-        action="store_true",
-        help="read names of special tokens in the prompt as these tokens (default: as text)",
-    )
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
+    chat = "take the prompt as a user's message, and put it into the bundle's chat template"
+    add("--chat", action="store_true", help=chat)
+    special = "read names of special tokens in the prompt as these tokens (default: as text)"
+    add("--special-tokens", dest="special_tokens_in_text", action="store_true", help=special)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    form.add_argument(
-        "--json-lines",
-        action="store_true",
-        help="print a JSON object for each piece of text, then one of figures",
-    )
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="do not print the line of figures"
-    )
+    lines = "print a JSON object for each piece of text, then one of figures"
+    form.add_argument("--json-lines", action="store_true", help=lines)
+    add("-q", "--quiet", action="store_true", help="do not print the line of figures")
     _add_sampling(parser.add_argument_group("choosing tokens"))
     add_loading(parser.add_argument_group("how to load"))
 

@@ -41,8 +41,8 @@ def add_engine(group: argparse._ActionsContainer) -> None:
         type=engine_name,
         choices=engine_names(),
         default="auto",
-        help="what runs the backbone (default: auto, onnxruntime before ggml, as far as the bundle "
-        "has a backbone for it and it is installed)",
+        help="what runs the backbone (default: auto, the first of onnxruntime and ggml that is "
+        "installed and that the bundle has a backbone for)",
     )
     group.add_argument(
         "--repack",

@@ -50,7 +50,7 @@ EXTRAS = {"export": "export", "lm-eval": "lm-eval"}  # command -> extra of the p
 
 DESCRIPTION = """\
 Run STEM language models whose parameters do not fit in memory. A checkpoint is exported once, to a
-folder called a bundle; every other command takes a bundle."""
+folder called a bundle, which the other commands run, check and measure."""
 
 EPILOG = """\
 first steps:
