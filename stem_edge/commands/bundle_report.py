@@ -1,4 +1,4 @@
-"""Report what a bundle is made of: its manifest and what follows from it, for people and as JSON."""
+"""Report what a bundle is made of: its manifest and what follows, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _storage(manifest: Manifest) -> Rows:
         weighted = ", channels weighted by a text" if gguf.importance else ""
         nbytes = format_size(manifest.files[GGUF].nbytes)
         yield "backbone for ggml", f"{nbytes}, {gguf.weights}{weighted}"
-        # Count the types, because the name of a mixture does not tell which matrices no K-quant fits.
+        # Count the types, because the name of a mixture hides the matrices that no K-quant fits.
         counts = Counter(t.name for t in matrix_types(manifest.model, gguf.weights))
         stored = [f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()]
         yield "  types of matrices", ", ".join(stored)

@@ -37,8 +37,8 @@ of used tokens, which warm the row cache, and verdicts on installed versions of 
 that were tried before they were loaded. Everything there can be removed: what is needed is made
 again.
 
-An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its bundle
-or library is gone or has changed."""
+An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
+bundle or library is gone or has changed."""
 
 EPILOG = """\
 examples:

@@ -43,7 +43,7 @@ schemes, for a source and a target of n_s and n_t tokens (STEM paper, 3.3):
   copy                   n_s >= n_t   tokens of the target repeated, the last one most
   subset                 n_s <= n_t   some tokens of the target
   average                any          the mean of the target's rows, at every token of the source
-  auto                   any          {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, whichever the lengths allow
+  auto                   any          {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, as the lengths allow
 
 examples:
   stem-edge edit model --source Spain --target Germany -o spain.edit
@@ -103,8 +103,8 @@ def _add_making(group: argparse._ArgumentGroup) -> None:
 def _add_comparing(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     edit = (
-        "an edit, given as a file or by name; may be repeated: later ones win, and that of --source "
-        "and --target wins over all"
+        "an edit, given as a file or by name; may be repeated: later ones win, and that of "
+        "--source and --target wins over all"
     )
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add("--top", type=int, metavar="N", help=f"how many tokens to show (default: {TOP})")
@@ -115,21 +115,27 @@ def _add_comparing(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
     bundle = open_bundle(args.bundle)
-    action = _list if args.list else _remove if args.remove else _make
-    (action if args.compare is None else _compare)(args, bundle)
+    if args.compare is not None:
+        _compare(args, bundle)
+    elif args.list:
+        _list(args, bundle)
+    elif args.remove:
+        _remove(args, bundle)
+    else:
+        _make(args, bundle)
     return 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that do not go together. Raises InputError."""
     comparing, making = args.compare is not None, args.source is not None
+    for_comparing = _given(args, COMPARING) + changed_options(args)
     if args.list or args.remove:
         mode = "--list" if args.list else "--remove"
-        given = _given(args, MAKING) + _for_comparing(args)
-        _refuse(given, f"not for {mode}; leave this out")
+        _refuse(_given(args, MAKING) + for_comparing, f"not for {mode}; leave this out")
         return
     if not comparing:
-        _refuse(_for_comparing(args), "only for --compare, which is not given; add --compare")
+        _refuse(for_comparing, "only for --compare, which is not given; add --compare")
     if making != (args.target is not None):
         one, other = ("--source", "--target") if making else ("--target", "--source")
         raise InputError(f"{one} is given and {other} is not; an edit needs both")
@@ -154,11 +160,6 @@ def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
     flags = {"out": "-o"}
     given = [name for name in names if getattr(args, name) not in (None, False, [])]
     return [flags.get(name, f"--{name}") for name in given]
-
-
-def _for_comparing(args: argparse.Namespace) -> list[str]:
-    """Return the options that were given and need --compare."""
-    return _given(args, COMPARING) + changed_options(args)
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:

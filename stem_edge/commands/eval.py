@@ -19,13 +19,14 @@ DESCRIPTION = """\
 Measure the perplexity of bundles on a text and, with --against, how far each diverges from a
 reference: the checkpoint that it was made from, or another bundle.
 
-Perplexity is exp of the mean of -log P(token): 1 is a model that knows every token in advance. Every
-token of the text but the first is predicted once. Compare perplexities only between bundles with the
-same tokenizer; bits per byte can be compared between any.
+Perplexity is exp of the mean of -log P(token): 1 is a model that knows every token in advance.
+Every token of the text but the first is predicted once. Compare perplexities only between bundles
+with the same tokenizer; bits per byte can be compared between any.
 
-Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0 means
-the same model. It measures what quantization costs better than perplexity, which can fall by chance.
-Look at the 99th percentile as well, because a small mean can hide a few tokens that are lost."""
+Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0
+means the same model. It measures what quantization costs better than perplexity, which can fall
+by chance. Look at the 99th percentile as well, because a small mean can hide a few tokens that
+are lost."""
 
 EPILOG = """\
 examples:
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote")
     add("--text", type=Path, required=True, metavar="FILE", help="text to predict, in UTF-8")
-    document = "take every line as a document, which begins with an empty context and ends with end-of-text"
+    document = "take every line as a document: begin with an empty context, end with end-of-text"
     add("--lines", action="store_true", help=document)
     window = "tokens that the model sees at once (default: the context, up to 2048)"
     add("--window", type=int, metavar="N", help=window)
@@ -118,7 +119,9 @@ def _text(found: Sequence[Quality]) -> list[str]:
         length = f"{each.nbytes:,} bytes, {each.tokens:,} tokens predicted"
         window = f"windows of {each.window:,} tokens, one every {each.stride:,}"
         if each.window < each.window_asked:
-            window = f"one window for each document, of {each.window:,} tokens at most, which is all it has"
+            window = (
+                f"one window for each document, of at most {each.window:,} tokens: it has no more"
+            )
         graph = "the prefill graph" if each.prefill_graph else "the graphs that decode"
         graph = each.engine if each.engine != "onnxruntime" else graph
         several = "s" if each.edits > 1 else ""
@@ -143,8 +146,8 @@ def _perplexities(found: Sequence[Quality]) -> list[str]:
     if not others:
         return table(rows)
     note = (
-        f"{', '.join(others)}: another tokenizer than {first.bundle}, so perplexities, which are per "
-        "token, cannot be compared; bits per byte can."
+        f"{', '.join(others)}: another tokenizer than {first.bundle}, so perplexities, which are "
+        "per token, cannot be compared; bits per byte can."
     )
     return [*table(rows), *wrapped(note)]
 

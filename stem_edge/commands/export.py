@@ -53,10 +53,11 @@ examples:
 
 BACKBONE_HELP = """\
 onnx runs on onnxruntime, which is always installed, on processors and accelerators. gguf runs on
-ggml, the kernels of llama.cpp (pip install 'stem-edge[gguf]'), on processors only; its weights can
-stay in the file, so that the system may drop them when memory is short. Its types are llama.cpp's
-mixtures: q4_k_m is the usual one, q4_0 the fastest with --repack, q6_k and q8_0 are nearly exact, f16
-and f32 are not quantized. A bundle can have both backbones, which share its tables."""
+ggml, the kernels of llama.cpp (pip install 'stem-edge[gguf]'), on processors only; its weights
+can stay in the file, so that the system may drop them when memory is short. Its types are
+llama.cpp's mixtures: q4_k_m is the usual one, q4_0 the fastest with --repack, q6_k and q8_0 are
+nearly exact, f16 and f32 are not quantized. A bundle can have both backbones, which share its
+tables."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-kl",
         type=float,
         metavar="NATS",
-        help="fail, and leave OUT as it was, if the mean divergence from the checkpoint is greater; "
-        "it is measured on a few tokens, of the calibration text if there is one",
+        help="fail, and leave OUT as it was, if the mean divergence from the checkpoint is "
+        "greater; it is measured on a few tokens, of the calibration text if there is one",
     )
     add_threads(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a bundle")
@@ -152,8 +153,8 @@ def _add_onnx(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quantizer",
         choices=QUANTIZERS,
-        help="rtn rounds to nearest; search tries scales and keeps those that lose least; gptq lets "
-        "later weights make up for earlier ones (default: gptq with --calibration, else search)",
+        help="rtn rounds to nearest; search tries scales and keeps those that lose least; gptq "
+        "lets later weights make up for earlier ones (default: gptq with --calibration, else search)",
     )
     group.add_argument(
         "--prefill-graph",
@@ -175,8 +176,8 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
         "--frequent",
         type=float,
         metavar="SHARE",
-        help="share of the records that mixed tables keep at 8 bits: those that the calibration text "
-        f"uses most (default: {FREQUENT:g})",
+        help="share of the records that mixed tables keep at 8 bits: those that the calibration "
+        f"text uses most (default: {FREQUENT:g})",
     )
     group.add_argument(
         "--group-size",

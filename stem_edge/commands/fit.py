@@ -44,40 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for device in DEVICES.values()
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
-    parser.add_argument("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for")
-    parser.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="what the program may take, like 1GB (default: what is free)",
+    add = parser.add_argument
+    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for")
+    memory = "what the program may take, like 1GB (default: what is free)"
+    add("--memory", metavar="SIZE", help=memory)
+    add("--device", metavar="NAME", help="plan for a device listed below, not this machine")
+    flash = "kind of flash that holds the tables (default: the device's, or the page cache)"
+    add("--flash", choices=FLASH_NAMES, help=flash)
+    bandwidth = (
+        "bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
+        "or measured here)"
     )
-    parser.add_argument(
-        "--device", metavar="NAME", help="plan for a device listed below, not this machine"
-    )
-    parser.add_argument(
-        "--flash",
-        choices=FLASH_NAMES,
-        help="kind of flash that holds the tables (default: the device's, or the page cache)",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="SIZE",
-        help="bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
-        "or measured here)",
-    )
-    parser.add_argument(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="most tokens of prompt and answer together (default: the most that leave room for rows)",
-    )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        help="text like those to come, to estimate the hit rate of the row cache",
-    )
+    add("--bandwidth", metavar="SIZE", help=bandwidth)
+    context = "most tokens of prompt and answer together (default: what leaves room for rows)"
+    add("--context-length", type=int, metavar="N", help=context)
+    text = "text like those to come, to estimate the hit rate of the row cache"
+    add("--text", metavar="FILE", help=text)
     add_threads(parser)
     add_engine(parser)
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    add("--json", action="store_true", help="print all figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.providers.provider import Listed, ListedDevice
 
 DESCRIPTION = """\
-Show what a bundle is made of: architecture, STEM layers, number of parameters, bytes on flash and of
-the backbone, types, what quantization cost, and files. Only the manifest is read.
+Show what a bundle is made of: architecture, STEM layers, number of parameters, bytes on flash and
+of the backbone, types, what quantization cost, and files. Only the manifest is read.
 
-Other questions have an option each: --memory, what loading it here and now would take; --cost, what
-a token costs by the formulas of the STEM paper; --geometry, how the rows of the tables point (this
-reads the tables from end to end); --providers without a bundle, what onnxruntime can run on here."""
+Other questions have an option each: --memory, what loading it here and now would take; --cost,
+what a token costs by the formulas of the STEM paper; --geometry, how the rows of the tables point
+(this reads the tables from end to end); --providers without a bundle, what onnxruntime can run on
+here."""
 
 EPILOG = """\
 examples:

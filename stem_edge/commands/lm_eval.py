@@ -12,9 +12,9 @@ from lm_eval.__main__ import cli_evaluate
 from stem_edge.errors import InputError
 
 DESCRIPTION = """\
-Evaluate a bundle with EleutherAI's lm-evaluation-harness. This is the harness's own command line, in
-which --model is stem_edge unless you say otherwise. The harness downloads tasks and data that it does
-not have."""
+Evaluate a bundle with EleutherAI's lm-evaluation-harness. This is the harness's own command line,
+in which --model is stem_edge unless you say otherwise. The harness downloads tasks and data that
+it does not have."""
 
 EPILOG = """\
 arguments of the model, after --model_args as NAME=VALUE,NAME=VALUE:

@@ -47,7 +47,7 @@ def add_engine(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--repack",
         action="store_true",
-        help="on ggml: copy 4-bit matrices into memory in this processor's order; faster, takes RAM",
+        help="on ggml: copy 4-bit matrices into RAM in this processor's order, for speed",
     )
 
 
@@ -74,8 +74,8 @@ def add_provider_library(group: argparse._ActionsContainer) -> None:
         dest="provider_libraries",
         action="append",
         metavar="NAME=PATH",
-        help="load an execution provider from this library, and call it NAME; its code runs here, so "
-        "use one that you trust",
+        help="load an execution provider from this library, and call it NAME; its code runs here, "
+        "so use one that you trust",
     )
 
 
@@ -170,7 +170,7 @@ def _provider(text: str) -> str | tuple[str, Mapping[str, object]]:
     keys = [key for key, _, _ in pairs]
     if not name or not all(key and equals for key, equals, _ in pairs) or len({*keys}) < len(keys):
         raise InputError(
-            f"--providers has {text!r}; expected NAME or NAME:key=value,key=value, each key once, like "
-            "cuda:device_id=1"
+            f"--providers has {text!r}; expected NAME or NAME:key=value,key=value, each key once, "
+            "like cuda:device_id=1"
         )
     return name, {key: value for key, _, value in pairs}

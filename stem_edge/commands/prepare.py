@@ -15,10 +15,11 @@ from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-Rearrange a bundle's backbone for this processor, and keep it in the user's cache folder. Later loads
-map it: they are faster, and the system can take the memory of the weights back when it needs room.
-The first load of a large bundle does this by itself. Preparing needs memory for the weights once,
-and about twice their size on disk. It also measures which graph is faster for prompts."""
+Rearrange a bundle's backbone for this processor, and keep it in the user's cache folder. Later
+loads map it: they are faster, and the system can take the memory of the weights back when it
+needs room. The first load of a large bundle does this by itself. Preparing needs memory for the
+weights once, and about twice their size on disk. It also measures which graph is faster for
+prompts."""
 
 EPILOG = """\
 examples:
@@ -38,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     if bundle.manifest.backbone is None:
         raise InputError(
-            f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; load it "
-            "as it is"
+            f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "
+            "load it as it is"
         )
     found = find(bundle, args.cache_dir)
     folder, record = found or make(bundle, args.cache_dir, args.threads or usable_cpus())

@@ -12,15 +12,15 @@ from stem_edge.progress import show_status
 from stem_edge.text_table import printable
 
 DESCRIPTION = """\
-Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must have the
-size and sha256 that the manifest lists, and no other file that can be run may lie beside them; the
-weights must have the size that follows from the model; all records of the tables and the tokenizer
-must be of the kinds that stem-edge writes; and the tokenizer must load in its own process, within
-limits of memory and time. Safe means that no damage, code, crash or hang was found here. It is no
-proof, and says nothing about what the model writes.
+Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must
+have the size and sha256 that the manifest lists, and no other file that can be run may lie beside
+them; the weights must have the size that follows from the model; all records of the tables and
+the tokenizer must be of the kinds that stem-edge writes; and the tokenizer must load in its own
+process, within limits of memory and time. Safe means that no damage, code, crash or hang was
+found here. It is no proof, and says nothing about what the model writes.
 
-With --runs, generate instead with several cache sizes, ways of reading and ways of loading, on every
-installed engine; on one engine, no token may change.
+With --runs, generate instead with several cache sizes, ways of reading and ways of loading, on
+every installed engine; on one engine, no token may change.
 
 The exit status is 0 if all is right, and 1 if not."""
 

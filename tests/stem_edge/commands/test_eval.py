@@ -67,7 +67,7 @@ def test_the_command_says_when_a_text_is_shorter_than_a_window(
 ) -> None:
     (tmp_path / "short.txt").write_text("Paris is big.")
     assert main(["eval", str(DEMO), "--text", str(tmp_path / "short.txt")]) == 0
-    assert "at most, which is all it has" in capsys.readouterr().out
+    assert "tokens: it has no more" in capsys.readouterr().out
 
 
 def test_the_command_prints_json(text: Path, capsys: Capture) -> None:
