@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"A STEM model of {parameters:,} parameters, {in_tables / parameters:.0%} of them in "
             f"tables ({format_size(tables_nbytes(model.bundle.manifest))} on flash).\n"
-            f"The row cache holds the rows of {model.plan.slots} tokens out of {model.config.vocab_size}.\n"
+            f"The row cache holds the rows of {model.plan.slots} tokens out of "
+            f"{model.config.vocab_size}.\n"
         )
         for prompt in PROMPTS:
             print(f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt, end="", flush=True)

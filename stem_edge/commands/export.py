@@ -154,7 +154,7 @@ def _add_onnx(parser: argparse.ArgumentParser) -> None:
         "--quantizer",
         choices=QUANTIZERS,
         help="rtn rounds to nearest; search tries scales and keeps those that lose least; gptq "
-        "lets later weights make up for earlier ones (default: gptq with --calibration, else search)",
+        "lets later weights make up for earlier ones (default: search, or gptq with --calibration)",
     )
     group.add_argument(
         "--prefill-graph",

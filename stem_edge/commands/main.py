@@ -36,7 +36,7 @@ COMMANDS = {
     "export": "turn a trained checkpoint into a bundle",
     "generate": "continue a text with a bundle",
     "inspect": "show what a bundle is made of",
-    "verify": "check that a bundle is safe to load, or that all ways to run it give the same tokens",
+    "verify": "check that a bundle is safe to load, or that all ways of running it agree",
     "edit": "change what a model knows: let tokens look up other tokens' rows",
     "fit": "plan how to run a model on a device, without running it",
     "measure": "measure time and memory of a run, phase by phase",
