@@ -412,4 +412,4 @@ def test_the_command_writes_an_ordinary_file(
     assert main(command) == 1
     assert "exists already" in capsys.readouterr().err
     assert main([*command, "--force", "--tables", "int8"]) == 1
-    assert "--tables belongs to bundles" in capsys.readouterr().err
+    assert "--tables is for bundles" in capsys.readouterr().err

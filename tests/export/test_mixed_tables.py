@@ -11,7 +11,7 @@ import pytest
 import stem_edge
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.inspect import table
+from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.planning.hit_rates import record_ids
 from stem_edge.measuring.planning.predict import warm_counts
@@ -99,7 +99,7 @@ def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:
     opened = open_bundle(bundle)
     report = opened.manifest.report.errors
     assert report["tables (int8)"].mean < report["tables (int4)"].mean / 8
-    text = table(opened)
+    text = bundle_table(opened)
     assert "int8 of 15 records in groups of 64, int4 of 285" in text
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stem_edge
-from stem_edge.commands.providers import parse_providers
+from stem_edge.commands.loading import parse_providers
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
 

@@ -145,7 +145,7 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--source", "Spain"], "--source is given and --target is not"),
         (["--target", "Spain"], "--target is given and --source is not"),
         (["--layers", "1"], "--layers: only for a new edit"),
-        (["--list", *SPAIN], "--source and --target: not for --list; leave that out"),
+        (["--list", *SPAIN], "--source and --target: not for --list; leave this out"),
         (["--list", "--threads", "2"], "--threads: not for --list"),
         (["--remove", "x", "--top", "2"], "--top: not for --remove"),
         ([*SPAIN, "--edit", "x"], "--edit: only for --compare"),

@@ -144,7 +144,7 @@ def test_a_text_needs_a_tokenizer(tiny_checkpoint: Path) -> None:
 def test_the_command(capsys: Capture) -> None:
     assert main(["fit", str(DEMO), "--device", "phone-4gb"]) == 0
     said = capsys.readouterr().out
-    assert "run it so:" in said and "--context-length 256" in said
+    assert "run it with:" in said and "--context-length 256" in said
     assert max(map(len, said.splitlines())) <= 100
     assert main(["fit", str(DEMO), "--device", "phone-4gb", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)[0]

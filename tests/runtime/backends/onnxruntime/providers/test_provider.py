@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 import stem_edge
-from stem_edge.commands import providers as providers_cli
+from stem_edge.commands import loading as loading_cli
 from stem_edge.commands.main import main
 from stem_edge.errors import (
     BackendError,
@@ -364,21 +364,21 @@ def test_short_names() -> None:
     ],
 )
 def test_providers_of_a_command_line(given: str | None, expected: object) -> None:
-    assert providers_cli.parse_providers(given) == expected
+    assert loading_cli.parse_providers(given) == expected
 
 
 @pytest.mark.parametrize("given", ["cuda:", "cuda:a", ":a=1", "cuda:a=1,a=2", "cuda:=1"])
 def test_bad_options_of_a_command_line(given: str) -> None:
     with pytest.raises(InputError, match="expected NAME or NAME:key=value"):
-        providers_cli.parse_providers(given)
+        loading_cli.parse_providers(given)
 
 
 def test_libraries_of_a_command_line() -> None:
-    assert providers_cli.parse_libraries(["a=/x=y", "b=z"]) == {"a": "/x=y", "b": "z"}
-    assert providers_cli.parse_libraries(None) is None
+    assert loading_cli.parse_libraries(["a=/x=y", "b=z"]) == {"a": "/x=y", "b": "z"}
+    assert loading_cli.parse_libraries(None) is None
     for given in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
         with pytest.raises(InputError, match="--provider-library"):
-            providers_cli.parse_libraries(given)
+            loading_cli.parse_libraries(given)
 
 
 def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -> None:
