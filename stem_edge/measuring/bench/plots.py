@@ -1,4 +1,4 @@
-"""A measurement as a picture: memory over time, hit rate by cache size, bytes of a token."""
+"""Plot of a measurement: memory over time, hit rate by cache size, bytes of a token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-# Two columns of a paper, in inches; letters as large as a caption's.
+# Inches, as wide as two columns of a paper; letters in points, as large as a caption's.
 WIDTH, HEIGHT, LETTERS = 7.0, 4.6, 8
-# Told apart without colours, too, and by the colour-blind (Okabe and Ito).
+# Colours of Okabe and Ito, so that the colour-blind can tell them apart, and prints in grey, too.
 COLOURS = {
     "anonymous": "#D55E00",
     "shared": "#CC79A7",
@@ -31,14 +31,14 @@ COLOURS = {
     "backbone": "#56B4E9",
 }
 MB = 1e6
-# Shares of the whole time from which on a phase has room for its name, upright and as it is.
+# Least shares of the whole time that a phase needs for its name, turned by 90 degrees and not.
 NARROWEST, WIDE_ENOUGH = 0.02, 0.09
 
 
 def check_plot(path: Path) -> None:
-    """Whether a plot could be written there. Raises InputError, StemEdgeError."""
+    """Raise InputError if a plot cannot be written there, StemEdgeError without matplotlib."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
+        raise InputError(f"{path}: a plot can only be written as one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{path.parent}: no such folder; make it first")
     try:
@@ -50,7 +50,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(found: Measurement, path: str | Path) -> None:
-    """Draw a measurement into a file: .png, .pdf or .svg. Raises as check_plot does."""
+    """Draw a measurement into a .png, .pdf or .svg file. Raises as check_plot does."""
     path = Path(path)
     check_plot(path)
     figure = new_figure(HEIGHT)
@@ -67,22 +67,22 @@ def plot(found: Measurement, path: str | Path) -> None:
 
 
 def draw(path: Path, plot: Callable[[Path], None]) -> None:
-    """Plot into a file, and say on stderr which one was written or replaced."""
+    """Plot into a file, and report on stderr that it was written or replaced."""
     done = "replaced" if path.exists() else "wrote"
     plot(path)
     print(f"{done} {path}", file=sys.stderr)
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure of this size in inches, where matplotlib is installed."""
-    from matplotlib.figure import Figure  # without pyplot, which may open windows
+    """Return an empty figure of this size in inches; matplotlib must be installed."""
+    from matplotlib.figure import Figure  # rather than pyplot, which may open windows
 
     settings: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
     return Figure(**settings)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of its name, whole or not at all. Raises InputError."""
+    """Write a figure in the format of the file's suffix, atomically. Raises InputError."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=200, format=path.suffix[1:].lower())
     try:
@@ -92,7 +92,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def plain(axes: Axes) -> None:
-    """Small letters, and no frame but the two axes."""
+    """Set small letters, and remove the frame except for the two axes."""
     axes.tick_params(labelsize=LETTERS)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(LETTERS)
@@ -135,7 +135,7 @@ def _subject(found: Measurement) -> str:
 
 
 def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
-    """A line where each phase ends; names of phases too short for theirs are left out."""
+    """Draw a line at the end of each phase, and the names of phases that are long enough."""
     whole = max(sample.seconds for sample in found.samples)
     for phase in found.phases:
         times = [sample.seconds for sample in found.samples if sample.phase == phase.name]
@@ -162,7 +162,7 @@ def _hit_rate(axes: Axes, found: Measurement) -> None:
         axes.set_axis_off()
         return
     slots = sorted(found.hit_curve)
-    rates = [100 * found.hit_curve[one] for one in slots]
+    rates = [100 * found.hit_curve[count] for count in slots]
     axes.semilogx(slots, rates, color=COLOURS["tables"], marker="o", markersize=3, linewidth=1)
     mine = found.counters.get("slots", 0)
     if slots[0] <= mine <= 3 * slots[-1]:
@@ -186,7 +186,6 @@ def _token(axes: Axes, found: Measurement) -> None:
     axes.barh(names, values, color=[COLOURS["tables"], COLOURS["anonymous"], COLOURS["backbone"]])
     axes.set_xscale("log")
     axes.set_xlim(1, 100 * max(values))
-    for at, name in enumerate(names):
-        words = format_size(parts[name])
-        axes.text(1.5 * values[at], at, words, va="center", fontsize=LETTERS)
+    for at, (name, value) in enumerate(zip(names, values, strict=True)):
+        axes.text(1.5 * value, at, format_size(parts[name]), va="center", fontsize=LETTERS)
     axes.set(xlabel="bytes that a decoded token reads (logarithmic)")

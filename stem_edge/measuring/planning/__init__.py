@@ -1,1 +1,1 @@
-"""What to expect of a bundle on a device, before it runs there."""
+"""Expectations of a bundle on a device, memory and speed, before it runs there."""
