@@ -107,9 +107,8 @@ def _pair_figures(pair: Pair) -> dict[str, object]:
 
 
 def _counts(counting: Counting) -> dict[str, object]:
-    parameters = {f"{name}_parameters": count for name, count in asdict(counting).items()}
     gflop = {"dense_gflop_per_token": counting.dense_gflop, "gflop_per_token": counting.gflop}
-    return parameters | gflop
+    return {f"{name}_parameters": count for name, count in asdict(counting).items()} | gflop
 
 
 def cost_table(report: CostReport) -> str:

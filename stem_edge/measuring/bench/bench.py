@@ -115,8 +115,7 @@ def bench(
 
 
 def _check(settings: Settings) -> None:
-    for name, least in (("rounds", 1), ("loads", 0)):
-        value = getattr(settings, name)
+    for name, value, least in (("rounds", settings.rounds, 1), ("loads", settings.loads, 0)):
         if value < least:
             raise InputError(f"{name} is {value}; expected at least {least}")
     if settings.cold:
@@ -144,9 +143,8 @@ class _Bench:
         """Time from nothing to a first token, in new processes, with a warm and a cold page cache."""
         if subject.kind == "torch" or subject.options.get("resident"):
             return  # because each load would take minutes
-        self._load(
-            subject
-        )  # untimed, so that later loads find a prepared backbone and cached files
+        # First untimed, so that later loads find a prepared backbone and cached files.
+        self._load(subject)
         measured.loads = [self._load(subject) for _ in range(self.settings.loads)]
         if self.settings.cold:
             drop_pages(subject.files())

@@ -197,7 +197,7 @@ class _Run:
         prepared = time.perf_counter() - started
         device, options = self.limits.device, self.options
         room = None if device is None else device.memory
-        expected = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
+        predict_at, curve = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
         before, phases = self._rates(), list[Phase]()
         kept = load_options(options)
         subject = bundle_subject("bundle", self.bundle, self.engine, kept)
@@ -221,8 +221,8 @@ class _Run:
             interval=interval,
             prepared_seconds=prepared,
             round=done,
-            hit_curve=expected.hit_curve,
-            prediction=expected.at(between(before, self._rates())),
+            hit_curve=curve,
+            prediction=predict_at(between(before, self._rates())),
             runs_on=worker.about,
         )
 
@@ -233,9 +233,8 @@ class _Run:
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""
-        suffix = (
-            ".onnx" if self.engine == "onnxruntime" else GGUF
-        )  # prepared graphs must match, too
+        # By the suffix, too, because names of prepared graphs are not in BACKBONE_FILES.
+        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF
         files, own = worker.subject.files(), BACKBONE_FILES[self.engine]
         backbone = [path for path in files if path.name in own or suffix in path.name]
         tables = [path for path in files if TABLES in path.parts]

@@ -55,11 +55,7 @@ def plot(found: Measurement, path: str | Path) -> None:
     check_plot(path)
     figure = new_figure(HEIGHT)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    for draw_panel, place in (
-        (_memory, grid[0, :]),
-        (_hit_rate, grid[1, 0]),
-        (_token, grid[1, 1]),
-    ):
+    for draw_panel, place in ((_memory, grid[0, :]), (_hit_rate, grid[1, 0]), (_token, grid[1, 1])):
         axes = figure.add_subplot(place)
         draw_panel(axes, found)
         plain(axes)
@@ -102,9 +98,7 @@ def plain(axes: Axes) -> None:
 
 def _memory(axes: Axes, found: Measurement) -> None:
     seconds = [sample.seconds for sample in found.samples]
-    kinds = [
-        kind for kind in COLOURS if any(getattr(sample.memory, kind) for sample in found.samples)
-    ]
+    kinds = [kind for kind in COLOURS if any(getattr(s.memory, kind) for s in found.samples)]
     values = [[(getattr(s.memory, kind) or 0) / MB for s in found.samples] for kind in kinds]
     axes.stackplot(
         seconds,
@@ -119,19 +113,12 @@ def _memory(axes: Axes, found: Measurement) -> None:
     axes.set(xlabel="time, seconds", ylabel="resident memory, MB", ylim=(0, top))
     axes.set_xlim(0, max(seconds))
     _mark_phases(axes, found, top)
-    axes.set_title(
-        f"{_subject(found)}; dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB",
-        loc="left",
-        fontsize=LETTERS,
-    )
+    name = Path(found.bundle).resolve().name + (f" on {found.device.name}" if found.device else "")
+    peak = f"dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB"
+    axes.set_title(f"{name}; {peak}", loc="left", fontsize=LETTERS)
     axes.legend(
         fontsize=LETTERS, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, reverse=True
     )
-
-
-def _subject(found: Measurement) -> str:
-    device = f" on {found.device.name}" if found.device else ""
-    return f"{Path(found.bundle).resolve().name}{device}"
 
 
 def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
@@ -145,15 +132,8 @@ def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
         share, middle = phase.seconds / whole, (max(0.0, begin) + end) / 2
         if share > NARROWEST:
             turned = 0 if share > WIDE_ENOUGH else 90
-            axes.text(
-                middle,
-                0.97 * top,
-                phase.name,
-                ha="center",
-                va="top",
-                fontsize=LETTERS,
-                rotation=turned,
-            )
+            place: dict[str, Any] = {"ha": "center", "va": "top", "rotation": turned}
+            axes.text(middle, 0.97 * top, phase.name, fontsize=LETTERS, **place)
 
 
 def _hit_rate(axes: Axes, found: Measurement) -> None:
@@ -167,22 +147,19 @@ def _hit_rate(axes: Axes, found: Measurement) -> None:
     mine = found.counters.get("slots", 0)
     if slots[0] <= mine <= 3 * slots[-1]:
         axes.axvline(mine, color="black", linewidth=0.6, linestyle=":")
-        words = f"dotted: the {mine:,.0f} slots of this run"
-        axes.set_title(words, loc="left", fontsize=LETTERS)
+        axes.set_title(f"dotted: the {mine:,.0f} slots of this run", loc="left", fontsize=LETTERS)
     axes.set(xlabel="slots of the row cache", ylabel="hit rate while decoding, %")
     axes.set_ylim(0, 102)
 
 
 def _token(axes: Axes, found: Measurement) -> None:
     expected = found.prediction
-    rows = found.speed.flash_bytes_per_token or 0
     parts = {
-        "weights": expected.weights_per_token,
+        "rows, from flash": found.speed.flash_bytes_per_token or 0,
         "KV cache": expected.kv_per_token,
-        "rows, from flash": rows,
+        "weights": expected.weights_per_token,
     }
-    names = list(parts)[::-1]
-    values = [max(parts[name], 1.0) for name in names]
+    names, values = list(parts), [max(nbytes, 1.0) for nbytes in parts.values()]
     axes.barh(names, values, color=[COLOURS["tables"], COLOURS["anonymous"], COLOURS["backbone"]])
     axes.set_xscale("log")
     axes.set_xlim(1, 100 * max(values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from stem_edge.measuring.bench.figures import BenchReport, Figures, OnDevice, PhasePeak
+from stem_edge.measuring.bench.figures import BenchReport, Figures, OnDevice
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 
@@ -69,16 +69,18 @@ def _cells(figures: Figures) -> list[str]:
         "mapped": max((peak.mapped for peak in peaks if peak.mapped is not None), default=None),
         "slots": figures.slots or None,  # no cell rather than 0 for a dense model
     }
-    return [_cell(values[name], digits, factor) for _, _, name, digits, factor in COLUMNS]
+    return [
+        "" if (value := values[name]) is None else f"{value * factor:,.{digits}f}"
+        for _, _, name, digits, factor in COLUMNS
+    ]
 
 
 def _phases(figures: Figures) -> str:
-    return ",  ".join(f"{phase} {_peak(peak)}" for phase, peak in figures.peak_memory.items())
-
-
-def _peak(peak: PhasePeak) -> str:
-    anonymous = _cell(peak.unevictable, 0, 1e-6)
-    return anonymous if peak.mapped is None else f"{anonymous} + {_cell(peak.mapped, 0, 1e-6)}"
+    words = []
+    for phase, peak in figures.peak_memory.items():
+        mapped = "" if peak.mapped is None else f" + {peak.mapped / 1e6:,.0f}"
+        words.append(f"{phase} {peak.unevictable / 1e6:,.0f}{mapped}")
+    return ",  ".join(words)
 
 
 def _devices(subjects: dict[str, Figures]) -> list[str]:
@@ -125,7 +127,3 @@ def _bandwidth(report: BenchReport) -> Iterator[str]:
         f"{max(rates) / 1e9:.1f}); a token reads {format_size(nbytes)}: at most "
         f"{rate / nbytes:.1f} tok/s, {report.bandwidth_reached:.2f} of it reached"
     )
-
-
-def _cell(value: float | None, digits: int, factor: float = 1) -> str:
-    return "" if value is None else f"{value * factor:,.{digits}f}"

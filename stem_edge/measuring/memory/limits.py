@@ -18,7 +18,6 @@ from stem_edge.measuring.memory.devices import Device
 from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 
-Enforcement = Literal["real", "emulated", "not applied"]
 PREFIX = "stem-edge-"
 # Version of cgroups -> files that limit memory, and memory with swap (version 1) or swap alone (2).
 LIMIT_FILES = {
@@ -33,7 +32,7 @@ class Limit:
     """A limit of the device, and if it is enforced here."""
 
     what: str
-    how: Enforcement
+    how: Literal["real", "emulated", "not applied"]
     words: str
 
 

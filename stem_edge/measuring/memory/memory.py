@@ -180,14 +180,12 @@ class LinuxReader(MemoryReader):
         return Totals(status["RssAnon"] + status.get("VmSwap", 0), status["VmRSS"])
 
     def begin_peak(self) -> None:
-        """Reset VmHWM."""
         # A process without the right, or in a sandbox without the file, cannot reset it: the mark
         # stays. One that has ended is noticed at the next reading.
         with suppress(OSError):
             (self._folder / "clear_refs").write_text("5")
 
     def peak_resident(self) -> int | None:
-        """Return VmHWM."""
         return self._status().get("VmHWM")
 
     def _status(self) -> dict[str, int]:

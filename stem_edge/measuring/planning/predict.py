@@ -105,14 +105,6 @@ class Prediction:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class ExpectedRun:
-    """Expectations of a run, to which only the speed of the machine is missing."""
-
-    at: Callable[[Rates], Prediction]
-    hit_curve: dict[int, float]  # slots -> hit rate while decoding; empty for a dense model
-
-
 def predict(
     needs_at: NeedsAt,
     plan: MemoryPlan,
@@ -159,10 +151,11 @@ def predict(
 
 def expect_run(
     bundle: Bundle, needs_at: NeedsAt, workload: Workload, options: LoadOptions, room: int | None
-) -> ExpectedRun:
-    """Return what follows from needs, options and the cache folder. Raises MemoryPlanError.
+) -> tuple[Callable[[Rates], Prediction], dict[int, float]]:
+    """Return a function from rates to a prediction, and slots -> hit rate while decoding.
 
-    room: limit of process and mapped files together; None without one.
+    The latter is empty for a dense model. room: limit of process and mapped files together; None
+    without one. Raises MemoryPlanError.
     """
     tokenizer, context = tokenizer_nbytes(bundle.path), options.context(bundle)
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
@@ -186,16 +179,8 @@ def expect_run(
         sizes = sorted({max(4, int(share * records)) for share in CURVE_SHARES})
         curve = {size: simulated(size)[0] for size in sizes}
     usage = Usage(len(workload.prompt), len(workload.following), len(np.unique(ids)), filled, hits)
-    at = partial(
-        predict,
-        needs_at,
-        plan,
-        usage,
-        flash=options.emulate_flash,
-        tokenizer_nbytes=tokenizer,
-        room=room,
-    )
-    return ExpectedRun(at, curve)
+    at = partial(predict, needs_at, plan, usage, flash=options.emulate_flash, room=room)
+    return partial(at, tokenizer_nbytes=tokenizer), curve
 
 
 def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:

@@ -21,13 +21,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.gguf_schema import (
-    ALIGNMENT,
-    backbone_nbytes,
-    kv_type,
-    repacks,
-    tensor_types,
-)
+from stem_edge.ggml.gguf_schema import ALIGNMENT, backbone_nbytes, kv_type, repacks, tensor_types
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType

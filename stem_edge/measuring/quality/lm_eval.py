@@ -134,7 +134,13 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         """Return (log probability, whether it is the greedy choice) of each continuation, in order."""
         # A context can be empty, because the harness moves its trailing spaces to the continuation.
         pairs = [(context or [self.prefix_token_id], rest) for _, context, rest in requests]
-        self._warn_of_length([len(context) + len(rest) - 1 for context, rest in pairs])
+        lengths = [len(context) + len(rest) - 1 for context, rest in pairs]
+        if cut := sum(length > self.max_length for length in lengths):
+            log.warning(
+                "%d of %d requests are longer than the context of %d tokens and lose their "
+                "beginning; the longest has %d",
+                *(cut, len(lengths), self.max_length, max(lengths)),
+            )
         answers: dict[int, tuple[float, bool]] = {}
         scores = self._scorer.scores(pairs)
         for number, score in tqdm(scores, "Scoring", len(pairs), disable=disable_tqdm):
@@ -188,15 +194,6 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 f"up to {self.model.config.max_context}) or --gen_kwargs max_gen_toks=N"
             )
         return (self.tok_encode(context) or [self.prefix_token_id])[-room:], params
-
-    def _warn_of_length(self, lengths: Sequence[int]) -> None:
-        cut = sum(length > self.max_length for length in lengths)
-        if cut:
-            log.warning(
-                "%d of %d requests are longer than the context of %d tokens and lose their "
-                "beginning; the longest has %d",
-                *(cut, len(lengths), self.max_length, max(lengths)),
-            )
 
     def apply_chat_template(
         self, chat_history: list[Message], add_generation_prompt: bool = True

@@ -147,16 +147,7 @@ def evaluate(
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
     opened = open_bundle(bundle)
-    if prefill_graph and not opened.manifest.has_prefill:
-        raise InputError(
-            f"{bundle}: has no graph for prompts; measure without it, or export a bundle with it"
-        )
-    if worst < 0:
-        raise InputError(f"worst is {worst}; expected 0 tokens or more")
-    if any(edit.scope != "everywhere" for edit in edits):
-        raise InputError(
-            "an edit at positions belongs to a prompt; give edits of scope everywhere only"
-        )
+    _check(opened, worst, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     with ExitStack() as stack:
         reference = None
@@ -208,6 +199,19 @@ def evaluate(
         bits_per_character=bits / documents.characters,
         divergence=divergence,
     )
+
+
+def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
+    if prefill_graph and not bundle.manifest.has_prefill:
+        raise InputError(
+            f"{bundle.path}: has no graph for prompts; measure without it, or export again with it"
+        )
+    if worst < 0:
+        raise InputError(f"worst is {worst}; expected 0 tokens or more")
+    if any(edit.scope != "everywhere" for edit in edits):
+        raise InputError(
+            "an edit at positions belongs to a prompt; give edits of scope everywhere only"
+        )
 
 
 def _divergence(

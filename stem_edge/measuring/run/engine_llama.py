@@ -80,7 +80,7 @@ class LlamaModel(MeasuredEngine):
     def __init__(
         self, path: str | Path, context: int, threads: int, *, exact: bool = False
     ) -> None:
-        _silence()
+        llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
@@ -103,11 +103,9 @@ class LlamaModel(MeasuredEngine):
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
     def clear(self) -> None:
-        """Empty the context."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids and return the most probable next token."""
         return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:
@@ -124,10 +122,6 @@ class LlamaModel(MeasuredEngine):
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
     """Drop a line of llama.cpp's log."""
-
-
-def _silence() -> None:
-    llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
 
 
 class _Repeated(ArrayMatrix):

@@ -45,12 +45,10 @@ class TorchModel(MeasuredEngine):
         self._position = 0
 
     def clear(self) -> None:
-        """Empty the context."""
         self._position = 0
 
     @torch.inference_mode()
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids and return the most probable next token."""
         ids, weights = torch.tensor(token_ids), self._weights
         x = functional.embedding(ids, weights["embedding"])
         for layer in range(self._config.n_layers):

@@ -41,7 +41,7 @@ class MeasuredEngine(Protocol):
         return {}
 
     def about(self) -> dict[str, str]:
-        """Describe the accelerator; nothing on the CPU."""
+        """Describe the accelerator, real or emulated; return nothing on the CPU."""
         return {}
 
 
@@ -59,7 +59,6 @@ class StemEdge(MeasuredEngine):
         self._context = self._engine.open_context(1)
 
     def clear(self) -> None:
-        """Open another context."""
         self._context = self._engine.open_context(self._length)
 
     def choose(self, token_ids: list[int]) -> int:
@@ -98,7 +97,6 @@ class StemEdge(MeasuredEngine):
         return found
 
     def about(self) -> dict[str, str]:
-        """Name the accelerator, or the CPU that plays one."""
         from stem_edge.measuring.memory.gpu import about_accelerator
 
         device, providers = self._model.plan.device, self._options.get("providers")

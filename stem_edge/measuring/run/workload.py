@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,11 +125,12 @@ def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list
 
 def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
     """Return the id of a text that is a single token, or a valid id as int. Raises InputError."""
+    encode = partial(codec.encode, add_special_tokens=False)
     if isinstance(token, str):
-        ids = _plain(codec, token)
+        ids = encode(token)
         if len(ids) != 1:
             others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
-            single = [other for other in others if len(_plain(codec, other)) == 1]
+            single = [other for other in others if len(encode(other)) == 1]
             spaced = "" if token.startswith(" ") else ", or try it with a leading space"
             cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
             advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
@@ -144,7 +146,3 @@ def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
         last = bundle.manifest.model.vocab_size - 1
         raise InputError(f"token id {number} is out of range; this model has 0 to {last}")
     return number
-
-
-def _plain(codec: TextCodec, text: str) -> list[int]:
-    return codec.encode(text, add_special_tokens=False)
