@@ -50,7 +50,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class LayerGeometry:
-    """The rows of a STEM layer."""
+    """Geometry of the rows of a STEM layer."""
 
     layer: int
     zero_rows: int  # in the whole table; left out of everything else
@@ -130,9 +130,8 @@ def geometry(
     codec = TextCodec(bundle.file(TOKENIZER)) if tokens else None
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
     of_text = None
-    if (
-        text is not None
-    ):  # first, so that its errors come before all rows are read, which takes long
+    # First, so that its errors come before all rows are read, which takes long.
+    if text is not None:
         from stem_edge.measuring.analysis.geometry_text import text_geometry
 
         of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)

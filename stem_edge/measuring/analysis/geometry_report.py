@@ -60,9 +60,8 @@ def check_options(args: argparse.Namespace) -> None:
 
 def show_geometry(args: argparse.Namespace) -> None:
     """Measure and print, and draw if that is asked for. Raises as `geometry` does."""
-    if (
-        args.plot is not None
-    ):  # so that its errors come before the tables are read, which takes long
+    # First, so that errors of the plot come before the tables are read, which takes long.
+    if args.plot is not None:
         from stem_edge.measuring.bench.plots import check_plot
 
         check_plot(Path(args.plot))

@@ -44,7 +44,7 @@ class Round:
     """A prompt and the tokens after it, on one subject."""
 
     prompt_tokens: int
-    before: dict[str, float]  # counters before the prompt; those not there are 0
+    before: dict[str, float]  # counters before the prompt; a missing one was 0
     prefill: Answer
     decode: Answer
 
@@ -136,7 +136,7 @@ class BenchReport:
     subjects: dict[str, Figures]  # the first one is the bundle
     ratios: list[Ratio]
     # Of the machine's memory, before each round, because it changes if others use the machine. Empty
-    # on a device, whose own memory has another.
+    # for a device, which has its own memory.
     bandwidth: list[float]
     token_nbytes: int
     bandwidth_reached: float | None  # share of the speed that bandwidth and token_nbytes allow

@@ -32,7 +32,7 @@ from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0
-MOST_LEFT = 0.05  # of the files may stay in the page cache in a run that is called cold
+MOST_LEFT = 0.05  # share of the files that may stay in the page cache in a run called cold
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,7 @@ class _Run:
             prepared_seconds=prepared,
             round=done,
             hit_curve=curve,
+            # Rates are measured twice, because others may begin or stop to use the machine meanwhile.
             prediction=predict_at(between(before, self._rates())),
             runs_on=worker.about,
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".pdf", ".svg")
 # Inches, as wide as two columns of a paper; letters in points, as large as a caption's.
 WIDTH, HEIGHT, LETTERS = 7.0, 4.6, 8
-# Colours of Okabe and Ito, so that the colour-blind can tell them apart, and prints in grey, too.
+# Colours of Okabe and Ito, which can also be told apart in grey, and by the colour-blind.
 COLOURS = {
     "anonymous": "#D55E00",
     "shared": "#CC79A7",
@@ -31,7 +31,7 @@ COLOURS = {
     "backbone": "#56B4E9",
 }
 MB = 1e6
-# Least shares of the whole time that a phase needs for its name, turned by 90 degrees and not.
+# Least shares of the whole time that a phase needs to show its name, upright and level.
 NARROWEST, WIDE_ENOUGH = 0.02, 0.09
 
 

@@ -24,7 +24,7 @@ VULKAN_DRIVER = "VK_DRIVER_FILES"  # the driver that the Vulkan loader must use
 def about_accelerator(
     providers: Providers, libraries: Mapping[str, str | Path] | None = None
 ) -> dict[str, str]:
-    """Return provider, device and driver as far as they are known, and if they are software only.
+    """Return provider, device and driver as far as they are known, and if the device is software.
 
     Raises what resolving providers raises.
     """

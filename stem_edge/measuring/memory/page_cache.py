@@ -15,9 +15,10 @@ from stem_edge.errors import InputError
 
 
 def cached_nbytes(paths: Iterable[Path]) -> int | None:
-    """Return how many bytes of these files are in memory, by mincore(2); None if it does not tell.
+    """Return how many bytes of these files are in memory; None if the system does not tell.
 
-    Of files that this user neither owns nor may write to, mincore says that all is in memory.
+    It tells by mincore(2), but claims that all is in memory of files that this user neither owns nor
+    may write to.
     """
     mincore = getattr(ctypes.CDLL(None), "mincore", None) if os.name == "posix" else None
     total = 0

@@ -1,1 +1,1 @@
-"""Expectations of a bundle on a device, memory and speed, before it runs there."""
+"""Memory and speed to expect of a bundle on a device, before it runs there."""

@@ -6,7 +6,7 @@ and the mapped weights that every token reads. What is left goes to the row cach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,8 +48,8 @@ from stem_edge.system.memory import available_memory, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
-# Contexts to try if none is asked for; one is taken if it leaves room for this many slots, because
-# a shorter context with more of them is better than a longer one that rereads its rows.
+# Contexts to try if none is asked for, the longest first, and the slots for which there must be room
+# beside one; otherwise a shorter one is better.
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
 WANTED_SLOTS = 1024
 LEAST_BANDWIDTH = 10**8  # less must be a typing error
@@ -135,17 +135,11 @@ def fit(
         allowed = parse_size(memory)
     else:
         allowed = available_memory() if stated is None else stated.memory
-    most = first.model.max_context
-    target = _Target(
-        root,
-        bundle,
-        allowed,
-        sorted({min(context_length or each, most) for each in CONTEXTS}, reverse=True),
-        _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack),
-        *_hits(bundle, first, text),
-        flash or (stated.flash if stated else None),
-        repack,
-    )
+    flash = flash or (stated.flash if stated else None)
+    contexts = {min(context_length or each, first.model.max_context) for each in CONTEXTS}
+    rates = _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack)
+    hits, source = _hits(bundle, first, text)
+    target = _Target(root, bundle, allowed, contexts, rates, hits, source, flash, repack)
     fits, refused = list[Fit](), list[MemoryPlanError]()
     for footprint in footprints:
         try:
@@ -164,7 +158,7 @@ class _Target:
     root: Path
     bundle: Bundle | None
     memory: int
-    contexts: list[int]
+    contexts: set[int]
     rates: Rates
     hits: Callable[[int], float]
     hit_source: str
@@ -176,19 +170,12 @@ class _Target:
         tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
         needs_at = partial(_needs, footprint, prepared=prepared, repack=self.repack)
         plan = _plan(self.root, needs_at, self.memory, self.contexts, tokenizer)
-        context = plan.context_length
-        usage = Usage(  # a full context, half of it prompt
-            context // 2,
-            context - context // 2,
-            min(context, 500),
-            plan.slots,
-            self.hits(plan.slots),
-        )
-        expected = predict(
-            needs_at, plan, usage, self.rates, self.flash, tokenizer_nbytes=tokenizer
-        )
-        needs = needs_at(context)
-        return Fit(needs, plan, self.hit_source, self.rates.source, self.flash, expected)
+        context, hit_rate = plan.context_length, self.hits(plan.slots)
+        prompt = context // 2  # and the other half decoded, so that the context is full
+        usage = Usage(prompt, context - prompt, min(context, 500), plan.slots, hit_rate)
+        rates, flash = self.rates, self.flash
+        expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
+        return Fit(needs_at(context), plan, self.hit_source, rates.source, flash, expected)
 
 
 def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
@@ -198,7 +185,7 @@ def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length
     """
     tokenizer = tokenizer_nbytes(bundle.path)
     words = "for one program", "take a larger device"
-    return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
+    return _plan(bundle.path, needs_at, memory, {context_length}, tokenizer, *words).total
 
 
 def _check(
@@ -291,20 +278,20 @@ def _plan(
     path: Path,
     needs_at: NeedsAt,
     memory: int,
-    contexts: Sequence[int],
+    contexts: set[int],
     tokenizer: int,
     whose: str = "of memory",
     advice: str = "allow more",
 ) -> MemoryPlan:
     """Return the plan with the longest context that leaves room for rows. Raises MemoryPlanError."""
-    for context in contexts:
+    for context in sorted(contexts, reverse=True):
         needs = needs_at(context)
         planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous:
             plan = planner.filled(smallest, anonymous)
-            if plan.slots >= min(WANTED_SLOTS, planner.records) or context == contexts[-1]:
+            if plan.slots >= min(WANTED_SLOTS, planner.records) or context == min(contexts):
                 return plan
     least = format_size(smallest.total + memory - anonymous)
     raise MemoryPlanError(

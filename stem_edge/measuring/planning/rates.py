@@ -34,10 +34,7 @@ def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -
 
 
 def between(before: Rates, after: Rates) -> Rates:
-    """Return the mean of two measurements, of times, not of rates.
-
-    Two, because other programs may have begun or ended to use the machine between them.
-    """
+    """Return the mean of two measurements; of rates, the harmonic mean, which is that of times."""
     return Rates(
         harmonic_mean((before.weights, after.weights)),
         harmonic_mean((before.head, after.head)),

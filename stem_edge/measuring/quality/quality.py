@@ -40,7 +40,7 @@ BEFORE, AFTER = 8, 4
 
 @dataclass(frozen=True)
 class Guess:
-    """The most probable token to a model."""
+    """The most probable token according to a model."""
 
     text: str
     probability: float

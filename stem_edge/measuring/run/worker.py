@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 # Kind of subject -> module and class of its engine. The module is imported before loading, so that
-# both are measured apart; for stem-edge, that of the engine's loader is, too.
+# both are measured apart; for stem-edge, it is one of LOADERS instead.
 ENGINES = {
     "stem-edge": ("stem_edge.measuring.run.worker", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.run.engine_llama", "LlamaModel"),

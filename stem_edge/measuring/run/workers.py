@@ -20,8 +20,8 @@ from stem_edge.measuring.memory.memory import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
 
-# Workers ignore Ctrl-C, which goes to every process of the terminal, so that no traceback of theirs
-# is printed: the parent ends them.
+# Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
+# something; it also ends them.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from stem_edge.measuring.run.worker import main; main()"
@@ -40,7 +40,7 @@ class Subject:
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 
     def prepared_folders(self) -> tuple[Path, ...]:
-        """Return the folder of the prepared backbone, mapped instead of the bundle's own, if any."""
+        """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
         if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
             return ()
         from stem_edge.runtime.backends.onnxruntime.prepacked import find
@@ -142,8 +142,8 @@ class WorkerProcess:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StemEdgeError):
             return known(words)
-        # Messages of other exceptions may have many lines, or none as MemoryError's: the name must
-        # be there, on one line.
+        # Name the class, because messages of other exceptions may be empty, as MemoryError's, and
+        # join their lines, of which there may be many.
         return StemEdgeError(
             f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
             "if it needs more memory than there is, give it a shorter context"
@@ -191,8 +191,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if (
-            kind is not None
-        ):  # it may be busy for minutes with a request that is not needed any more
+        # After an error it may be busy for minutes with a request that nobody needs any more.
+        if kind is not None:
             self._process.kill()
         self.close()
