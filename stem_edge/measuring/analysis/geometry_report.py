@@ -37,7 +37,7 @@ OPTIONS = ("sample", "seed", "layers", "token", "plot")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that only --geometry takes."""
-    add = parser.add_argument_group("of --geometry").add_argument
+    add = parser.add_argument_group("with --geometry").add_argument
     add("--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)")
     token = (
         f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; may '

@@ -42,11 +42,18 @@ ALTERNATIVES = {
     "unprepared": Alternative("the same bundle without a prepared backbone", {"prepare": False}),
     "mmap": Alternative("the same bundle, records read through a mapping", {"reads": "mmap"}),
     "plain": Alternative("the same bundle, no rows read ahead", {"overlap": False}),
-    "cpu": Alternative("the same bundle on the CPU, if it runs on another provider", {}, DEVICE),
-    "onnxruntime": Alternative("the same bundle on onnxruntime", {}, ("repack",), "onnxruntime"),
-    "ggml": Alternative("the same bundle on ggml", {}, ("repack", *DEVICE), "ggml"),
+    "cpu": Alternative(
+        "the same bundle on the CPU, if it runs on another provider", without=DEVICE
+    ),
+    "onnxruntime": Alternative(
+        "the same bundle on onnxruntime", without=("repack",), engine="onnxruntime"
+    ),
+    "ggml": Alternative("the same bundle on ggml", without=("repack", *DEVICE), engine="ggml"),
     "repacked": Alternative(
-        "the same bundle on ggml, matrices rearranged in memory", {"repack": True}, DEVICE, "ggml"
+        "the same bundle on ggml, matrices rearranged in memory",
+        {"repack": True},
+        without=DEVICE,
+        engine="ggml",
     ),
 }
 # Words that may follow --against, and what they mean.
