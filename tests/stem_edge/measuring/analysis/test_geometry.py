@@ -385,13 +385,13 @@ def test_a_text_is_read_no_further_than_needed(
     ("options", "message"),
     [
         ({"layers": [1, 2]}, r"layer 2 has no table in .*: 1, 3, 5"),
-        ({"layers": []}, "no layers are given"),
+        ({"layers": []}, "layers is empty"),
         ({"sample": 1}, "sample is 1; expected 2 to 8192"),
         ({"sample": 8193}, "sample is 8193; expected 2 to 8192"),
         ({"seed": -1}, "seed is -1"),
         ({"threads": 0}, "threads is 0"),
         ({"neighbours": 0}, "neighbours is 0; expected 1 to 1756"),
-        ({"tokens": [1756]}, "token id 1756 is not in 0..1755"),
+        ({"tokens": [1756]}, "token id 1756 is out of range; this model has 0 to 1755"),
         ({"tokens": ["France"]}, r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\\?"),
         ({"tokens": ["Mississippi"]}, r"tokens, expected one: .*; give one of its tokens, or try it with"),
         ({"tokens": [""]}, "is 0 tokens, expected one: nothing"),
@@ -484,7 +484,7 @@ def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sample", "9"], "--sample: only for --geometry, which is not given; add --geometry"),
+        (["--sample", "9"], "--sample: only for --geometry; add --geometry"),
         (["--seed", "0", "--plot", "x.png"], "--seed and --plot: only for --geometry"),
         (["--cost", "--layers", "1"], "--layers: only for --geometry"),
         (["--token", "x"], "--token: only for --geometry"),
@@ -492,7 +492,7 @@ def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
         (["--geometry", "--layers", "1;3"], "--layers '1;3': not numbers"),
         (["--geometry", "--layers", ""], "--layers '': not numbers"),
         (["--geometry", "--layers", "0"], "layer 0 has no table"),
-        (["--geometry", "--plot", "x.gif"], "x.gif: a plot is written as one of"),
+        (["--geometry", "--plot", "x.gif"], "x.gif: a plot can only be written as one of"),
         (["--geometry", "--plot", "/nowhere/x.png"], "/nowhere: no such folder"),
         (["--geometry", "--engine", "ggml"], "add --memory"),
     ],

@@ -140,7 +140,7 @@ def test_against_torch(capsys: Capture) -> None:
             {"against": ["unprepared"], "device_memory": "1GB"},
             "nothing is prepared on accelerators; .*on the CPU",
         ),
-        ({"repack": True, "engine": "onnxruntime"}, "repack belongs to ggml"),
+        ({"repack": True, "engine": "onnxruntime"}, "repack is for ggml"),
         ({"rounds": 0}, "expected at least 1"),
         ({"loads": -1}, "expected at least 0"),
         ({"threads": 0}, "expected at least 1"),

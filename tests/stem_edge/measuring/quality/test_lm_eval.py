@@ -291,7 +291,7 @@ def test_sampling_params_of_a_task() -> None:
 
 def test_generation_that_cannot_fit_is_refused_at_once(model: StemEdgeLM) -> None:
     asked = requests("generate_until", ("x", {"max_gen_toks": 256}))
-    with pytest.raises(InputError, match="up to 256 new tokens, but prompt and answer have 256"):
+    with pytest.raises(InputError, match="up to 256 new tokens, but the context holds 256"):
         model.generate_until(asked)
 
 

@@ -224,7 +224,7 @@ def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) 
     assert found.prefill_graph
     assert found.divergence is not None
     assert found.divergence.greatest > 0
-    with pytest.raises(InputError, match="no prefill graph in it"):
+    with pytest.raises(InputError, match="has no graph for prompts"):
         evaluate(bundles["fp32"], TEXT, prefill_graph=True)
 
 

@@ -158,7 +158,7 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
     assert main(["fit", str(alone), "--memory", "100MB", *arguments]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
-    with pytest.raises(InputError, match="repack belongs to ggml"):
+    with pytest.raises(InputError, match="repack is for ggml"):
         stem_edge.fit(both, "100MB", bandwidth="10GB", repack=True)
 
 
@@ -184,7 +184,7 @@ def test_bench_takes_engines_against_each_other(
     assert found.token_nbytes == token_nbytes(open_bundle(both), "ggml", 9)
     with pytest.raises(InputError, match="nothing is prepared on ggml"):
         bench(both, engine="ggml", against=["unprepared"])
-    with pytest.raises(InputError, match="repack belongs to ggml"):
+    with pytest.raises(InputError, match="repack is for ggml"):
         bench(both, repack=True)
 
 
