@@ -67,13 +67,13 @@ class Engine(NamedTuple):
 ENGINES: dict[str, Engine] = {
     "onnxruntime": Engine(
         "onnxruntime",
-        "stem_edge.runtime.backends.onnxruntime.loading",
+        "stem_edge.runtime.backends.onnxruntime.loader",
         lambda: find_spec("onnxruntime") is not None,
         "pip install onnxruntime",
     ),
     "ggml": Engine(
         "ggml",
-        "stem_edge.runtime.backends.ggml.loading",
+        "stem_edge.runtime.backends.ggml.loader",
         lambda: library_path() is not None,
         f"{INSTALL} (it compiles for some minutes: docs/engines.md)",
     ),
