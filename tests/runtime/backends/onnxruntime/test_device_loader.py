@@ -135,7 +135,7 @@ def test_too_little_device_memory_is_refused_before_anything_is_loaded(
         ({"device_memory": SIZE, "host_slots": -1}, "host_slots is -1"),
         ({"device_memory": SIZE, "prefill_graph": True}, "prefill_graph"),
         ({"device_memory": SIZE, "slots": 0}, "slots is 0"),
-        ({"host_slots": 5}, "host_slots is 5, and there is no accelerator"),
+        ({"host_slots": 5}, "host_slots is 5, but no rows go to an accelerator"),
         ({"device_memory": SIZE, "engine": "onnxruntime", "repack": True}, "repack"),
     ),
 )

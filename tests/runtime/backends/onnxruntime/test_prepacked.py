@@ -166,7 +166,7 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
     with monkeypatch.context() as patch:
         patch.setattr(prepare_worker, "_computes_the_same", lambda *_, **__: False)
         unprepared(
-            bundle, tmp_path, "computes other logits from what it saved on this processor; lo"
+            bundle, tmp_path, "computes other logits from packed weights on this processor; it"
         )
     with warnings.catch_warnings(), stem_edge.load(bundle, cache_dir=tmp_path) as model:
         warnings.simplefilter("error")
