@@ -154,7 +154,9 @@ def test_beyond_its_limit_nothing_is_allocated() -> None:
 
 def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
     held = memory.put(np.arange(4), "a part")
-    with pytest.raises(OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496 bytes"):
+    with pytest.raises(
+        OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496 bytes"
+    ):
         memory.empty((1 << 52,), np.uint8, "all there is")
     assert memory.nbytes == held.nbytes and np.array_equal(held.read(), np.arange(4))
 
