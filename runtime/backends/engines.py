@@ -1,7 +1,7 @@
 """The list of engines, the choice of one for a bundle, and the interface of their loaders.
 
-An engine is a module with a function `loaders` and an entry in ENGINES. Everything else goes through
-EngineLoader, Slots, Backend and Needs. Its libraries are imported only once it is chosen.
+An engine is a module with a function `loaders` and an entry in ENGINES. Everything else goes
+through EngineLoader, Slots, Backend and Needs. Its libraries are imported only once it is chosen.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ def check_installed(bundle: Bundle, engine: str) -> None:
     present = bundle.manifest.engines
     others = [n for n, e in ENGINES.items() if e.backbone in present and is_installed(n)]
     instead = f", or use {others[0]}, which is" if others else ""
+    install = ENGINES[engine].install
     raise BackendError(
-        f"{bundle.path}: {engine} is not installed; install it with: {ENGINES[engine].install}{instead}"
+        f"{bundle.path}: {engine} is not installed; install it with: {install}{instead}"
     )
 
 
@@ -160,6 +161,6 @@ def first_that_runs(
             reason = str(error).replace(f"{bundle.path}{os.sep}", "").rsplit("; ", 1)[0]
             reasons.append(f"{way.name}: {reason}")
     raise BackendError(
-        f"{bundle.path}: none of its graphs runs ({'; '.join(reasons)}); let the CPU run the missing "
-        "operators (cpu as the last of providers), or run everything on the CPU"
+        f"{bundle.path}: none of its graphs runs ({'; '.join(reasons)}); let the CPU run the "
+        "missing operators (cpu as the last of providers), or run everything on the CPU"
     )

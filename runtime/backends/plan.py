@@ -4,10 +4,10 @@ A backend states its Needs: bytes in any case, per token of a chunk and per slot
 process and of a device, if there is one. The planner takes the largest chunk that leaves room for a
 useful row cache, then as many slots as fit.
 
-It counts the anonymous memory of this process with one generation, because the system cannot reclaim
-that: what is taken already, and what loading and generating will add. Weights that are read in place
-from their files do not count. If rows lie on a device, the process keeps records that the device may
-want next: the host tier.
+It counts the anonymous memory of this process with one generation, because the system cannot
+reclaim that: what is taken already, and what loading and generating will add. Weights that are read
+in place from their files do not count. If rows lie on a device, the process keeps records that the
+device may want next: the host tier.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import format_size, parse_size
 
-# Prompt tokens in a step. Matrix products reach full speed at about this many; more only take memory.
+# Prompt tokens in a step. Matrix products reach full speed at about this many; more only take
+# memory.
 CHUNK_TOKENS = 128
 SMALLEST_CHUNK = 16
 # A larger chunk is taken only if the row cache keeps this many slots for each of its tokens.
 SLOTS_PER_CHUNK_TOKEN = 8
-# Without a limit, a plan takes this share of the available memory. The row cache takes no more than a
-# few percent of a 1B model's tables, because further slots gain little.
+# Without a limit, a plan takes this share of the available memory. The row cache takes no more than
+# a few percent of a 1B model's tables, because further slots gain little.
 SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
 RECORD_NBYTES = 8  # of bookkeeping in a row cache, for every record of the tables

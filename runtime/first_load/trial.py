@@ -1,9 +1,9 @@
 """Trial of a bundle that is new on this machine: a child process loads its tokenizer first.
 
-The library that reads tokenizers is native code. A file that makes it crash, loop or take all memory
-kills the process without an exception. So a child process does the first load, within limits, and
-stem_edge.bundle.verdicts keeps the verdict. Graphs need no trial, because this version builds them,
-but the child also measures whether the graph for prompts is exact on this processor.
+The library that reads tokenizers is native code. A file that makes it crash, loop or take all
+memory kills the process without an exception. So a child process does the first load, within
+limits, and stem_edge.bundle.verdicts keeps the verdict. Graphs need no trial, because this version
+builds them, but the child also measures whether the graph for prompts is exact on this processor.
 
 A failure that is not the bundle's fault is not kept, such as a child that the system killed to free
 memory. One that may be the fault of a busy machine, a timeout, is kept for an hour. Errors of
@@ -31,8 +31,8 @@ from stem_edge.system.memory import return_freed_memory
 from stem_edge.units import format_size
 
 WORKER = "stem_edge.runtime.first_load.trial_worker"
-# Weights are copied once, and once more while they are packed; rows lie in slots, and quantized ones
-# may be widened to float32.
+# Weights are copied once, and once more while they are packed; rows lie in slots, and quantized
+# ones may be widened to float32.
 BASE_NBYTES, COPIES_OF_WEIGHTS, COPIES_OF_ROWS = 1 << 30, 3, 8
 # Loading takes a second for several hundred megabytes, computing on a slow board much longer.
 CPU_SECONDS, CPU_SECONDS_PER_GB = 6, 120

@@ -1,9 +1,9 @@
 """Worker process that tries a bundle's tokenizer and measures its prefill graph.
 
-Not a command for users: stem_edge.runtime.first_load.trial starts it with python -m, and explains why.
-The name of each step goes to stdout before it, so that the parent can tell which one crashed. The last
-line is DONE, and the divergence of the prefill graph if it was measured. On failure the exit status is
-one of those below, and the last line of stderr gives the reason.
+Not a command for users: stem_edge.runtime.first_load.trial starts it with python -m, and explains
+why. The name of each step goes to stdout before it, so that the parent can tell which one crashed.
+The last line is DONE, and the divergence of the prefill graph if it was measured. On failure the
+exit status is one of those below, and the last line of stderr gives the reason.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def try_tokenizer(bundle: Bundle, say: Say) -> None:
 def measure_prefill(bundle: Bundle, say: Say) -> float | None:
     """Return the divergence of the prefill graph from those that decode here, in nats.
 
-    None if the bundle has no probe of it (stem_edge.bundle.prefill_check), or if rows cannot be read,
-    because reading them in use raises a better error.
+    None if the bundle has no probe of it (stem_edge.bundle.prefill_check), or if rows cannot be
+    read, because reading them in use raises a better error.
     """
     ids, format = np.array(probe_tokens(bundle.manifest), np.int64), bundle.manifest.table_format
     rows: U8 | None = None

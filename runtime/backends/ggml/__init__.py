@@ -1,1 +1,1 @@
-"""The ggml engine: its loader, the graphs and slots of its backbone, and the trial of the library."""
+"""The ggml engine: its loader, the graphs and slots of its backbone, the trial of the library."""

@@ -1,9 +1,9 @@
 """The backbone on ggml: a graph for each shape of a step, over weights in the mapped file.
 
-Data that outlives a step lies in memory owned by Python, which ggml's tensors point into: weights in
-the mapped file, rows in the slots of the row cache, keys and values, and the hidden state between
-the layers before the first row and the others. Intermediate results share scratch memory. A step
-fills inputs, runs its graph and reads logits.
+Data that outlives a step lies in memory owned by Python, which ggml's tensors point into: weights
+in the mapped file, rows in the slots of the row cache, keys and values, and the hidden state
+between the layers before the first row and the others. Intermediate results share scratch memory. A
+step fills inputs, runs its graph and reads logits.
 
 | file | has |
 |---|---|
@@ -179,8 +179,8 @@ class GgmlContext:
         if known is not None and known[0] == shape:
             return known[1]
         step = self._build(cells, logits, early=early)
-        # Forget the other graphs first, because an interrupt inside place, which may move the scratch
-        # memory, must not leave graphs that point into the old one.
+        # Forget the other graphs first, because an interrupt inside place, which may move the
+        # scratch memory, must not leave graphs that point into the old one.
         others, self._steps = self._steps, {}
         if not self._scratch.place(step.graph):
             self._steps = others
@@ -236,7 +236,7 @@ class GgmlContext:
 
 
 def _mask(positions: npt.NDArray[np.int64], cells: int, window: int) -> npt.NDArray[np.float16]:
-    """Return a mask [T, cells]: 0 where a token attends to a cell, else -inf. window: 0 for none."""
+    """Return a mask [T, cells]: 0 if a token attends to a cell, else -inf. window: 0 for none."""
     mask = np.full((len(positions), cells), -np.inf, np.float16)
     for row, position in zip(mask, positions.tolist(), strict=True):
         row[max(0, position + 1 - window) if window else 0 : position + 1] = 0

@@ -72,7 +72,7 @@ class Layer:
         return self._product("wo", graph.op("reshape_2d", mixed, heads * width, count))
 
     def _rotated(self, name: str, norm: str, x: Tensor, heads: int, inputs: LayerInputs) -> Tensor:
-        """Return heads [head_dim, heads, T] of q or k after RoPE, normed first if the model does."""
+        """Return heads [head_dim, heads, T] of q or k after the norm, if there is one, and RoPE."""
         graph, config = self._graph, self._config
         product = self._product(name, x)
         cut = graph.op("reshape_3d", product, config.head_dim, heads, self._count)
@@ -114,7 +114,7 @@ class Layer:
         return self._product("project", row) if self._config.row_rank else row
 
     def _expert(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """Return the output of the expert in each token's row; gate and up lines alternate in it."""
+        """Return the output of the expert in each token's row; its gate and up lines alternate."""
         graph, config, count = self._graph, self._config, self._count
         ids = graph.op("reshape_2d", inputs.slot_ids, 1, count)
         inner, outer = self._slots

@@ -1,9 +1,9 @@
 """Slots of the row cache as tensors of ggml, with quantized rows in ggml's own blocks.
 
 int8 rows become Q8_0 and int4 rows Q4_0: the same codes, in blocks of 32 with a float16 scale each.
-A group's scale is repeated for each of its blocks. Rounding it to float16 changes a value by at most
-2**-11 of its size, or, if the scale is below 6e-5, by 3e-8 times its code (at most 4e-6).
-Rows in groups smaller than a block are kept as float32, because a block has only one scale.
+A group's scale is repeated for each of its blocks. Rounding it to float16 changes a value by at
+most 2**-11 of its size, or, if the scale is below 6e-5, by 3e-8 times its code (at most 4e-6). Rows
+in groups smaller than a block are kept as float32, because a block has only one scale.
 """
 
 from __future__ import annotations

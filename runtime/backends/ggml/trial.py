@@ -1,10 +1,10 @@
-"""Trial of a ggml library in a child process: python -m stem_edge.runtime.backends.ggml.trial LIBRARY.
+"""Worker process that tries a ggml library.
 
-Not a command for users: `stem_edge.ggml.check` starts it and explains why. Small models with every
-type of weights and rows run as real ones do, first a prompt and then a token; their logits are
-compared with those of the numpy model. The name of each goes to stdout before it is computed, so
-that the parent can tell where a crash happened; the last line is the result as JSON. On failure the
-last line of stderr gives the reason, and the exit status is DIFFERS or REFUSED.
+Not a command for users: `stem_edge.ggml.check` starts it with python -m, and explains why. Small
+models with every type of weights and rows run as real ones do, first a prompt and then a token;
+their logits are compared with those of the numpy model. The name of each goes to stdout before it
+is computed, so that the parent can tell where a crash happened; the last line is the result as
+JSON. On failure the last line of stderr gives the reason; the exit status is DIFFERS or REFUSED.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ LOST = {
     types.Q4_K: 0.7,
     types.Q4_0: 0.7,
 }
-# Likewise the root mean square error of logits, from rounding hidden states to 8 bits or adding in 16
-# bits, with a margin of three. A wrong kernel is far beyond it.
+# Likewise the root mean square error of logits, from rounding hidden states to 8 bits or adding in
+# 16 bits, with a margin of three. A wrong kernel is far beyond it.
 LOGITS: dict[GgufType, float] = {"f32": 0.001, "f16": 0.02}
 LOGITS_OF_CODES = 0.15
 

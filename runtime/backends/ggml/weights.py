@@ -72,7 +72,7 @@ class Weights:
         return copies
 
     def product(self, name: str, tokens: int) -> Tensor:
-        """Return the matrix for mul_mat with hidden states of `tokens` tokens, and only for that."""
+        """Return the matrix for mul_mat, and only that, with hidden states of `tokens` tokens."""
         return (self._few if tokens < MANY_TOKENS else self._many)[name]
 
 
@@ -136,7 +136,7 @@ class RepackedMemory:
             )
         freed_with(self, ggml.backend_buffer_free, buffer)
         base = ggml.backend_buffer_get_base(buffer)
-        # Saves 7 % of a decode step at the 1B shape, because hardware prefetch stops at 4 KiB pages.
+        # Saves 7 % of a decode step at the 1B shape, because prefetching stops at page boundaries.
         advise_huge_pages(base, total)
         address = _up(base, step)
         for tensor, size in zip(tensors, sizes, strict=True):

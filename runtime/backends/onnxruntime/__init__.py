@@ -1,1 +1,1 @@
-"""The onnxruntime engine: its loaders, sessions, slots and memory, on the CPU and on accelerators."""
+"""The onnxruntime engine: loaders, sessions, slots and memory, on the CPU and accelerators."""

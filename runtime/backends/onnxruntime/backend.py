@@ -2,8 +2,9 @@
 
 Hidden states, KV cache, rows and logits lie where the graphs compute: in the memory of a device, or
 of this process. A step takes ids, slots and lengths, a few bytes a token, and returns the logits of
-the tokens asked for, or from a device only the largest of them. On the CPU nothing is copied. Arrays
-sized by the number of tokens are bound again when that changes, which it does not while decoding.
+the tokens asked for, or from a device only the largest of them. On the CPU nothing is copied.
+Arrays sized by the number of tokens are bound again when that changes, which it does not while
+decoding.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ from stem_edge.tables.rows import RecordLayout
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")
 ON_CPU: tuple[Variant, ...] = ("fp32",)  # float16 gains nothing: kernels there compute in float32
 
-# WebGPU's attention for prompts is silently wrong from 32 tokens in a step on, on devices with small
-# subgroups. So the same tokens are computed in long steps and in short ones.
+# WebGPU's attention for prompts is silently wrong from 32 tokens in a step on, on devices with
+# small subgroups. So the same tokens are computed in long steps and in short ones.
 MANY_TOKENS, FEW_TOKENS = 64, 16
-# Most difference of logits of a position, relative to their size. With realistic rows and six layers,
-# right ones in float16 differed by up to 0.003, wrong ones by 0.026 or more.
+# Most difference of logits of a position, relative to their size. With realistic rows and six
+# layers, right ones in float16 differed by up to 0.003, wrong ones by 0.026 or more.
 MOST_APART = 0.012
 
 
@@ -151,7 +151,7 @@ class DeviceLoader:
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Turn errors, except of memory, into NotRunnableError, so that the next variant is tried."""
+        """Turn errors other than lack of memory into NotRunnableError, to try the next variant."""
         try:
             yield
         except OutOfMemoryError:
@@ -175,7 +175,8 @@ def device_loaders(
     if not present:
         why = "; ".join(dict.fromkeys(reasons.values()))
         raise BackendError(
-            f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on the CPU"
+            f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on "
+            "the CPU"
         )
     return [DeviceLoader(bundle, options, providers, name) for name in present]
 
@@ -183,8 +184,8 @@ def device_loaders(
 def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) -> int:
     """Return the most tokens in a step: ANY_NUMBER, unless many give other logits than few.
 
-    Overwrites slots with placeholder rows. Raises BackendError, because what a device lacks may show
-    only when a step runs; NotFiniteError if even few tokens give logits that are not finite.
+    Overwrites slots with placeholder rows. Raises BackendError, because what a device lacks may
+    show only when a step runs; NotFiniteError if even few tokens give logits that are not finite.
     """
     # A multiple of short steps, so that both runs end with logits of the same positions.
     tokens = min(MANY_TOKENS, context_length - context_length % FEW_TOKENS) or context_length

@@ -84,7 +84,7 @@ class DeviceMemory:
     limit: bytes that arrays may take in all, None if there is no limit.
 
     An owner of device memory may be dropped by any thread, while the engine's thread runs a step. A
-    provider need not tolerate that, so the owner calls `retire`, and the engine's next call frees it.
+    provider need not tolerate that, so the owner calls `retire`; the engine's next call frees it.
     """
 
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
@@ -101,7 +101,7 @@ class DeviceMemory:
         return sum(array.nbytes for array in self.arrays)
 
     def retire(self, owner: object) -> None:
-        """Keep an owner until the engine's next call, unless it is the CPU's; safe in any thread."""
+        """Keep an owner until the engine's next call, unless on the CPU; safe in any thread."""
         if self.kind == "device" or not self.provider.on_cpu:
             self._retired.append(owner)
 

@@ -21,8 +21,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     onnxruntime_errors,
 )
 
-# A batch is uploaded in pieces of this size, or of one record, to keep the device's use of temporary
-# memory bounded.
+# A batch is uploaded in pieces of this size, or of one record, to keep the device's use of
+# temporary memory bounded.
 PIECE_NBYTES = 32 << 20
 UPLOADING = "while uploading rows to the device"
 

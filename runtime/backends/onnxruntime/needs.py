@@ -12,8 +12,8 @@ from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.plan import CHUNK_TOKENS, Device, Needs, Part
 
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
-# Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md), and
-# never more than the weights. Beside weights in its own memory: measured with small models.
+# Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),
+# and never more than the weights. Beside weights in its own memory: measured with small models.
 PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
 # That covers this many layers; each further one adds a few dozen nodes to each graph.
@@ -105,11 +105,12 @@ def device_weights_nbytes(footprint: Footprint) -> int:
 def _activations(
     footprint: Footprint, context: int, threads: int, *, prefill: bool
 ) -> tuple[int, int]:
-    """Return bytes of activations for any chunk, and for each of its tokens, with a full context."""
+    """Return bytes of activations of any chunk, and for each of its tokens, in a full context."""
     config = footprint.model
     heads, width = config.n_heads, head_width(config)
-    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. The counts
-    # are measured, because onnxruntime keeps more of them alive than the graph needs, most in prefill.
+    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. The
+    # counts are measured, because onnxruntime keeps more of them alive than the graph needs, most
+    # in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
     per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * config.d_ff
     # RoPE tables, and logits of a position twice.

@@ -2,8 +2,8 @@
 
 onnxruntime packs matrices into anonymous memory on loading, which the system cannot reclaim. It can
 also save the packed graph and map its weights from there, so that the weights of a loaded model are
-pages of a file. Saving takes once the memory that is saved later, so a child process does it; it also
-measures which graph is faster for prompts.
+pages of a file. Saving takes once the memory that is saved later, so a child process does it; it
+also measures which graph is faster for prompts.
 """
 
 from __future__ import annotations

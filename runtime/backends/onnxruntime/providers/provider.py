@@ -88,8 +88,8 @@ def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]
     """Return the providers that the options of stem_edge.load name, in their order.
 
     None is the CPU alone; "auto" the first with memory of its own that starts here, else the CPU.
-    The CPU at the end runs operators that the providers before it lack. libraries: name -> path of a
-    plug-in.
+    The CPU at the end runs operators that the providers before it lack. libraries: name -> path of
+    a plug-in.
 
     Raises InputError for invalid names and options; BackendError for a provider that is not
     available, which says how to install it.
@@ -134,8 +134,8 @@ def _check_together(found: Sequence[Provider]) -> None:
     built_in = [p.name for p in found if not p.devices and not p.on_cpu]
     if plugged and built_in:
         raise InputError(
-            f"providers has {plugged[0]}, a plug-in, and {built_in[0]}, which is built in; onnxruntime "
-            "takes only one of the two kinds: leave one out"
+            f"providers has {plugged[0]}, a plug-in, and {built_in[0]}, which is built in; "
+            "onnxruntime takes only one of the two kinds: leave one out"
         )
 
 
@@ -189,7 +189,7 @@ def _hardware() -> str:
 
 
 def _full_name(name: str, more: Sequence[str]) -> str:
-    """Return a provider's name as onnxruntime spells it. Raises InputError if it has no such name."""
+    """Return a provider's name as onnxruntime spells it. Raises InputError if it has none such."""
     listed = [str(device.ep_name) for device in ort.get_ep_devices()]
     fulls = {full.lower(): full for full in [*full_names(), *listed]}
     shorts = {short_name(full): full for full in fulls.values()}

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate, so
-# that prompts through the int8 graph came out wrong without an error. With this setting, onnxruntime
-# converts the weights to u8 on loading and widens their products: 1.3 times the time for 128 tokens.
-# On other processors it only costs 4.5 times the time, so it must be set only where they saturate.
+# that prompts through the int8 graph came out wrong without an error. With this setting,
+# onnxruntime converts the weights to u8 on loading and widens their products: 1.3 times the time
+# for 128 tokens. On other processors it only costs 4.5 times the time, so it must be set only where
+# they saturate.
 EXACT_PRODUCTS = "session.x64quantprecision"
-# Smaller tensors are written into the graph. Shape inference needs the smallest there, but scales must
-# not be: 1.31.1 then loses them when it saves what it packed, and computes nonsense.
+# Smaller tensors are written into the graph. Shape inference needs the smallest there, but scales
+# must not be: 1.31.1 then loses them when it saves what it packed, and computes nonsense.
 LEAST_EXTERNAL_NBYTES = "64"
 # Folder of the weight files of a graph that is given as bytes.
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -69,8 +70,8 @@ def open_session(
         if not providers[0].on_cpu:
             who, advice = f" on {_names(providers)}", "choose another provider, or none for the CPU"
         raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} ({reason(error)}); "
-            f"{advice}"
+            f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} "
+            f"({reason(error)}); {advice}"
         ) from error
     _check_started(graph, session, providers)
     return session
@@ -84,7 +85,7 @@ def new_session(
     *,
     save_to: Path | None = None,
 ) -> ort.InferenceSession:
-    """Open a session over a file, a graph with its weights' folder, or the bytes of a graph without.
+    """Open a session over a file, a GraphSource, or the bytes of a graph without weight files.
 
     settings: further session configuration entries. Plug-ins are given by their devices, built-in
     providers by their names; a session takes only one of the two kinds. Raises what onnxruntime
@@ -176,8 +177,8 @@ def _raise_missing(
         operators = _elsewhere(session, {provider.full for provider in providers})
     named = ", ".join(operators) or "all operators"
     raise MissingOperatorsError(
-        f"{_names(providers)} cannot run {named} of {graph}; choose another provider, or add cpu as "
-        "the last of providers to run them there",
+        f"{_names(providers)} cannot run {named} of {graph}; choose another provider, or add cpu "
+        "as the last of providers to run them there",
         operators,
     ) from refused
 

@@ -1,8 +1,8 @@
 """Trial starts of execution providers: finding and registering their libraries and devices.
 
 A library is code, so it comes only from an installed package or a path that the user names, never
-from a bundle. onnxruntime lists every provider that its package was built with, whether or not it can
-start here, and silently leaves one that cannot out of a session.
+from a bundle. onnxruntime lists every provider that its package was built with, even if it cannot
+start here, and then silently leaves it out of sessions.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ def _checked(name: str, library: str | Path) -> Path:
             begin = file.read(4)
     except OSError as error:
         raise BackendError(
-            f"{name}: cannot read the provider library {path} ({error.strerror}); expected the path "
-            "of a library file"
+            f"{name}: cannot read the provider library {path} ({error.strerror}); expected the "
+            "path of a library file"
         ) from error
     if not begin.startswith(MAGICS):
         raise BackendError(
-            f"{name}: {path} is not a library: it begins with {begin!r}; expected the library of an "
-            "onnxruntime execution provider"
+            f"{name}: {path} is not a library: it begins with {begin!r}; expected the library of "
+            "an onnxruntime execution provider"
         )
     return path
 
