@@ -103,10 +103,7 @@ class OrtContext:
             for name, session in backend.sessions.items()
         }
         self._position, self._filled = 0, 0  # of the current step; tokens computed so far
-        self._step = (
-            0,
-            False,
-        )  # tokens of the bound hidden states, and whether of the prefill graph
+        self._step = (0, False)  # tokens of the bound hidden states, True for the prefill graph
         self._seqlens_k, self._total_length = np.zeros(1, np.int32), np.zeros((), np.int32)
         if isinstance(backend.slots, DeviceSlots):
             self._bind(backend.slots.inputs())
