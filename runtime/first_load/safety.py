@@ -147,16 +147,11 @@ def _has_chat_template(path: Path) -> bool:
 def _is_harmless(path: Path) -> bool:
     """Return whether a file that is not part of the bundle is a plain file and not executable."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
-    plain = path.is_file() and not path.is_symlink()
-    return plain and not suffixes & CODE and not _is_executable(path)
-
-
-def _is_executable(path: Path) -> bool:
-    if os.name != "posix":
-        return False
     with contextlib.suppress(OSError):  # raised if the file has been removed meanwhile
-        status = path.lstat()
-        return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+        mode = path.lstat().st_mode
+        # Windows has no such bits, so there only suffixes tell.
+        executable = os.name == "posix" and mode & 0o111
+        return stat.S_ISREG(mode) and not executable and not suffixes & CODE
     return False
 
 

@@ -24,7 +24,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
 # A batch is uploaded in pieces of this size, or of one record, to keep the device's use of
 # temporary memory bounded.
 PIECE_NBYTES = 32 << 20
-UPLOADING = "while uploading rows to the device"
 
 
 class DeviceSlots:
@@ -75,7 +74,7 @@ class DeviceSlots:
             words = piece if piece.dtype == np.int32 else self.rows.pack(piece.view(np.uint8))
             ids = slots[start : start + size].astype(np.int64)[:, None]
             given = {io.RECORDS: self._pin(words.view(np.int32)), io.SLOTS: ids}
-            with onnxruntime_errors(UPLOADING):
+            with onnxruntime_errors("while uploading rows to the device"):
                 from_numpy = ort.OrtValue.ortvalue_from_numpy
                 self._graph.bind({name: from_numpy(array) for name, array in given.items()})
                 self._graph.run()

@@ -51,7 +51,7 @@ class OrtLoader:
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
         self._prepared: prepacked.Prepacked | None = None
-        self._is_prepared = options.prepare
+        self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
 
     def prepare(self, verdict: Verdict | None) -> None:
@@ -61,18 +61,16 @@ class OrtLoader:
             self._prepared = prepacked.find_or_make(
                 self._bundle, options.cache_dir, options.cpus, options.progress
             )
-        self._is_prepared = self._prepared is not None
+        self._may_prepare = self._prepared is not None
 
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
         footprint = footprint_of(self._bundle.manifest, "onnxruntime")
-        prepared = self._is_prepared and (
-            self._prepared is not None
-            or prepacked.is_worth_it(self._bundle, self._options.cache_dir)
+        threads, cache_dir = self._options.cpus, self._options.cache_dir
+        prepared = self._prepared is not None or (
+            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir)
         )
-        needs = cpu_needs(
-            footprint, context, self._options.cpus, prepared=prepared, prefill=prefill
-        )
+        needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         return replace(needs, prefill_refused=refused, saving=saving)
 
@@ -92,7 +90,7 @@ class OrtLoader:
         bundle, options, prepared = self._bundle, self._options, self._prepared
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
             return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
-        if prepared is None and self._is_prepared:
+        if prepared is None and self._may_prepare:
             prepared = prepacked.find(bundle, options.cache_dir)
         if prepared is not None and prepared.record.prefill is False:
             return False, ""

@@ -207,15 +207,15 @@ def test_parts_that_a_bundle_has(bundle: Path) -> None:
         assert [right for right, _ in safety._parts(one, lambda count: None)] == expected
 
 
-def test_what_is_executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    assert not safety._is_executable(path)  # it is gone
+    assert not safety._is_harmless(path)  # it is gone
     path.touch()
     path.chmod(0o644)
-    assert not safety._is_executable(path)
-    assert not safety._is_executable(tmp_path)
+    assert safety._is_harmless(path)
+    assert not safety._is_harmless(tmp_path)
     for mode in (0o100, 0o010, 0o001):
         path.chmod(0o600 | mode)
-        assert safety._is_executable(path) == (os.name == "posix")
+        assert safety._is_harmless(path) == (os.name != "posix")
     monkeypatch.setattr(safety, "os", SimpleNamespace(name="nt"))
-    assert not safety._is_executable(path)
+    assert safety._is_harmless(path)
