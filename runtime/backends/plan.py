@@ -21,8 +21,7 @@ from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import format_size, parse_size
 
-# Prompt tokens in a step. Matrix products reach full speed at about this many; more only take
-# memory.
+# Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = 128
 SMALLEST_CHUNK = 16
 # A larger chunk is taken only if the row cache keeps this many slots for each of its tokens.

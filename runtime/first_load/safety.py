@@ -145,7 +145,7 @@ def _has_chat_template(path: Path) -> bool:
 
 
 def _is_harmless(path: Path) -> bool:
-    """Return whether a file that is not part of the bundle is a plain file and not executable."""
+    """Return whether a file beside the bundle's own is a plain file and not executable."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
     with contextlib.suppress(OSError):  # raised if the file has been removed meanwhile
         mode = path.lstat().st_mode

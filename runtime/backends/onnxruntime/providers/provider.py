@@ -29,13 +29,13 @@ from stem_edge.runtime.backends.onnxruntime.providers.names import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
 
-# Metadata with a device's name, the first present one wins: onnxruntime's on Windows, OpenVINO's.
+# Metadata keys of a device's name, by preference: onnxruntime's on Windows, then OpenVINO's.
 NAMES = ("Description", "FULL_DEVICE_NAME")
 
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider that is available, as a session is opened on it."""
+    """An available execution provider, with the arguments that sessions on it take."""
 
     name: str  # short, for users
     full: str  # onnxruntime's name

@@ -57,7 +57,7 @@ def package_library(module: str) -> Path | None:
 
 
 def register(name: str, library: str | Path) -> list[Any]:
-    """Register a provider library, unless it is, and return its devices (OrtEpDevice).
+    """Register a provider library if it is new, and return its devices (OrtEpDevice).
 
     name: the one to register it under. Raises BackendError.
     """
