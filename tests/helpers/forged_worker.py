@@ -96,8 +96,8 @@ def main() -> None:
     threading.excepthook = lambda args: failed.append(f"in a thread: {args.exc_value!r}")
     for name in (
         "onnxruntime",
-        "stem_edge.runtime.backends.onnxruntime.loading",
-        "stem_edge.runtime.backends.ggml.loading",
+        "stem_edge.runtime.backends.onnxruntime.loader",
+        "stem_edge.runtime.backends.ggml.loader",
     ):
         importlib.import_module(name)  # what is not a case's memory
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

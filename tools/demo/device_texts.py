@@ -18,7 +18,7 @@ from typing import Any
 import stem_edge
 from stem_edge.commands.loading import parse_providers
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
+from stem_edge.runtime.backends.onnxruntime import device_loader
 
 BUNDLE = Path(stem_edge.__file__).parent / "demo_model"
 BEGINNINGS = ("The capital of", "The currency of", "The language of")
@@ -47,7 +47,7 @@ def main() -> None:
         given = parse_providers(args.providers)
         options = {"providers": given, "device_memory": SIZE if given == ["cpu"] else None}
     if args.variant:
-        loading_device.ACCELERATED = loading_device.ON_CPU = (args.variant,)
+        device_loader.ACCELERATED = device_loader.ON_CPU = (args.variant,)
     found = texts(**options)
     same = [one == other for one, other in zip(exact, found, strict=True)]
     print(f"{sum(same)} of {len(same)} texts are the same")

@@ -39,7 +39,7 @@ from stem_edge.measuring.planning.rates import derived_rates, measure_rates
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.ggml.loading import ggml_needs
+from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
 from stem_edge.runtime.backends.plan import MemoryPlan, Needs, Planner

@@ -22,8 +22,8 @@ ENGINES = {
     "torch": ("stem_edge.measuring.run.engine_torch", "TorchModel"),
 }
 LOADERS = {
-    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loading",
-    "ggml": "stem_edge.runtime.backends.ggml.loading",
+    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
+    "ggml": "stem_edge.runtime.backends.ggml.loader",
 }
 
 

@@ -134,7 +134,7 @@ def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
         try_first(bundle, "onnxruntime", tmp_path, command=command, limits=limits)
 
     said = (
-        "did not end a step within 1 s",
+        "did not finish a step within 1 s",
         STEP,
         f"in an hour, or at once with: stem-edge verify {bundle.path}",
     )

@@ -82,9 +82,18 @@ def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> Non
     ("options", "said"),
     [
         ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),
-        ({"engine": "ggml", "providers": ["cpu"]}, "providers: ggml, which this runs on, has no"),
-        ({"engine": "ggml", "prefill_graph": True}, "prefill_graph: ggml, which this runs on"),
-        ({"engine": "onnxruntime", "repack": True}, "repack: onnxruntime, which this runs on"),
+        (
+            {"engine": "ggml", "providers": ["cpu"]},
+            "providers: not supported by the engine in use, ggml",
+        ),
+        (
+            {"engine": "ggml", "prefill_graph": True},
+            "prefill_graph: not supported by the engine in use, ggml",
+        ),
+        (
+            {"engine": "onnxruntime", "repack": True},
+            "repack: not supported by the engine in use, onnxruntime",
+        ),
     ],
 )
 def test_options_of_the_other_engine(both: Path, options: dict[str, Any], said: str) -> None:

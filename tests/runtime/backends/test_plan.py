@@ -88,7 +88,7 @@ def test_what_the_process_has_taken_counts() -> None:
 
 def test_without_a_limit_the_machine_is_the_limit() -> None:
     least = smallest(BUNDLE)
-    with pytest.raises(MemoryPlanError, match="what this machine leaves of"):
+    with pytest.raises(MemoryPlanError, match="available memory of"):
         plan_memory(BUNDLE, CONTEXT, None, available=least - 1)
     tight = plan_memory(BUNDLE, CONTEXT, None, available=least)
     assert (tight.total, tight.slots) == (least, SMALLEST_CHUNK)

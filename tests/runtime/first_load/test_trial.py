@@ -230,14 +230,14 @@ def test_a_limit_of_our_own_is_not_the_fault_of_a_bundle(
 @pytest.mark.parametrize(
     ("status", "said", "kept"),
     [
-        (None, "did not end a step within 3 s (at step 2); try again when less runs here", True),
+        (None, "did not finish a step within 3 s (at step 2); try again on a less busy", True),
         (12, "needed more than 1 kB of memory (at step 2); do not load it unless", True),
         (-24, "took more than 5 s of processor time (at step 2); do not load it unless", True),
-        (-11, "it crashed a process that tried it first (SIGSEGV at step 2: odd); do not", True),
-        (-31, "it crashed a process that tried it first (SIGSYS at step 2: odd); do not", True),
-        (-9, "a trial of it was killed (at step 2); free some memory and try again", False),
-        (-15, "could not be tried in a process of its own (SIGTERM at step 2: odd); report", False),
-        (0, "could not be tried in a process of its own (exit status 0 at step 2: odd)", False),
+        (-11, "it crashed the process of its trial (SIGSEGV at step 2: odd); do not", True),
+        (-31, "it crashed the process of its trial (SIGSYS at step 2: odd); do not", True),
+        (-9, "its trial was killed (at step 2); free some memory and try again", False),
+        (-15, "its trial could not be completed (SIGTERM at step 2: odd); report", False),
+        (0, "its trial could not be completed (exit status 0 at step 2: odd)", False),
     ],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")
@@ -270,7 +270,7 @@ def test_how_a_worker_may_end(
 def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     failed = trial._failure(Ended(0xC0000005, b"a step", b""), Limits(1, 1, 1.0))
-    assert "it crashed a process that tried it first (exception 0xc0000005" in failed.reason
+    assert "it crashed the process of its trial (exception 0xc0000005" in failed.reason
     assert failed.kept
     assert not trial._failure(Ended(3, b"a step", b""), Limits(1, 1, 1.0)).kept
 

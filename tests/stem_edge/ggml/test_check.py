@@ -220,17 +220,17 @@ def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
             LOGITS,
             "self._model.weights._few is not self._model.weights.tensors",
             "+= 50",
-            "rearranged q4_0 weights: logits",
+            "repacked q4_0 weights: logits",
         ),
     ],
 )
 def test_a_library_that_computes_wrong_numbers(
     place: str, condition: str, wrong: str, expected: str, tmp_path: Path
 ) -> None:
-    if "rearranged" in expected and not checked_ggml(tmp_path).repack:
-        pytest.skip("this build rearranges nothing")
+    if "repacked" in expected and not checked_ggml(tmp_path).repack:
+        pytest.skip("this build cannot repack weights")
     code = SPOILED.format(place=place, condition=condition, wrong=wrong)
-    match = rf"computes wrong numbers on this processor: a model of .*{expected}.*build it again"
+    match = rf"computes wrong numbers on this processor: a model with .*{expected}.*build it again"
     with pytest.raises(BackendError, match=match):
         check_library(installed_library(), tmp_path / "new", child(code))
 

@@ -150,7 +150,7 @@ def test_slots_that_do_not_fit_are_refused() -> None:
 
 def test_what_onnxruntime_refuses_is_an_error_of_ours() -> None:
     slots, _ = make(4)
-    with pytest.raises(BackendError, match="while rows went to the device"):
+    with pytest.raises(BackendError, match="while uploading rows to the device"):
         slots.write(np.array([4]), records([1]))  # there is no such slot
 
 

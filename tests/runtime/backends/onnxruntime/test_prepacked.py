@@ -166,7 +166,7 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
     with monkeypatch.context() as patch:
         patch.setattr(prepare_worker, "_computes_the_same", lambda *_, **__: False)
         unprepared(
-            bundle, tmp_path, "computes other logits from what it saved on this processor; lo"
+            bundle, tmp_path, "computes other logits from packed weights on this processor; it"
         )
     with warnings.catch_warnings(), stem_edge.load(bundle, cache_dir=tmp_path) as model:
         warnings.simplefilter("error")
@@ -183,11 +183,10 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
 def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None:
     opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
     assert found is not None
-    folder, record = found
-    assert prepare_worker._computes_the_same(opened, folder, record, 1)
-    (data,) = folder.glob("*late*.data")
+    assert prepare_worker._computes_the_same(opened, found, 1)
+    (data,) = found.folder.glob("*late*.data")
     data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
-    assert not prepare_worker._computes_the_same(opened, folder, record, 1)
+    assert not prepare_worker._computes_the_same(opened, found, 1)
 
 
 def test_a_worker_that_is_killed(

@@ -77,7 +77,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
     names = runs._kernels(open_bundle(alone), "ggml", None)
     assert names["ggml"] == {"engine": "ggml"}
     if "ggml repacked" not in names:
-        pytest.skip("this build of ggml does not rearrange weights")
+        pytest.skip("this build of ggml cannot repack weights")
     assert names["ggml repacked"] == {"engine": "ggml", "repack": True}
     results = stem_edge.verify_runs(alone, max_new_tokens=4)
     assert results["overlapped, ggml repacked"] == results["mmap, ggml repacked"] == "ok"
@@ -116,7 +116,7 @@ def test_rates_of_every_mixture(weights: str) -> None:
 @pytest.mark.usefixtures("quick_probes")
 def test_rates_of_rearranged_matrices(alone: Path) -> None:
     if "ggml repacked" not in runs._kernels(open_bundle(alone), "ggml", None):
-        pytest.skip("this build of ggml does not rearrange weights")
+        pytest.skip("this build of ggml cannot repack weights")
     found = measure_rates(footprint_of(open_bundle(alone).manifest), 1, repack=True)
     assert 1e7 < found.weights < 1e13
 

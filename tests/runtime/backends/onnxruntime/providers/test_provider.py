@@ -133,13 +133,13 @@ def test_the_cpu_has_several_names(wanted: Wanted) -> None:
         ("", "empty name"),
         (["cpu", "cpu"], "cpu before others"),
         (["CPUExecutionProvider", "webgpu"], "cpu before others"),
-        (["auto", "cpu"], '"auto" with others or options'),
-        ([("auto", {"a": 1})], '"auto" with others or options'),
-        ([("cpu", {"a": 1})], "cpu has no options, and a is given"),
+        (["auto", "cpu"], '"auto" beside others or with options'),
+        ([("auto", {"a": 1})], '"auto" beside others or with options'),
+        ([("cpu", {"a": 1})], "cpu has no options, but a is given"),
         ("wepgpu", "'wepgpu', which onnxruntime .* did you mean webgpu"),
         ("NoSuchExecutionProvider", "does not know; expected cuda, webgpu"),
-        ([("cuda", {1: 2})], "cuda has an option named 1; expected a text"),
-        ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a text, a number"),
+        ([("cuda", {1: 2})], "cuda has an option named 1; expected a string"),
+        ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a string, a number"),
         ([("cuda", {"a": None})], "a of cuda is None"),
         ([("cuda",)], r"\('cuda',\); expected a name, or a name and its options"),
         ([7], "has 7; expected a name"),
@@ -164,7 +164,7 @@ def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> Non
         ("qnn", "onnxruntime-qnn"),
         ("dml", "directml is not available: .*onnxruntime-directml"),
         ("tensorrt", "onnxruntime-gpu.*TensorRT's own libraries"),
-        ("Xnnpack", "xnnpack is not available: nothing that is installed brings it"),
+        ("Xnnpack", "xnnpack is not available: no installed package has it"),
     ],
 )
 def test_an_absent_provider_names_what_brings_it(machine: Machine, name: str, message: str) -> None:
@@ -220,8 +220,8 @@ def test_files_that_are_no_provider_library(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "absent.so", "cannot read the provider library"),
         (tmp_path, "cannot read the provider library"),
-        (text, "is no library: it begins with b'hell'"),
-        (Path(_ctypes.__file__), "no library of an execution provider that onnxruntime"),
+        (text, "is not a library: it begins with b'hell'"),
+        (Path(_ctypes.__file__), "mine: onnxruntime .* cannot use .*plug-in execution provider"),
     ):
         with pytest.raises(BackendError, match=message) as caught:
             resolve("mine", {"mine": path})
@@ -244,7 +244,7 @@ def test_auto_takes_the_first_that_starts(
     )
     assert [found.name for found in resolve("auto")] == ["cuda"]
     assert resolve("auto")[0].own_memory
-    with pytest.raises(InputError, match=r"webgpu, which is opened by its devices, and cuda"):
+    with pytest.raises(InputError, match=r"webgpu, a plug-in, and cuda"):
         resolve(["cuda", "webgpu"])
 
     def fails(provider: Provider) -> None:
@@ -265,7 +265,7 @@ def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path:
     products_saturate()  # which is asked once, of a real session
     machine.built_in = [CUDA]
     monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
-    with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is not there"):
+    with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is missing"):
         resolve("cuda")
 
     def printing(text: str) -> Callable[[], None]:
@@ -278,7 +278,7 @@ def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path:
     monkeypatch.setattr(ort, "preload_dlls", printing(""))
     session = SimpleNamespace(get_providers=lambda: [CPU.full])
     monkeypatch.setattr(ort, "InferenceSession", lambda *given, **named: session)
-    with pytest.raises(BackendError, match="cuda cannot start here: onnxruntime does not say why"):
+    with pytest.raises(BackendError, match="cuda cannot start here: onnxruntime gives no reason"):
         resolve("cuda")
 
     def refuse(name: str, path: str) -> None:
