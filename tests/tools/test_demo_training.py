@@ -141,10 +141,10 @@ def test_one_document_in_fifty_is_held_out(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "text.txt: No such file or directory"),
-        (b"", "text.txt: no text in it"),
-        (b" \n\n ", "text.txt: no text in it"),
+        (b"", "text.txt: the file holds no text"),
+        (b" \n\n ", "text.txt: the file holds no text"),
         (b"abc\xff", "text.txt: not UTF-8 at byte 3"),
-        (b"One document.\n", "too short: it is one document"),
+        (b"One document.\n", "too short: it is a single document"),
         (b"ab\n\n" * 3000, "too short: 4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Running tests on other processors: what can be known of that on any machine."""
+"""Running tests on other processors, as far as any machine can check it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def test_a_processor_that_is_not_known(
     monkeypatch.setattr(sys, "argv", ["processors.py", "z80", "--", "-c", "1"])
     with pytest.raises(SystemExit, match="2"):
         processors.main()
-    assert f"z80 is not known; expected some of {', '.join(PROCESSORS)}" in capsys.readouterr().err
+    assert (
+        f"unknown processor z80; expected some of {', '.join(PROCESSORS)}"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_is_missing_is_named(

@@ -106,7 +106,7 @@ def test_a_checkpoint_is_read_as_the_model_it_is(trained: Trained) -> None:
 
 
 def test_a_checkpoint_of_another_kind_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not a model of tools/demo/train_demo\.py"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint by tools/demo/train_demo\.py"):
         read_model(tiny_checkpoint)
 
 
