@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changing import edit
 from contract import refused
 from damaged_stores import FORMAT, LAYOUT, RECORDS, STRIDE, shard
 from faulty_disk import shorten
-from shard_bytes import edit
 from stores import write_store
 from threads import run_script
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from changing import edit
 from contract import refused
 from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index_of, shard
-from shard_bytes import edit
 
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.tables import open_tables

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from changing import edit
 from configs import config
 from manifests import ARRAY, GROUP, LAYOUT, NAMES, SHARDS, make_bundle, make_manifest
-from shard_bytes import edit
 
 import stem_edge
 from stem_edge.bundle.manifest import (

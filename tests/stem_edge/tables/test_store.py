@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 import zarr
-from shard_bytes import LAYOUT, RECORDS, edit
+from changing import edit
+from shard_bytes import LAYOUT, RECORDS
 from stores import write_store
 
 from stem_edge.config import MAX_VOCAB

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from shard_bytes import edit, slow_crc32c, summed
+from changing import edit
+from shard_bytes import slow_crc32c, summed
 from stores import write_index
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from make_checkpoint import Shape, write_checkpoint
-from scored_text import CHECKPOINT, TEXT
 
 import stem_edge
 from stem_edge import BundleError, InputError
