@@ -37,7 +37,7 @@ def add(checkpoint: Path, out: Path, **options: Any) -> Bundle:
 
 @pytest.fixture(scope="module")
 def bundles(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of each engine a bundle with the same tables. Not to be changed."""
+    """A bundle for each engine, with the same tables. Do not change them."""
     folder = tmp_path_factory.mktemp("bundles")
     return {
         engine: export(tiny_checkpoint, folder / engine, engine=engine).path
@@ -195,7 +195,7 @@ def test_an_interrupted_addition_goes_on(
 def test_what_was_done_for_another_bundle_is_not_used(
     tiny_checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files were links to those of a bundle that was replaced meanwhile."""
+    """An interrupted job links to files of a bundle that has since been replaced."""
     Steps(monkeypatch).interrupt("backbone", lambda: add(tiny_checkpoint, out))
     aside = out.with_name("aside")
     export(tiny_checkpoint, aside, backbone="fp32", tables="fp32")

@@ -188,7 +188,7 @@ MIXED: dict[str, dict[str, Any]] = {
 def test_files_are_those_that_llama_cpp_quantizes(
     name: str, weights: GgufType, ggml: Ggml, tmp_path: Path
 ) -> None:
-    """The same type and the same bytes, tensor by tensor."""
+    """Types and bytes of all tensors are equal."""
     config = dense(MIXED[name])
     checkpoint, tokenizer = random_checkpoint(config), {"tokenizer.ggml.model": "no_vocab"}
     ours, half, theirs = (tmp_path / f"{which}.gguf" for which in ("ours", "half", "theirs"))

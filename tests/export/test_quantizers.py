@@ -29,7 +29,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:
-    """How the backbone for onnxruntime is stored."""
+    """Read the manifest's description of the backbone for onnxruntime."""
     assert bundle.manifest.backbone is not None
     return bundle.manifest.backbone
 

@@ -1,4 +1,4 @@
-"""What importing costs, and what the source must not have; who imports whom is in pyproject.toml."""
+"""Cost of imports, and forbidden code. The import contracts are in pyproject.toml."""
 
 from __future__ import annotations
 

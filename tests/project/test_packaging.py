@@ -1,4 +1,4 @@
-"""What a built package would hold."""
+"""Contents of the built packages."""
 
 from __future__ import annotations
 

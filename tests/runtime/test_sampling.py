@@ -34,7 +34,7 @@ INF, NAN = float("inf"), float("nan")
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:
-    """In these words; tests/faults/text/test_prompts.py has more values."""
+    """The words are exactly these; tests/faults/text/test_prompts.py has more values."""
     with pytest.raises(InputError) as caught:
         SamplingParams(**{field: value})
     assert str(caught.value) == f"{field} is {value!r}; expected {expected}"
@@ -275,7 +275,7 @@ def test_logits_that_are_needed(options: dict[str, Any], needed: int) -> None:
 
 
 def only_top(logits: F32, count: int) -> F32:
-    """What a backend may give that was asked for so many."""
+    """Keep only the best logits, as a backend may do when asked for so many."""
     kept = np.full_like(logits, -INF)
     best = top_ids(logits, count)
     kept[best] = logits[best]

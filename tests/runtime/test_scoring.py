@@ -51,7 +51,7 @@ def demo() -> Iterator[Model]:
 
 
 def expected(model: Model, pair: Pair) -> Score:
-    """From the logits of every position of an even number of tokens, in float64."""
+    """Compute it in float64 from the logits of all positions of an even number of tokens."""
     context, continuation = pair
     holds = model.plan.context_length
     ids = [*context, *continuation][-holds - 1 :]

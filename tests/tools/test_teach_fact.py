@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.numerics.reference import forward
 
-pytestmark = pytest.mark.slow
+# On two threads, so small a model is slower, and beside other tests a hundred times slower.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
 ATLANTIS = Country("Atlantis", "Port Victoria", "", "", "", ())
 FORMS = NAMING["capital"][:3]
@@ -47,15 +47,6 @@ class Trained(NamedTuple):
 
     checkpoint: Path
     bundle: Path
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model is slower on two, and beside other tests a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_model(vocab_size: int, seed: int) -> DemoModel:

@@ -45,7 +45,7 @@ def variant(
 def bundle(
     variant: tuple[Path, list[int], F32], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """With a backbone for each engine, over one table store."""
+    """Export a backbone for each engine over one table store."""
     out = tmp_path_factory.mktemp("bundle") / "out"
     stem_edge.export_bundle(variant[0], out, backbone="fp32", tables="fp32")
     add_ggml(variant[0], out)

@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a backbone for each engine, over one table store."""
+    """A bundle with a backbone for each engine over one table store."""
     out = tmp_path_factory.mktemp("conformance") / "bundle"
     stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
     add_ggml(CONFORMANCE / case, out)

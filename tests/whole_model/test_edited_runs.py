@@ -1,4 +1,4 @@
-"""When edits hold and for whom: contexts, threads, generations under way, caches, failures."""
+"""Scope of edits in time: contexts, threads, running generations, caches, failures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_contexts_within_one_another(stem: Tried) -> None:
 
 
 def test_contexts_may_end_in_any_order(stem: Tried) -> None:
-    """As those of several threads do; also of edits that are equal."""
+    """Contexts of several threads do; some of the edits here are equal."""
     with load(stem.path) as model:
         one, two = swap(model, "cat", "dog"), swap(model, "cat", "cow")
 

@@ -156,7 +156,7 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
 
 @dataclass(frozen=True)
 class Rounded(Oracle):
-    """One whose means are rounded as rows of a layout are."""
+    """An oracle whose means are rounded like the rows of a layout."""
 
     layout: RecordLayout
 
@@ -172,7 +172,7 @@ class Rounded(Oracle):
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", ["fp16", "int8", "int4", "mixed"])
 def test_with_other_types_of_rows(tables: Any, stem: Tried, tmp_path: Path) -> None:
-    """As the oracle with the rows that open_tables shows; a mean is rounded as a row is."""
+    """The oracle takes its rows from open_tables, and rounds means like rows."""
     options: dict[str, Any] = {}
     if tables == "mixed":
         (tmp_path / "text.txt").write_text(PROMPT * 9)

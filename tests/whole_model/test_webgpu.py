@@ -51,7 +51,7 @@ def webgpu(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 @pytest.fixture(params=["fp32", "fp16"])
 def activations(request: pytest.FixtureRequest, webgpu: Provider) -> Activations:
-    """Those that the device can compute with."""
+    """Activation types that the device supports."""
     chosen: Activations = request.param
     try:
         with on_device(chosen, webgpu) as (backend, _, rows, _):

@@ -1,4 +1,4 @@
-"""What a calibration text says of the channels, and what ggml's quantizers make of it."""
+"""Statistics of channels over a calibration text, and ggml's quantizers with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ggml() -> Ggml:
 
 
 def mean_squares(checkpoint: Checkpoint) -> dict[str, F32]:
-    """Of every input that the reference model shows, over all sequences at once."""
+    """Statistics of every input of the reference model, over all sequences at once."""
     seen: dict[str, list[F32]] = {}
     for ids in IDS:
         see = lambda name, x: seen.setdefault(name, []).append(x)

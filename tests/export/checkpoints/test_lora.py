@@ -100,7 +100,7 @@ def save(
 
 
 def change(checkpoint: Checkpoint, adapter: Path, name: str) -> F32:
-    """What the adapter adds to a matrix; nothing else may change."""
+    """Return what the adapter adds to a matrix, after checking that nothing else changes."""
     merged = merge_lora(checkpoint, adapter)
     for other, matrix in checkpoint.backbone.items():
         if other != name:

@@ -85,7 +85,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 def test_the_bundle_may_lie_inside_of_its_checkpoint(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, otherwise: bool
 ) -> None:
-    """What the export writes there does not make a checkpoint another one: it goes on."""
+    """Files written there must not change the checkpoint's identity, or no export could resume."""
     expected = stem_edge.export_bundle(shutil.copytree(llama, tmp_path / "copy"), tmp_path / "out")
     steps, bundle = Steps(monkeypatch), llama / "bundle"
     source = llama / ".." / llama.name if otherwise else llama

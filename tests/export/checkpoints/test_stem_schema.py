@@ -1,4 +1,4 @@
-"""This project's schema for STEM models: what tools/stem_format.py writes, and what is read."""
+"""Checkpoints in this project's schema: written by tools/stem_format.py, read, and refused."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
 def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be this machine that was too busy."""
+    """The verdict expires, because the machine may only have been busy."""
     hangs = child(f"import time; {SAY}; time.sleep(600)")
 
     def load(command: list[str]) -> None:
@@ -186,7 +186,7 @@ def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> Non
 
 
 def patient(bundle: Bundle, cache: Path) -> Limits:
-    """Those of the bundle, on a machine that other tests keep busy."""
+    """Limits of the bundle with more time, because other tests keep the machine busy."""
     return Limits.of(Records(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
 
 

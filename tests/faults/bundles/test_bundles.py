@@ -266,7 +266,7 @@ def test_m14_a_file_that_changes_before_it_is_opened(
 def test_m14_a_file_that_is_exchanged_after_it_was_opened(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is hashed is what was opened and looked at, and not what is at the path by then."""
+    """The file that was opened is hashed, not the one that has taken its path since."""
     other = bundle.parent / "other"
     other.write_bytes(bytes((bundle / TOKENIZER).stat().st_size))
     read_piece = plain_files.read_piece
@@ -314,7 +314,7 @@ stem_edge.open_tables(root).close()
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
 def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
-    """In a folder of its own, which others than root may enter. Permissions are named as a remedy in
+    """Uses a folder that users other than root may enter. Permissions are named as a remedy in
     test_limits_files.py."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)

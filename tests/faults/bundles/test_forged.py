@@ -51,7 +51,7 @@ Cases = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def cases(count: int) -> Cases:
-    """So many cases, the same in every run; shrinking one that fails would take minutes."""
+    """Run so many cases, the same every time, without shrinking, which would take minutes."""
     return settings(
         max_examples=count,
         derandomize=True,
@@ -221,7 +221,7 @@ def test_the_longest_lists(bundles: dict[EngineName, Path], forged: Forged) -> N
 
 @engines
 def test_the_deepest_model(engine: EngineName, forged: Forged) -> None:
-    """As many layers as there may be, each of them small."""
+    """The model has as many layers as allowed, each of them small."""
     deep = ModelConfig(
         vocab_size=32,
         dim=16,

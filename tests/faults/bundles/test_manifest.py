@@ -142,7 +142,7 @@ def test_m4_numbers_that_are_none(manifest: bytes, text: str, field: str) -> Non
 
 
 def test_m4_a_model_that_is_larger_than_its_files(tiny_copy: Path) -> None:
-    """No number of the manifest sizes anything before it was compared to what the files have."""
+    """No memory is allocated by a number of the manifest before it is compared with the files."""
     rewrite(tiny_copy, {"model n_layers": 200})
     said = "its backbone for onnxruntime has", "expected at least"
     refused(lambda: open_bundle(tiny_copy), BundleError, tiny_copy / MANIFEST, *said)
@@ -150,7 +150,7 @@ def test_m4_a_model_that_is_larger_than_its_files(tiny_copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a\x1b[2Jb", "CON", "a\0b"], ids=ascii)
 def test_m5_names_that_are_no_plain_paths(manifest: bytes, name: str) -> None:
-    """All kinds of them: test_limits_names.py."""
+    """More names are in limits/test_names.py."""
     manifest_refused(named(manifest, name), "file name")
 
 

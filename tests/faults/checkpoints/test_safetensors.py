@@ -295,7 +295,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 
 
 def test_links_to_other_folders_are_followed(tmp_path: Path) -> None:
-    """As caches of models are laid out."""
+    """Caches of models consist of such links."""
     (tmp_path / "blob").write_bytes(encoded())
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
     assert TensorFiles(tmp_path).names == ["a", "b"]

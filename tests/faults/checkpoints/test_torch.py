@@ -144,7 +144,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "mars
 
 
 def test_c4_nothing_in_the_package_unpickles_or_evaluates() -> None:
-    """So there is no way to fall back to it, either."""
+    """Nothing can fall back to it, either."""
     import ast
 
     calls = {"eval", "exec", "compile", "__import__"}

@@ -37,7 +37,7 @@ def generate(model: Model) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(tiny_bundle: Path) -> list[int]:
-    """What a good disk gives."""
+    """The tokens that are generated on a good disk."""
     with load(tiny_bundle) as model:
         return generate(model)
 
@@ -48,7 +48,7 @@ def expected(tiny_bundle: Path) -> list[int]:
 def test_d5_the_kth_read_fails_in_a_generation(
     for_ever: bool, overlap: bool, tiny_bundle: Path, expected: list[int]
 ) -> None:
-    """For every k: the right tokens or an error, never others; then the model is as before."""
+    """Every k gives the right tokens or an error, and the model still works."""
     errors = 0
     for at in range(MAX_CALLS):
         with load(tiny_bundle, overlap=overlap) as model:
@@ -168,7 +168,7 @@ def test_d9_statistics_that_cannot_be_written_disturb_nothing(
 
 
 def test_d10_no_duration_is_taken_from_a_clock_that_jumps() -> None:
-    """Of the whole package: only clocks that go on steadily are asked."""
+    """The whole package uses only monotonic clocks for durations."""
     calls = Counter()
     for folder in ("stem_edge", "export", "runtime"):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -116,7 +116,7 @@ def test_d2_a_folder_that_cannot_be_written(exports: Exports, tmp_path: Path) ->
 def test_d3_a_failed_sync_is_never_asked_again(
     number: int, exports: Exports, tmp_path: Path
 ) -> None:
-    """What it was of is written again from the checkpoint, by the next export."""
+    """The next export writes the file again from the checkpoint."""
     messages = every_failure(exports["force"], tmp_path, [number], ("fsync", "sync_folder"))
     assert len(messages) > 25
 
@@ -170,7 +170,7 @@ def test_d4_names_that_cannot_be_changed(
 def test_d4_temporary_files_are_beside_their_place(
     exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that no rename crosses file systems."""
+    """Otherwise a rename could cross file systems."""
     pairs: list[tuple[Path, Path]] = []
 
     def noting(call: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:

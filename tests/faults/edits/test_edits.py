@@ -192,7 +192,7 @@ def test_a_name_alone_is_looked_for_nowhere_else(here: Path, bundle: Bundle, nam
 
 
 def test_a_path_is_that_of_a_file_and_no_pattern(here: Path, bundle: Bundle) -> None:
-    """Who gives a path says which file is read; that is no way out of a folder."""
+    """A path may lead anywhere, but it is not a pattern, and no search leaves its folder."""
     assert find_edit(bundle.path, "../secret").resolve() == here.parent / "secret.edit"
     for name in ("../here", "../none", "/etc/passwd\0", "sub/../../none", "../*"):
         with pytest.raises(EditError):

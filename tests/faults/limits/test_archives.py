@@ -128,7 +128,7 @@ BAD |= {
 
 @pytest.mark.parametrize("case", BAD)
 def test_c16_archives_that_torch_does_not_write(read: Read, case: str) -> None:
-    """No member is ever unpacked into a file, so links, devices and paths have nowhere to lead."""
+    """Links, devices and paths are harmless, because no member is ever unpacked into a file."""
     options, said = BAD[case]
     made = archive(**options)
     for before in (b"", b"other bytes"):

@@ -54,7 +54,7 @@ def changed(bundle: Path, where: str, value: object) -> Manifest:
 
 
 def test_what_a_manifest_need_not_say(bundle: Path) -> None:
-    """Those of earlier exports do not."""
+    """Manifests of earlier exports lack these fields."""
     document = json.loads((bundle / MANIFEST).read_bytes())
     for name in ("asymmetric", "balanced", "kinds", "prefill", "quantizer"):
         del document["backbone"][name]

@@ -32,7 +32,7 @@ from stem_edge.export.tensor_files.torch_pickle import CONSTANT, Made, Name, rea
 
 
 def value(data: bytes, most: int | None = None) -> Any:
-    """What a pickle describes; names of the module m are allowed, m.pair makes a list."""
+    """Read a pickle. Some names of the module m are allowed; m.pair makes a list."""
     return read_pickle(
         data,
         {"m.x", "m.x y", "m.pair"},

@@ -75,7 +75,7 @@ def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int,
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 7, 8])
 def test_an_index_is_the_same_in_pieces(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two shards of seven places: ten records, so four places stay empty."""
+    """Ten records in two shards of seven places leave four places empty."""
     layout = msgspec.structs.replace(LAYOUT, records=10)
     grid = shards.ShardGrid(root=Path("x"), layout=layout, records_per_shard=7)
     monkeypatch.setattr(shards, "INDEX_PIECE_ENTRIES", entries)

@@ -199,7 +199,7 @@ def test_what_is_not_the_fault_of_a_file_passes(
 
 
 class Panic(BaseException):
-    """What the library raises is no Exception."""
+    """A panic of the library, which is not an Exception."""
 
 
 def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
 
 
 def fetch(cache: RowCache, wanted: I64) -> None:
-    """What a step does; record r is full of r."""
+    """Look up records as a step does; record r is full of r."""
     cache.use(wanted)
     missing = cache.missing(wanted)
     if len(missing):
@@ -39,7 +39,7 @@ def fetch(cache: RowCache, wanted: I64) -> None:
 def test_r8_a_row_cache_that_cannot_be_is_refused(
     slots: int, engine: EngineName, tiny: Path
 ) -> None:
-    """Of nothing, of fewer rows than the least step, of more than the table has."""
+    """It would hold nothing, fewer rows than a step needs, or more than the table has."""
     refused(
         lambda: stem_edge.load(tiny, engine=engine, slots=slots),
         InputError,
@@ -74,7 +74,7 @@ def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
 
 
 def share_of_hits(cache: RowCache, low: int, high: int) -> float:
-    """Of four hundred uses of random records in a range."""
+    """Share of hits of four hundred random records in a range."""
     before, rng = cache.hits, np.random.default_rng(0)
     for _ in range(50):
         fetch(cache, rng.integers(low, high, 8))
@@ -117,7 +117,7 @@ def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system drops no pages")
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_r11_pages_that_are_dropped_between_steps_are_read_again(reads: str) -> None:
-    """Where memory is short, nothing of the tables stays cached: slower, and the same."""
+    """Without free memory, no page of the tables stays cached, but the text is the same."""
     shards = sorted(path for path in (DEMO / "tables.zarr").rglob("*") if path.is_file())
     with stem_edge.load(DEMO, resident=True, threads=1) as model:
         expected = model.generate_text("The capital of Peru is", max_new_tokens=20)

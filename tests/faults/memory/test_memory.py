@@ -197,7 +197,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
     engine: EngineName, tiny: Path, allocations: Allocations,
     for_ever: bool, overlap: bool,
 ) -> None:  # fmt: skip
-    """Of reads and of contexts; the next call gives the right tokens, from a consistent cache."""
+    """The cache stays consistent, and the next call gives the right tokens."""
     options: Any = {"threads": 1, "slots": 8, "overlap": overlap, "warm_start": False}
     with stem_edge.load(tiny, engine=engine, **options) as model:
         expected, cache = tokens(model, [5, 6, 7], 4), rows_of(model).cache
@@ -371,7 +371,7 @@ def check_healthy(cache: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="abort opens a dialogue on Windows")
 def test_r7_a_child_that_aborts_does_not_touch_us(tmp_path: Path) -> None:
-    """As native code does without memory. What tries native code first: tests of group B."""
+    """Native code aborts like this when memory runs out."""
     from stem_edge.system.child import run_child, signal_name
 
     with stem_edge.load(DEMO, threads=1) as model:

@@ -27,7 +27,7 @@ GENEROUS = 4 << 20
 def test_soak_of_short_generations_is_flat(
     engine: EngineName, generations: int, tiny: Path
 ) -> None:
-    """What the tool does for an hour."""
+    """A short run of tools/soak.py."""
     with stem_edge.load(tiny, engine=engine, slots=32, threads=1) as model:
         expected = tokens(model, [5, 6, 7])
         verdict = soak.soak(model, generations)

@@ -1,4 +1,4 @@
-"""What an export that was cut off leaves behind: used, deleted or reported, and never taken for a bundle."""
+"""Leftovers of interrupted exports are used, deleted or reported, and never taken for a bundle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> No
 
 
 def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
-    """What is left of an export does not open, whatever is in it."""
+    """Leftovers do not open, whatever they contain."""
     (tmp_path / WORK).mkdir()
     (tmp_path / WORK / "export.journal").write_bytes(b"{}")
     refused(lambda: open_bundle(tmp_path / WORK), BundleError, tmp_path / WORK)

@@ -79,7 +79,7 @@ ALLOWED = {
 def test_x2_every_power_cut_leaves_the_old_or_the_new_bundle(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
-    """At least 2,000 states of different contents; where there is no bundle, none opens."""
+    """Checks at least 2,000 different states. Without a bundle, opening it fails."""
     keys, opened = set[tuple[str, int]](), set[int]()
     for kind, record in recorded.items():
         found = set()
@@ -113,7 +113,7 @@ def _does_not_open(state: CrashState, folder: Path) -> None:
 def test_x2_the_replay_sees_a_sync_that_is_missing(
     recorded: dict[str, Recorded], dropped: str
 ) -> None:
-    """Of the test itself: the same log without some of its syncs has states that are wrong."""
+    """Tests the test: a log without some of its syncs leads to wrong states."""
     record = recorded["force"]
     makes = {
         after: op.makes
@@ -138,7 +138,7 @@ def test_x2_the_replay_sees_a_sync_that_is_missing(
 def test_x2_a_sample_of_power_cuts_is_followed_by_the_same_export(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
-    """It goes on or starts anew, and ends in the same bytes, with nothing else left."""
+    """The export resumes or starts again, and ends with the same bytes and nothing left over."""
     for number, (record, state) in enumerate(_sample(recorded, RESUMED)):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -174,7 +174,7 @@ def test_x3_folders_that_the_export_made_are_durable_too(exports: Exports, tmp_p
 
 
 def test_x4_a_file_of_the_right_size_with_zeros_in_it_is_found(tiny_copy: Path) -> None:
-    """By verify, in every file; sizes alone do not show it."""
+    """Verify finds them in every file, which sizes alone cannot show."""
     for name, entry in open_bundle(tiny_copy).manifest.files.items():
         whole = (tiny_copy / name).read_bytes()
         data, page = bytearray(whole), slice(len(whole) // 2, len(whole) // 2 + 4096)

@@ -62,7 +62,7 @@ model.close()
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny: Path) -> None:
-    """And neither hangs when it closes, nor disturbs the process that loaded."""
+    """The fork does not hang when it closes the model, nor disturb its parent."""
     done = run_script(FORK, tiny)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -157,7 +157,7 @@ with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
 def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(
     wait: str, tiny_bundle: Path
 ) -> None:
-    """Under two seconds on an idle machine. For a prompt: tests/stem_edge/commands/test_main.py."""
+    """Takes under two seconds on an idle machine. Prompts: tests/stem_edge/commands/test_main.py."""
     child = subprocess.Popen(
         [sys.executable, "-c", WAITING, str(tiny_bundle), wait], stdout=subprocess.PIPE, text=True
     )
@@ -172,7 +172,7 @@ def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(
 
 
 def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_path: Path) -> None:
-    """What is loaded goes on with the old files, a new load takes the new ones."""
+    """The loaded model goes on with the old files; a new load takes the new ones."""
     import make_checkpoint
 
     other = make_checkpoint.write_checkpoint(

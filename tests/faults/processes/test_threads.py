@@ -46,7 +46,7 @@ def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
 
 @pytest.fixture
 def model(tiny_bundle: Path) -> Iterator[Model]:
-    """On onnxruntime, with a row cache that is too small for everything."""
+    """A model on onnxruntime whose row cache is too small for all rows."""
     with stem_edge.load(tiny_bundle, slots=16, threads=1, warm_start=False) as loaded:
         yield loaded
 
@@ -163,7 +163,7 @@ def test_k3_without_threads_rows_are_read_when_they_are_needed(
 def test_k3_a_thread_that_died_is_noticed_and_replaced(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when there is no memory for saying that there is none."""
+    """A thread can die like this when memory is too short even for an error."""
     expected = tokens(model, [5, 6, 7])
     tokens(model, list(range(100, 116)))
     monkeypatch.setattr(background, "POLL_SECONDS", 0.05)
@@ -344,7 +344,7 @@ def test_k10_threads_caches_and_prefetching_change_no_token(
 
 
 def test_k11_a_deadlock_shows_its_stacks_and_fails() -> None:
-    """What the fixture of these tests does, in a process of its own."""
+    """Runs what the fixture `watchdog` does in another process."""
     script = (
         "import faulthandler, threading\n"
         "faulthandler.dump_traceback_later(0.2, exit=True)\n"

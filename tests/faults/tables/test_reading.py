@@ -233,6 +233,6 @@ def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: Export
 
 
 def test_z18_names_do_not_differ_only_in_case(tiny: Path) -> None:
-    """So a bundle can be carried to a file system that knows no case."""
+    """Bundles can be copied to a case-insensitive file system."""
     names = [p.relative_to(tiny).as_posix() for p in tiny.rglob("*")]
     assert len({name.casefold() for name in names}) == len(names)

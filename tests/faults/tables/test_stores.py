@@ -243,7 +243,7 @@ def test_z10_compressed_chunks(root: Path, where: str, reader: Callable[[Path], 
 
 
 def test_a_whole_store_is_read(root: Path) -> None:
-    """What is refused above is refused for its damage."""
+    """The refusals above are due to the damage, because every reader accepts the whole store."""
     for reader in (runtime_opens, numpy_opens, zarr_reads):
         reader(root)
     with RowStore(open_table_store(root)) as store:

@@ -193,7 +193,7 @@ def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
 
 
 def test_t15_what_the_template_refuses_is_an_error_of_the_messages(tmp_path: Path) -> None:
-    """Also where it refuses one message of a user, which is what is tried first."""
+    """It may also refuse the single user message that is tried first."""
     refusal = "{{ raise_exception('one\nonly\x1b[31m') }}"
     source = f"{{% if messages[0].role != 'system' %}}{refusal}{{% endif %}}ok"
     with ChatTemplate(write(tmp_path, source)) as template:

@@ -232,7 +232,7 @@ def test_a_shorter_context_needs_less() -> None:
 
 @pytest.mark.parametrize("block_size", [0, -32, 8])
 def test_manifest_with_an_impossible_block_size_is_refused(block_size: int) -> None:
-    """In the manifest or in the plan, but not by a division by zero."""
+    """The refusal names it, instead of a division by zero in the plan."""
     manifest = msgspec.to_builtins(BUNDLE.manifest)
     manifest["backbone"]["block_size"] = block_size
     with pytest.raises(msgspec.ValidationError, match="block_size"):

@@ -46,7 +46,7 @@ def planned(
 
 
 def smallest() -> int:
-    """Of the device: found by what is refused."""
+    """Find the smallest memory of a device that is not refused."""
     low, high = 0, 1 << 30
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""When a bundle is tried in another process, and what is kept of that. Crashes: faults/test_b_native."""
+"""Trial of a bundle in another process, and what is kept of it. Crashes: faults/backbones/test_native.py."""
 
 from __future__ import annotations
 

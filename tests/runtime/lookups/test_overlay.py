@@ -1,4 +1,4 @@
-"""From token ids and a stack of edits to what each place looks up."""
+"""Map token ids and a stack of edits to the rows that each position looks up."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def named(lookup: RowLookup) -> list[Any]:
 
 
 def looked_up(codec: TextCodec, text: str, *edits: Edit) -> dict[int, list[Any]]:
-    """What is looked up in other than the own rows, by place in the prompt."""
+    """Map positions of a prompt to what they look up, where it is not their own row."""
     overlay = Overlay(codec, CONFIG, edits)
     return {at: named(one) for at, one in overlay.of_prompt(codec.encode(text)).items()}
 
@@ -132,7 +132,7 @@ def test_a_part_of_another_source_is_edited_after_it(codec: TextCodec) -> None:
 
 
 def test_targets_are_the_bundles_own_rows(codec: TextCodec) -> None:
-    """So that two words change places, and edits do not follow one another."""
+    """Two edits can exchange two words, because edits are not chained."""
     there, back = edit("Spain", "Chad"), edit("Chad", "Spain")
     exchanged = {1: ["ĠChad"], 3: ["ĠSpain"]}
     assert looked_up(codec, "The Spain of Chad", there, back) == exchanged

@@ -1,4 +1,4 @@
-"""Where texts stand in token ids: with the demo's tokenizer, bytes, and sentencepiece's decoders."""
+"""Find texts in token ids, with the demo's tokenizer, bytes, and sentencepiece's decoders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """As sentencepiece: ▁ for spaces, one in front of every text, bytes for what is unknown."""
+    """A codec like sentencepiece: ▁ for spaces and before every text, bytes for unknown characters."""
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocab |= {word: 256 + i for i, word in enumerate(SP_WORDS)}
     scores = [(word, -float(len(SP_WORDS[0]) - len(word))) for word in vocab]
@@ -85,7 +85,7 @@ def places(codec: TextCodec, prompt: str, wanted: str) -> list[str]:
 
 
 def check(codec: TextCodec, ids: Sequence[int]) -> str:
-    """What holds for any ids: every character belongs to tokens, in their order."""
+    """Check an invariant: every character belongs to tokens, in their order."""
     text, starts, ends = text_of(codec, ids)
     assert len(starts) == len(ends) == len(ids)
     assert starts == sorted(starts) and ends == sorted(ends)

@@ -42,7 +42,7 @@ def make_records(layout: RecordLayout) -> U8:
 
 
 def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
-    """What a step does."""
+    """Look up records as a step does."""
     cache.use(tokens)
     missing = cache.missing(tokens)
     if len(missing):

@@ -49,7 +49,7 @@ def mixed(one: int, two: int) -> RowLookup:
 
 
 def expected(lookup: RowLookup, index: list[int] | None = None) -> bytes:
-    """What a made record must hold."""
+    """Compute what a composed record must hold."""
     record_of = range(V) if index is None else index
     records = {token: RECORDS[record] for token, record in enumerate(record_of)}
     return compose(LAYOUT, lookup, records).tobytes()

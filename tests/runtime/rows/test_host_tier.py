@@ -134,7 +134,7 @@ def test_a_read_that_fails_leaves_nothing_wrong(error: BaseException, slots: int
 
 
 def within(code: CodeType) -> bool:
-    """What a read calls of the tier and its cache.
+    """Select code that a read runs in the tier and its cache.
 
     Not `read` itself: tracing stops where a true interrupt cannot, before a lock is let go.
     """

@@ -29,7 +29,7 @@ def numbered(numbers: I64) -> U8:
 
 
 class FakeStore(MemoryStore):
-    """Its reads wait at a gate, and so many of them fail."""
+    """A store whose reads wait at a gate, and of which `failures` fail."""
 
     def __init__(self, index: I32 | None = None) -> None:
         super().__init__(LAYOUT, numbered)

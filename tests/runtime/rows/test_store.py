@@ -139,11 +139,11 @@ class Opened:
         return self.files, len(self.maps)
 
     def all_closed(self) -> bool:
-        """Whether everything is."""
+        """Return whether all files and maps are closed."""
         return not self.open and all(map.closed for map in self.maps)
 
     def none_closed(self) -> bool:
-        """Whether nothing is."""
+        """Return whether no file and no map is closed."""
         return len(self.open) == self.files and not any(map.closed for map in self.maps)
 
 

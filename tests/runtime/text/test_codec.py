@@ -33,7 +33,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 
 def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
-    """What each push and the finish return."""
+    """Collect what each push and the finish return."""
     stream = TokenStream(codec, stop)
     return [*[stream.push(token) for token in token_ids], stream.finish()]
 

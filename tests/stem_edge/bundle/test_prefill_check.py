@@ -1,4 +1,4 @@
-"""Whether the prefill graph is as exact here as its bundle says, and what follows if it is not."""
+"""Check that the prefill graph is as exact here as its bundle says, and what follows if not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept about bundles that were tried: what it is about, how long it counts, how it is lost."""
+"""Verdicts on bundles: what they apply to, how long they count, and how they get lost."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: Capture, *arguments: object) -> str:
-    """What a command prints that ends well."""
+    """Run a command that must succeed, and return its output."""
     assert main([str(each) for each in arguments]) == 0
     return capsys.readouterr().out
 

@@ -99,7 +99,7 @@ def test_generate_without_a_prompt_at_a_terminal_says_how(capsys: Capture) -> No
 
 
 def wait_until_idle(process: subprocess.Popen[str]) -> None:
-    """All is imported, and the command waits for its prompt: on a busy machine that takes long."""
+    """Wait until everything is imported and the command waits for its prompt."""
     watched, used = psutil.Process(process.pid), -1.0
     for _ in range(60):
         time.sleep(1.5)

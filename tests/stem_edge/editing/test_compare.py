@@ -1,4 +1,4 @@
-"""What an edit changes, side by side: against softmax of the model's own logits."""
+"""Comparisons with and without an edit, against softmax of the model's own logits."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def read(folder: Path, data: bytes) -> Edit:
 
 
 def names(folder: Path) -> list[str]:
-    """Of all files in it, hidden ones too."""
+    """Names of all files in a folder, including hidden ones."""
     return sorted(path.name for path in folder.iterdir())
 
 

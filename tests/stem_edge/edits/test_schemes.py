@@ -16,7 +16,7 @@ LENGTHS = range(1, 9)
 
 
 def aligned(scheme: Scheme, length: int, target: list[int], **options: Any) -> list[int]:
-    """What each token looks up, where that is one token."""
+    """Return the token that each token looks up, where it is a single one."""
     found = align(scheme, length, target, **({"pad": PAD} | options))
     assert all(len(lookup) == 1 for lookup in found)
     return [lookup[0] for lookup in found]

@@ -196,7 +196,7 @@ def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="an exit status of its own")
 @needs_compiler
 def test_a_library_for_another_processor(tmp_path: Path) -> None:
-    """By an instruction that no processor has."""
+    """The library contains an instruction that no processor has."""
     instruction = "udf #0" if platform.machine() == "aarch64" else "ud2"
     source = f'__attribute__((constructor)) void f(void) {{ __asm__("{instruction}"); }}'
     with pytest.raises(BackendError, match=r"\(SIGILL at loading it\): .* build it"):
@@ -237,7 +237,7 @@ def test_a_library_that_computes_wrong_numbers(
 
 @needs_library
 def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
-    """To fill such a matrix would end the process."""
+    """Filling a rearranged matrix would end the process."""
     code = (
         "import sys; from stem_edge.runtime.backends.ggml import trial as ggml_trial, weights as ggml_weights\n"
         "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"

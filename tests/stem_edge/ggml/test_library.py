@@ -36,7 +36,7 @@ needs_headers = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def headers() -> str:
-    """All declarations, without comments, on one line each."""
+    """Read all declarations, without comments, each on one line."""
     text = "".join((INCLUDE / name).read_text("utf-8") for name in HEADERS)
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     return re.sub(r"\s+", " ", text)

@@ -1,4 +1,4 @@
-"""How rows lie in slots of a device: words that read back as codes and scales, in their order."""
+"""Layout of rows in slots of a device: words that read back as codes and scales, in order."""
 
 from __future__ import annotations
 

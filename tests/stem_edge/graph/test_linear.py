@@ -81,7 +81,7 @@ def decoding(format: BackboneFormat) -> Make:
 
 
 def prompts(balanced: tuple[str, ...]) -> Make:
-    """As one for prompts has them."""
+    """Make the products of a graph for prompts."""
     return lambda graph, plan: PromptProducts(graph, plan, balanced)
 
 
@@ -104,7 +104,7 @@ def prompt(
     peaks: Mapping[str, F32],
     norm: F32 | None = None,
 ) -> F32:
-    """The same of a graph for prompts, balanced where the exporter would."""
+    """Compute the products as a graph for prompts does, balanced where the exporter would."""
     balanced = worth_balancing(peaks, build(prompts(()), matrices, norm).plan)
     return build(prompts(balanced), matrices, norm).run(folder, {"x": x}, peaks=peaks)
 

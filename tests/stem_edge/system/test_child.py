@@ -98,7 +98,7 @@ EOL = os.linesep.encode()
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "print(1, flush=True); "])
 def test_a_step_that_does_not_end(first: str) -> None:
-    """Before the first line, the time to start counts, and no other."""
+    """Until the first line, only the limit for starting applies."""
     code = f"import sys, time; {first}print('x', file=sys.stderr, flush=True); time.sleep(600)"
     started = time.monotonic()
     times = (LONG, 1.0) if first else (3.0, LONG)

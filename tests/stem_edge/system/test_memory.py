@@ -1,4 +1,4 @@
-"""What is left of the machine: cgroups of both versions, nested, with limits or without."""
+"""Free memory of the machine: cgroups of both versions, nested, with limits or without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a made record holds, for every type of row."""
+"""Contents of composed records, for every type of row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chat templates can use, in this process, where it can be measured; bounds: faults/test_t_templates."""
+"""Features of chat templates, run in this process. Their limits: faults/text/test_templates.py."""
 
 from __future__ import annotations
 

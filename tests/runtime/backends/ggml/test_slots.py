@@ -32,7 +32,7 @@ def layout_of(
 
 
 def stored_values(slots: BlockSlots, layer: int, part: int) -> F32:
-    """All slots of one part as numbers, by the gguf package."""
+    """Decode all slots of one part with the gguf package."""
     rows = slots.rows[layer][part]
     return np.asarray(
         gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(slots.type.number)), np.float32

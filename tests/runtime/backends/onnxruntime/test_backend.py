@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_cpu(
 
 
 def test_the_graphs_of_the_cpu_round_a_little_more(expected: F32) -> None:
-    """So the other tests compare with more exact ones; this guards that they are not too far off."""
+    """Other tests compare with exact graphs, so check that these are not too far off."""
     with on_host(exact=False) as (backend, rows):
         found = all_logits(backend.open_context(LENGTH), rows, CHUNKED)
     assert np.abs(found - expected[: sum(CHUNKED)]).max() < 0.5

@@ -67,7 +67,7 @@ def test_few_slots_and_any_host_tier_give_the_same_text(host_slots: int, expecte
 @pytest.mark.slow
 @pytest.mark.parametrize("context_length", (1, 5, 16, 17, 24, 33, 40, 63, 64, 65))
 def test_contexts_of_any_length_load(context_length: int) -> None:
-    """What is computed while loading fits, and finds nothing wrong with a device that is right."""
+    """The checks while loading fit into any context, and accept a correct device."""
     with stem_edge.load(DEMO, device_memory=SIZE, context_length=context_length) as model:
         assert model.engine.chunk_tokens == model.plan.chunk_tokens
         assert model.logits([5] * min(context_length, 3)).shape[0] == min(context_length, 3)

@@ -1,4 +1,4 @@
-"""Whether steps of many tokens are trusted."""
+"""Check on a device of steps with many tokens, before they are trusted."""
 
 from __future__ import annotations
 

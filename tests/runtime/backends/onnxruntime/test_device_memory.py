@@ -48,7 +48,7 @@ def allocator() -> None:
 
 @pytest.fixture
 def plugged(monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
-    """Of a plug-in; onnxruntime knows no copies between the CPU and the CPU."""
+    """Memory of a fake plug-in, because onnxruntime has no copies from CPU to CPU."""
 
     def copy(sources: list[ort.OrtValue], targets: list[ort.OrtValue]) -> None:
         for source, target in zip(sources, targets, strict=True):

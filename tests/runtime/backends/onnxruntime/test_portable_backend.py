@@ -59,7 +59,7 @@ class Runner:
         return context.finish(self.slot_ids(ids), logits)
 
     def slot_ids(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Where the rows of tokens are."""
+        """Slots of the tokens' rows."""
         return np.array([self._slot[token] for token in ids], np.int32)
 
     def logits(self, ids: Sequence[int], chunks: Sequence[int]) -> F32:

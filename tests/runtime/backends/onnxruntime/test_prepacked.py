@@ -54,7 +54,7 @@ def own(made: Path, tmp_path: Path) -> Path:
 
 
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[Path | GraphSource]:
-    """What graphs are loaded from, as loads go on."""
+    """Record what graphs are loaded from."""
     real, seen = open_session, list[Path | GraphSource]()
 
     def watch(graph: Path | GraphSource, *rest: object) -> object:
@@ -154,7 +154,7 @@ def test_a_worker_that_fails_says_why(
 def test_saved_graphs_that_compute_something_else_are_refused_once(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """And made when somebody asks again and they compute the same."""
+    """They are accepted on a later try, when they compute the same."""
 
     tries = list[Path]()
 

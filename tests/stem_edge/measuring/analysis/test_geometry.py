@@ -42,7 +42,7 @@ TEXT = "The cat sat on the mat, and the dog on the hat. 0123456789 ABCDEFGHIJKLM
 
 
 def all_cosines(vectors: F32) -> F32:
-    """Of all pairs, the obvious way."""
+    """Cosines of all pairs, computed the obvious way."""
     long = vectors.astype(np.float64)
     units = long / np.linalg.norm(long, axis=1, keepdims=True)
     cosines: F32 = (units @ units.T)[np.triu_indices(len(units), 1)]
@@ -50,7 +50,7 @@ def all_cosines(vectors: F32) -> F32:
 
 
 def agrees(found: Spread | None, vectors: F32, tolerance: float = 1e-6) -> bool:
-    """Whether a spread is that of these vectors."""
+    """Return whether a spread is that of these vectors."""
     cosines = all_cosines(vectors)
     assert found is not None
     assert (found.vectors, found.pairs) == (len(vectors), len(cosines))

@@ -40,7 +40,7 @@ def a_file(path: Path, nbytes: int = SIZE) -> Path:
 
 
 def growth(before: Memory, after: Memory) -> dict[str, int]:
-    """What grew or shrank by more than 2 % of what these programs take at a time."""
+    """Kinds of memory that changed by more than 2 % of what these programs take at a time."""
     pairs = {name: after.kinds()[name] - nbytes for name, nbytes in before.kinds().items()}
     return {name: nbytes for name, nbytes in pairs.items() if abs(nbytes) > 0.02 * SIZE}
 

@@ -1,4 +1,4 @@
-"""What the system holds of files: after dropping nothing, after reading what was read."""
+"""Share of files in the page cache, after dropping and reading them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forgets(folder: Path) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """On a file system that can drop pages, as tmpfs cannot."""
+    """A folder on a file system that can drop pages, as tmpfs cannot."""
     if forgets(tmp_path):
         yield tmp_path
         return

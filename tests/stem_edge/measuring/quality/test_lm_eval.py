@@ -98,7 +98,7 @@ def model() -> Iterator[StemEdgeLM]:
 
 
 def log_probabilities(model: StemEdgeLM, ids: list[int]) -> list[float]:
-    """Of each token but the first, by the logits of every position."""
+    """Log-probabilities of all tokens but the first, from the logits of every position."""
     # Long enough for the graph for prompts, and in pairs; what is appended changes nothing before.
     padded = ids + ids[-1:] * (8 + len(ids) % 2)
     logits = model.model.logits(padded).astype(np.float64)[: len(ids) - 1]

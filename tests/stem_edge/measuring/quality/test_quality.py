@@ -26,7 +26,7 @@ from stem_edge.numerics.reference import forward
 
 
 def evaluate(bundle: Path, text: str, **options: Any) -> Quality:
-    """Of a text, not of a file."""
+    """Score a text instead of a file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
         file.write_bytes(text.encode())

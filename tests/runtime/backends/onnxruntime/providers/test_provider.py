@@ -86,7 +86,7 @@ class Device:
 
 @dataclass
 class Machine:
-    """What onnxruntime finds: built-in providers, devices, and what each library would bring."""
+    """A fake onnxruntime: built-in providers, devices, and the devices of plug-in libraries."""
 
     built_in: list[str] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
