@@ -38,7 +38,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in (TRIALS, PLACES):
             (root / name).mkdir(parents=True, exist_ok=True)
         if library_path() is not None:
-            checked_ggml(root)  # where it is, a bad trial fails every test
+            checked_ggml(root)  # if installed, a failed trial must fail every test
         yield root
 
 
@@ -91,7 +91,7 @@ def _open_files() -> set[str]:
     for link in FDS.iterdir():
         try:
             target = str(link.readlink())
-        except OSError:  # the descriptor that listed the folder
+        except OSError:  # the descriptor that lists the folder is closed by now
             continue
         weights = (".onnx", ".onnx.data", "prefill.data", ".gguf")
         if "tables.zarr" in target or target.endswith(weights):

@@ -68,7 +68,7 @@ def test_both_backbones_are_those_of_whole_exports(
     assert manifest.reports == apart["onnx"].reports | apart["gguf"].reports
     assert (manifest.backbone, manifest.gguf) == (apart["onnx"].backbone, apart["gguf"].gguf)
     assert set(stem_edge.verify(out).values()) == {"ok"}
-    assert shard.stat().st_ino == place  # a link, no copy
+    assert shard.stat().st_ino == place  # the same file, so a link instead of a copy
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -81,7 +81,7 @@ def test_a_backbone_is_replaced_and_the_other_stays(tiny_checkpoint: Path, out: 
     assert changed == {GGUF, MANIFEST}
     assert manifest.gguf is not None
     assert manifest.gguf.weights == "f16"
-    add(tiny_checkpoint, out, engine="onnx", backbone="fp32")  # has no prefill graph
+    add(tiny_checkpoint, out, engine="onnx", backbone="fp32")  # because it has no prefill graph
     assert before.keys() - contents(out).keys() == {"prefill.data"}
     assert set(stem_edge.verify(out).values()) == {"ok"}
 

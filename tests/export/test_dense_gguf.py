@@ -194,7 +194,7 @@ def test_files_are_those_that_llama_cpp_quantizes(
     ours, half, theirs = (tmp_path / f"{which}.gguf" for which in ("ours", "half", "theirs"))
     write_dense(ours, ggml, checkpoint, weights, tokenizer)
     write_dense(half, ggml, checkpoint, "f16", tokenizer)
-    LlamaModel(half, 64, 1)  # makes llama.cpp silent
+    LlamaModel(half, 64, 1)  # because loading a model silences llama.cpp
     params = llama_cpp.llama_model_quantize_default_params()
     kinds = {"q4_0": "Q4_0", "q8_0": "Q8_0", "q6_k": "Q6_K", "q5_k_m": "Q5_K_M", "q4_k_m": "Q4_K_M"}
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kinds[weights]}")

@@ -31,7 +31,7 @@ def test_every_combination_stays_near_the_checkpoint(
     bundle = stem_edge.export_bundle(
         tiny_checkpoint, tmp_path / "out", backbone=backbone, tables=tables
     )
-    # Random weights forgive nothing; these bounds are two to three times what was measured.
+    # Errors are large with random weights; the bounds are two to three times the measured ones.
     bound = max(
         {"fp32": 1e-4, "int8": 0.3, "int4": 3}[backbone],
         {"fp16": 1e-2, "int8": 0.2, "int4": 2}.get(tables, 0),

@@ -14,7 +14,7 @@ from installed import ROOT, needs_ggml
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-# Commands that install, train for minutes or need files of the reader's.
+# Skipped because they install, train for minutes, or need the reader's own files.
 NOT_RUN = (
     "CMAKE_ARGS=",
     "make ",
@@ -28,7 +28,7 @@ NOT_RUN = (
     "stem-edge eval exact",
     "stem-edge inspect stem_edge/",
 )
-# Providers that are not everywhere.
+# Skipped because these providers are not everywhere.
 ELSEWHERE = ("--providers cuda", "--providers webgpu")
 
 

@@ -167,12 +167,12 @@ def test_candidates_against_the_oracle(kind: str, temperature: float) -> None:
         params = SamplingParams(temperature=temperature, **options)
         ids, probabilities = candidates(logits.copy(), params)
         expected_ids, expected = oracle(logits, order, params)
-        # Which token is the one that reaches top_p is a matter of rounding.
+        # Rounding decides which token is the first to reach top_p.
         rounding = abs(len(ids) - len(expected))
         assert rounding <= (params.top_p < 1), options
         found, wanted = np.zeros((2, len(logits)))
         found[ids], wanted[expected_ids] = probabilities, expected
-        # exp is taken in float32: of tokens next to each other at the edge of top_p, another may do.
+        # Neighbours at the edge of top_p may differ, because exp is computed in float32.
         tolerance = 1e-6 + (2 * float(expected.min()) if params.top_p < 1 else 0)
         assert np.abs(found - wanted).max() <= tolerance, options
         assert probabilities.sum() == pytest.approx(1)

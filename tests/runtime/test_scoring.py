@@ -56,7 +56,7 @@ def expected(model: Model, pair: Pair) -> Score:
     holds = model.plan.context_length
     ids = [*context, *continuation][-holds - 1 :]
     inputs = ids[:-1] + ids[-2:-1] * (len(ids[:-1]) % 2)
-    # At least as many as are taken to the graph for prompts: the last repeats change nothing.
+    # Repeat the last token, which changes nothing, so that the graph for prompts is used.
     padded = inputs + inputs[-1:] * max(0, 8 - len(inputs))
     logits = model.logits(padded)[len(ids) - 1 - len(continuation) : len(ids) - 1]
     logits64 = logits.astype(np.float64)

@@ -232,7 +232,7 @@ def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
         assert off(model.logits(ids, stem_ids=several), expected) < TOLERANCE
         array: Any = np.array(several)
         assert off(model.logits(ids, stem_ids=array), expected) < TOLERANCE
-        # They are the bundle's rows: edits hold for generated tokens only.
+        # Only the bundle's own rows, because edits hold for generated tokens only.
         edits = [swap(model, "cat", "dog"), swap(model, "h", "x", scope="everywhere")]
         with model.edited(*edits):
             assert off(model.logits(ids, stem_ids=several), expected) < TOLERANCE

@@ -40,7 +40,7 @@ def webgpu(request: pytest.FixtureRequest) -> Iterator[Provider]:
     cache = request.config.cache
     with pytest.MonkeyPatch.context() as patch:
         if cache is not None and "MESA_SHADER_CACHE_DIR" not in os.environ:
-            # In software, shaders take a minute to compile: once, not in each run of the tests.
+            # Kept between runs, because compiling shaders in software takes a minute.
             patch.setenv("MESA_SHADER_CACHE_DIR", str(cache.mkdir("shaders")))
         try:
             provider = resolve("webgpu")[0]
@@ -148,7 +148,7 @@ def test_dropped_contexts_leave_nothing(webgpu: Provider, activations: Activatio
     with on_device(activations, webgpu) as parts:
         before = parts.memory.nbytes
         contexts = [parts.backend.open_context(64) for _ in range(2)]
-        for position in range(3):  # they take turns
+        for position in range(3):  # so they must take turns
             logits = [
                 step(context, parts.rows, IDS[position : position + 1], position)
                 for context in contexts

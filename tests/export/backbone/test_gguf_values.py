@@ -28,7 +28,7 @@ from stem_edge.numerics.reference import ArrayMatrix, forward, whole
 
 gguf = pytest.importorskip("gguf")
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
-QUIETEST = 0.001  # of a channel, at least, in shares of the mean
+QUIETEST = 0.001  # least energy of a channel, as a share of the mean
 
 
 @pytest.fixture(scope="module")

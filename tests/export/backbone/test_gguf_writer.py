@@ -154,7 +154,7 @@ def test_pieces_and_threads_do_not_matter(
         tensors = [source("m", array, type, importance)]
         found = write(path, ggml, tensors, threads=threads).tensors[0].data
         assert np.array_equal(found, whole)
-    if weighted and type != types.Q8_0:  # ggml has no use for it there
+    if weighted and type != types.Q8_0:  # because ggml cannot use it there
         assert not np.array_equal(whole, quantize(ggml, array, type))
 
 
@@ -167,7 +167,7 @@ def test_the_error_of_each_kind_is_measured(ggml: Ggml, tmp_path: Path) -> None:
     ]
     reader = write(tmp_path / "x", ggml, tensors, meter=meter)
     found = errors([meter.totals()])
-    assert found.keys() == {"gate", "up"}  # float32 loses nothing
+    assert found.keys() == {"gate", "up"}  # because float32 is exact
     for tensor, kind in zip(reader.tensors, ("gate", "up"), strict=False):
         stored = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         error = (np.abs(stored - array) / np.abs(array).max(axis=1, keepdims=True))[::EVERY]

@@ -99,7 +99,7 @@ def test_fewer_tokens_than_inputs(tokens: int) -> None:
     solved = solve(exact, inverse_factor(x.T @ x), 4, 32)
     plain = search_blocks(exact, 4, 32)
     assert np.isfinite(solved.scales).all()
-    # What the tokens say nothing about stays as exact as it was, or nearly.
+    # Directions that the tokens do not cover must stay nearly as exact as before.
     everything = np.eye(K, dtype=np.float32)
     assert loss(everything, exact, solved, 4) < 2 * loss(everything, exact, plain, 4)
 

@@ -31,7 +31,7 @@ SAY = f"print({STEP!r}, flush=True)"
 GOOD = "print('done')"
 LONG = 120.0
 QUICK = Limits(1 << 30, 60, 60.0)
-# The worker without what refuses hostile files before native code sees them.
+# The worker without the checks that keep hostile files from native code.
 UNCHECKED = """
 import sys
 from stem_edge.runtime.first_load import trial_worker
@@ -73,10 +73,10 @@ def test_b9_a_crash_at_load_is_an_error_and_is_remembered(
 
     said = (bundle.path, name, STEP, f"stem-edge verify {bundle.path}")
     first = refused(lambda: load(dies(number)), BackendError, *said, kept=[bundle.path])
-    # From now on it is refused without another try, whatever would come of it.
+    # From now on it is refused without another trial, whatever the trial would say.
     assert refused(lambda: load(child(GOOD)), BackendError, *said) == first
     try_first(bundle, "onnxruntime", tmp_path, anew=True, command=child(GOOD))
-    load(dies(number))  # the good verdict counts: nothing is started
+    load(dies(number))  # starts nothing because the good verdict counts
 
 
 @needs_signals
@@ -94,7 +94,7 @@ def test_b9_load_and_generate_refuse_it_and_others_load(
     with stem_edge.load(tiny_bundle, warm_start=False) as model:
         assert model.generate_text("a", max_new_tokens=2) is not None
     with stem_edge.load(hostile, warm_start=False, trial=False):
-        pass  # whoever knows better
+        pass  # the user may override the verdict
 
 
 @needs_signals
@@ -139,9 +139,9 @@ def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
         f"in an hour, or at once with: stem-edge verify {bundle.path}",
     )
     first = refused(lambda: load(hangs), BackendError, bundle.path, *said)
-    assert refused(lambda: load(child(GOOD)), BackendError, *said) == first  # without another try
+    assert refused(lambda: load(child(GOOD)), BackendError, *said) == first  # without another trial
     try_first(bundle, "onnxruntime", tmp_path, anew=True, command=child(GOOD))
-    load(hangs)  # the good verdict counts
+    load(hangs)  # because the good verdict counts
     for path in kept(tmp_path):
         path.unlink()
     refused(lambda: load(hangs), BackendError, *said)

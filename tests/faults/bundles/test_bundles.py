@@ -323,7 +323,7 @@ def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
         for path in [bundle, *bundle.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         cache.chmod(0o777)
-        before = os.umask(0)  # what root leaves in the cache is for others, too
+        before = os.umask(0)  # because other users also read what root leaves in the cache
         try:
             done = subprocess.run(
                 [sys.executable, "-c", READ_ONLY, str(bundle), str(cache)],

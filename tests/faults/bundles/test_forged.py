@@ -120,7 +120,7 @@ FILES: list[tuple[EngineName, str, int, Changes, dict[str, Any]]] = [
     ("ggml", MANIFEST, 250, of_text, {}),
     ("onnxruntime", f"{TABLES}/zarr.json", 50, of_text, {}),
     ("onnxruntime", f"{TABLES}/records/zarr.json", 50, of_text, {}),
-    # With the trial, for which these are.
+    # Run these with the trial, because it must catch them.
     ("onnxruntime", TOKENIZER, 45, changed_json, {"trial": True, "texts": True}),
     ("onnxruntime", TOKENIZER, 45, changed_bytes, {"trial": True, "texts": True}),
 ]
@@ -181,7 +181,7 @@ GREATEST: dict[str, Any] = {
     "n_kv_heads": config.MAX_HEADS,
     "max_context": config.MAX_CONTEXT,
 }
-LONG = 60_000  # as many as a manifest has room for
+LONG = 60_000  # as many as fit into a manifest
 
 
 @engines
@@ -235,7 +235,7 @@ def test_the_deepest_model(engine: EngineName, forged: Forged) -> None:
         rope_theta=1e4,
         max_context=64,
     )
-    # Each of many products is looked up in these.
+    # Long lists, because each of many products is looked up in them.
     names = tuple(f"{number:x}" for number in range(LONG))
     backbone = BackboneFormat(
         weights="int4", head="int4", block_size=16, prefill=True, balanced=names

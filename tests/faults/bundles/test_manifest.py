@@ -87,7 +87,7 @@ def test_m2_a_feature_that_is_not_known(manifest: bytes, where: str) -> None:
 
 def test_m3_a_million_files(manifest: bytes) -> None:
     manifest_refused(named(manifest, *map(str, range(10**5))), "larger than")
-    # So short that there are more of them than may be, in fewer bytes than may be.
+    # Names so short that there are too many of them before the file is too large.
     entries = ",".join(f'"{n}":{{"nbytes":0,"sha256":"{SHA}"}}' for n in range(MAX_FILES))
     data = json.dumps(json.loads(manifest), separators=(",", ":"))
     data = data.replace('"files":{', f'"files":{{{entries},')

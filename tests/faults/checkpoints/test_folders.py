@@ -182,7 +182,7 @@ def test_c13_sizes_beyond_all_limits_are_refused_before_anything_is_made_of_them
             (content["model"] if name == "params.json" else content)[key] = number
             (folder / name).write_text(json.dumps(content))
             if key == "vocab_size" and name == "params.json" and number < 1:
-                continue  # the trainer's own word for "as the tokenizer has"
+                continue  # means "as the tokenizer has"
             if key == "n_heads" and number == 0:
                 continue
             refused(partial(read_checkpoint, folder), CheckpointError, folder, seconds=5)
@@ -217,7 +217,7 @@ def test_c14_a_source_that_changes_meanwhile_ends_the_export(
         status = path.stat()
         if change == "touch":
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-        elif change == "replace":  # by a file of the same size and time
+        elif change == "replace":  # replaced by a file of the same size and time
             shutil.copy2(path, tmp_path / "copy")
             (tmp_path / "copy").replace(path)
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -257,7 +257,7 @@ def test_c15_an_export_onto_its_own_source_is_refused(
     stem: Path, tmp_path: Path, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(stem, target_is_directory=True)
-    (stem / "manifest.json").write_text("{}")  # what --force would replace
+    (stem / "manifest.json").write_text("{}")  # the bundle that --force would replace
     (tmp_path / "manifest.json").write_text("{}")
     monkeypatch.chdir(stem)
     for out in (stem, tmp_path / "link", tmp_path, Path(), Path("..") / "stem", stem / "a" / ".."):

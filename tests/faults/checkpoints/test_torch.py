@@ -170,7 +170,7 @@ def test_c4_nothing_in_the_package_unpickles_or_evaluates() -> None:
 
 def test_c4_reading_a_checkpoint_needs_no_torch() -> None:
     for path in (ROOT / "export").glob("*.py"):
-        if path.name not in ("gptq.py",):  # which factors matrices with it
+        if path.name not in ("gptq.py",):  # because it factors matrices with torch
             assert not re.search(
                 r"^\s*(import|from) torch", path.read_text("utf-8"), re.MULTILINE
             ), path

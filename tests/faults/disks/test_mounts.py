@@ -94,7 +94,7 @@ def test_x2_a_copied_image_of_a_mounted_disk(
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, CHANGES, before)
         export.run(out)
-    copies.append(Path(shutil.copy(image, tmp_path / "last")))  # success was reported
+    copies.append(Path(shutil.copy(image, tmp_path / "last")))  # because success was reported
     assert len(copies) == 6
     ends = [bundle_files(export.old), bundle_files(export.new)] if export.old else []
     for number, copy in enumerate(copies):

@@ -18,7 +18,7 @@ from stem_edge.runtime.model import Model
 
 PROMPT = list(range(3, 40, 3))
 NEW_TOKENS = 6
-SLOTS = 24  # of 300 records: rows are read all the time
+SLOTS = 24  # few for 300 records, so that rows are read all the time
 MAX_CALLS = 500
 # What one process writes into a file and another reads needs a date; one out of bounds does not count.
 DATES = {"verdicts.py"}
@@ -64,7 +64,7 @@ def test_d5_the_kth_read_fails_in_a_generation(
         if not failing.failed:
             break
     assert at > 10
-    # Once: read once more. For ever: reported, unless it was a row that was fetched for nothing.
+    # A single failure is retried. A lasting one is reported unless the row was not needed.
     assert errors == 0 if not for_ever else errors >= at - 1
 
 

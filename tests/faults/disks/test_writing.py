@@ -31,7 +31,7 @@ def failing_export(
     old, new = bundle_files(out), bundle_files(export.new)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        patch.setattr(disk, "_sync", lambda descriptor: None)  # it takes its time
+        patch.setattr(disk, "_sync", lambda descriptor: None)  # skipped because it is slow
         watch(patch, names, failing)
         try:
             export.run(out)

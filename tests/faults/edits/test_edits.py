@@ -124,7 +124,7 @@ def test_a_file_of_the_greatest_size_is_refused_in_time(tmp_path: Path) -> None:
     path = tmp_path / "an.edit"
     path.write_bytes(b'{"edit": "')
     os.truncate(path, MAX_NBYTES)
-    refused(lambda: read_edit(path), EditError, path, seconds=60)  # one or two, if nobody disturbs
+    refused(lambda: read_edit(path), EditError, path, seconds=60)  # usually one or two
 
 
 def test_millions_of_values_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-# What a member says of itself, and the extra field that should have its sizes in 64 bits.
+# Numbers of a member, and the extra field that should hold its sizes in 64 bits.
 WITHOUT_SIZE: dict[str, tuple[Changes, bytes]] = {
     "a size of too few bytes": ({"size": LONG}, struct.pack("<HHI", 1, 4, 8)),
     "sizes of too few bytes": ({"size": LONG, "packed": LONG}, struct.pack("<HHQ", 1, 8, 8)),

@@ -76,7 +76,7 @@ def test_what_a_manifest_need_not_say(bundle: Path) -> None:
     ("where", "inside", "outside"),
     [
         (f"files {TOKENIZER} nbytes", 0, -1),
-        (f"files {TOKENIZER} nbytes", 2**62, 2**63 - 1),  # with the others: too many in all
+        (f"files {TOKENIZER} nbytes", 2**62, 2**63 - 1),  # together with the others too many
         (f"files {TOKENIZER} sha256", "f" * 64, "f" * 63),
         (f"files {TOKENIZER} sha256", "a" * 64, "a" * 65),
         (f"files {TOKENIZER} sha256", "0" * 64, "A" * 64),

@@ -38,7 +38,7 @@ def test_p12_messages_of_every_role_come_back() -> None:
     assert checked_messages(tuple(given)) == given
     for other in ("Hello", b"Hello", None, turn(), 3):
         refused(partial(checked_messages, other), InputError, type(other).__name__)
-    # There is no way to bring a template or a variable of one with a message, either.
+    # A message cannot bring a template or one of its variables, either.
     more: list[dict[str, object]] = [{"name": "x"}, {"chat_template": "x"}, {"tools": []}]
     others: list[object] = [None, "Hello", [], {"role": "user"}, *(turn() | one for one in more)]
     for one in others:
@@ -182,7 +182,7 @@ def test_names_of_special_tokens_in_messages(tmp_path: Path, config: Path, worke
     tokens = [added(2, "<c>", special=True)]
     codec = TextCodec(write(tmp_path / "tokenizer.json", added_tokens=tokens))
     chat = Chat(config, codec)
-    chat.close()  # it never had a process
+    chat.close()  # because it never had a process
     said = refused(lambda: chat.prompt([turn(), turn("x<c>")]), InputError, "messages[1].content")
     assert "'<c>'" in said
     assert not worker.asked

@@ -195,7 +195,7 @@ def test_checksums(file: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> N
     assert found.named("x").part(0, 1).checksum is sum_of
     assert found.integers().tolist() == list(struct.unpack("<2i", data[5:13]))
     file.write_bytes(bytes(20))
-    found.integers()  # it was compared once
+    found.integers()  # so it was compared only once
     other = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
     for _ in range(2):
         refused(other.compare, CheckpointError, file, "10 bytes at byte 5", "checksum")

@@ -110,7 +110,7 @@ def test_reading_from_a_place(
         assert call(descriptor, memoryview(buffer), offset) == len(expected)
         assert buffer == expected.ljust(length, b"\xff")
     assert read_at(descriptor, length, offset) == DATA[offset : offset + length]
-    if positional and hasattr(os, "preadv"):  # threads share the place that others read from
+    if positional and hasattr(os, "preadv"):  # because threads share the file position
         assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0
     disk.close(descriptor)
 

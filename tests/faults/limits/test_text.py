@@ -161,7 +161,7 @@ def test_the_bytes_that_a_context_holds(path: Path) -> None:
 def test_special_tokens_of_a_codec(path: Path) -> None:
     codec = growing(path, 1)
     assert codec.special_tokens == ("<c>",)
-    assert codec._checked.json == ""  # it is as large as the file
+    assert codec._checked.json == ""  # because it is as large as the file
     assert codec.encode("<c>") == [2]
     assert codec.encode("<c>", special_tokens_in_text=False) == [0]
     assert codec.encode_prompt("<c>", 4, 4) == [0]

@@ -88,7 +88,7 @@ def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
     for start in range(0, V, 8):  # every record once
         fetch(cache, np.arange(start, start + 8))
     assert share_of_hits(cache, 0, 32) > 0.8  # what an LRU cache of this size would have lost
-    # What was hot a long time ago makes room for what is now.
+    # Records that were hot long ago must make room for those that are hot now.
     for _ in range(2000):
         fetch(cache, rng.integers(500, 548, 8))
     assert share_of_hits(cache, 500, 548) > 0.9

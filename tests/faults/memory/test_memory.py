@@ -49,7 +49,7 @@ def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
     assert len(parts) == 6
 
 
-# The peak is that of samples: one every millisecond, and one between any two pieces of text.
+# Sample the peak every millisecond, and between any two pieces of text.
 LADDER = """
 import json, re, sys, threading
 import numpy as np, stem_edge
@@ -100,7 +100,7 @@ def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
     path = DEMO if which == "demo" else request.getfixturevalue(which.split()[0])
     engine, least = "ggml" if which == "tiny_gguf" else "onnxruntime", "1000000000"
     if which.endswith("prepared"):
-        least = "0"  # bytes of a backbone that is worth it
+        least = "0"  # bytes of the smallest backbone that is prepared
     done = run_script(LADDER, path, engine, "2000000", least)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

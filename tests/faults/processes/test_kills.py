@@ -24,7 +24,7 @@ from stem_edge.errors import BundleError
 
 ASIDE = ".stem-edge-out-old"
 KILLS = 500  # in all
-FINISHED_OF = 5  # after one in so many kills, the export is run to its end
+FINISHED_OF = 5  # after one in so many kills, finish the export
 MAX_CALLS = 500
 
 pytestmark = [

@@ -20,7 +20,7 @@ from stem_edge.errors import ExportError
 from stem_edge.graph.formats import EngineName
 
 pytestmark = pytest.mark.usefixtures("watchdog")
-# onnxruntime ends a forked process that leaves by exit() itself; multiprocessing leaves by _exit, too.
+# By _exit, as multiprocessing does, because onnxruntime crashes a fork that leaves by exit().
 FORK = """
 import gc, os, sys, threading, time, warnings
 import numpy as np, stem_edge
@@ -118,7 +118,7 @@ def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
         assert tokens(model, [5, 6, 7]) == expected
 
 
-# A shell that starts tests in the background has them and their children ignore Ctrl-C.
+# Needed because a shell makes background jobs and their children ignore Ctrl-C.
 WAITING = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -187,7 +187,7 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
         stream = old.generate([5, 6, 7], max_new_tokens=20)
         begun = next(stream).token_ids
         stem_edge.export_bundle(other, out, backbone="fp32", force=True)
-        assert np.array_equal(old.logits(every), expected)  # most rows are read only now
+        assert np.array_equal(old.logits(every), expected)  # so that most rows are read only now
         begun += [token for chunk in stream for token in chunk.token_ids]
         assert begun == tokens(old, [5, 6, 7], 20)
         with stem_edge.load(out, threads=1, warm_start=False) as new:

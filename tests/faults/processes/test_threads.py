@@ -113,7 +113,7 @@ def test_k3_what_the_prefetch_thread_raises_is_repaired_by_reading_again(
             raise error("of the thread")
 
     on_read(model, fail)
-    tokens(model, list(range(100, 116)))  # pushes out what was read
+    tokens(model, list(range(100, 116)))  # to evict what was read
     assert tokens(model, [5, 6, 7]) == expected
     assert failed[0]
     check_rows(model)
@@ -156,7 +156,7 @@ def test_k3_without_threads_rows_are_read_when_they_are_needed(
     with stem_edge.load(tiny_bundle, slots=16, threads=1) as other:
         assert tokens(other, [5, 6, 7]) == expected
         monkeypatch.undo()
-        assert tokens(other, [5, 6, 7]) == expected  # and with a thread again
+        assert tokens(other, [5, 6, 7]) == expected  # so a thread was started again
     assert {name.rpartition("_")[0] for name in refused} == {"stem-edge-prefetch", "stem-edge-warm"}
 
 
@@ -238,7 +238,7 @@ def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
     for thread in threads[3:]:
         thread.start()
     threads[3].join(0.1)
-    assert threads[3].is_alive()  # a row is on its way into a slot
+    assert threads[3].is_alive()  # while a row is copied into a slot
     gate.set()
     for thread in threads:
         thread.join()
@@ -304,7 +304,7 @@ def test_k4_the_interpreter_ends_with_a_generation_under_way(
 def census(model: Model) -> tuple[int, int, int]:
     """Threads, open files, records that edits made."""
     gc.collect()
-    model.engine.make([])  # forgets what was released
+    model.engine.make([])  # to forget released records
     fds = list(FDS.iterdir()) if FDS.is_dir() else []
     return threading.active_count(), len(fds), rows_of(model).store.made
 

@@ -102,7 +102,7 @@ def test_z14_a_read_that_fails_for_ever(root: Path, monkeypatch: pytest.MonkeyPa
             f"record 1 at byte {STRIDE}",
             os.strerror(errno.EIO),
         )
-        assert failing.failed == 2  # tried once more, and not for ever
+        assert failing.failed == 2  # retried once only
         neighbours = np.array([0, 2, 4])
         assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
 

@@ -38,7 +38,7 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[Model]:
     with stem_edge.load(DEMO) as model:
-        model.generate_text(PROMPT, max_new_tokens=2)  # now its thread is there, too
+        model.generate_text(PROMPT, max_new_tokens=2)  # so that its thread exists
         yield model
 
 

@@ -52,7 +52,7 @@ def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path)
     assert not children()
     with ChatTemplate(write(tmp_path, TURNS)) as template:
         template.close()
-        assert template.render(HELLO, False) == text  # closed, it can be started again
+        assert template.render(HELLO, False) == text  # a closed one can start again
 
 
 def test_t10_a_forgotten_template_leaves_no_process(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_what_is_not_installed_is_not_chosen(
 def test_the_plan_is_of_the_engine(both: Path) -> None:
     plans = [stem_edge.memory_plan(both, engine=name) for name in ("onnxruntime", "ggml")]
     assert [plan.engine for plan in plans] == ["onnxruntime", "ggml"]
-    assert plans[0].weights > plans[1].weights  # in place, in their file
+    assert plans[0].weights > plans[1].weights  # used in place, in their file
     repacked = stem_edge.memory_plan(both, engine="ggml", repack=True)
-    assert repacked.weights == plans[1].weights  # f32 is never rearranged
+    assert repacked.weights == plans[1].weights  # because f32 is never rearranged
 
 
 def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> None:

@@ -149,7 +149,7 @@ def test_more_memory_gives_larger_chunks_that_leave_a_row_cache_and_more_slots()
 def test_never_more_slots_than_tokens(memory: int | str | None, vocab_size: int) -> None:
     plan = plan_memory(make_bundle(vocab_size), CONTEXT, memory)
     assert plan.slots == vocab_size
-    assert plan.chunk_tokens == CHUNK_TOKENS  # whatever its tokens, their rows are resident
+    assert plan.chunk_tokens == CHUNK_TOKENS  # because all rows are resident
 
 
 def test_records_that_tokens_share() -> None:
@@ -168,7 +168,7 @@ def test_records_that_tokens_share() -> None:
         plan_memory(bundle, CONTEXT, None, slots=41)
     few = plan_memory(bundle, CONTEXT, None, slots=8)
     assert (few.slots, few.chunk_tokens, few.reads) == (8, 8, 2 * 8 * record)
-    threads = plan_memory(bundle, CONTEXT, None, threads=3)  # each dequantizes an expert
+    threads = plan_memory(bundle, CONTEXT, None, threads=3)  # because each dequantizes an expert
     assert threads.activations - plan.activations == 2 * 4 * layout.row_width
 
 

@@ -18,7 +18,7 @@ from stem_edge.runtime.lookups.spans import Span, find_spans, text_of, tokens_af
 from stem_edge.runtime.text.codec import TextCodec
 
 END, TOOL = "<|end|>", "<tool>"
-# Of the byte-level tokenizer: pieces that end within characters, or go over their ends.
+# Byte-level pieces that end within a character, or span the end of one.
 PIECES = [b" Spain", b"Ger", b"many", "本".encode()[:2], "本".encode()[2:] + "日".encode()[:1]]
 PIECES += ["日".encode()[1:], " é".encode(), "人人".encode(), b'"Spain', b"Spain.", b" \xf0\x9f"]
 SP_WORDS = ["▁Spain", "▁Germany", "Spain", "▁", "Ger", "many", "▁is", "▁The", ",", "▁é", "."]
@@ -146,7 +146,7 @@ def test_spans_say_what_is_in_front(demo: TextCodec) -> None:
 def test_words_in_scripts_without_spaces_are_found_within_others(byte_level: TextCodec) -> None:
     assert find_spans(byte_level, byte_level.encode("日本人は"), "本") == [Span(3, 6, "")]
     assert find_spans(byte_level, byte_level.encode("스페인의"), "스페인") == [Span(0, 9, "")]
-    # A vowel sign or accent belongs to the letter before it.
+    # A vowel sign or accent must stay with the letter before it.
     for text, wanted in (("की", "क"), ("cafe\u0301", "cafe")):
         with pytest.raises(InputError, match="not in the prompt"):
             find_spans(byte_level, byte_level.encode(text), wanted)
@@ -225,7 +225,7 @@ def test_a_special_token_is_found_whole_and_never_in_part(byte_level: TextCodec)
     assert find_spans(byte_level, ids, END) == [Span(3, 4, ""), Span(9, 10, "")]
     assert find_spans(byte_level, ids, "end") == [Span(0, 3, "")]
     assert find_spans(byte_level, ids, "end" + END) == [Span(0, 4, "")]
-    # An added token that is not special is text as any other.
+    # An added token that is not special is ordinary text.
     assert find_spans(byte_level, ids, "tool") == [Span(4, 8, ""), Span(8, 9, "<")]
     with pytest.raises(InputError, match="not in the prompt"):
         find_spans(byte_level, ids[3:4], "end")

@@ -210,7 +210,7 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     assert cache.missing(ids(V, V + 1, 3)).tolist() == [3, V]
     assert len(cache.counts) == V and cache.counts[3] == 0
     before = cache.slots_of(ids(V + 1)).copy()
-    fetch(cache, more, ids(7, 8, 9))  # into the empty slots, without pushing any out
+    fetch(cache, more, ids(7, 8, 9))  # into the empty slots, so that none is evicted
     assert cache.slots_of(ids(V + 1)) == before
     check_contents(cache, records)
 

@@ -148,7 +148,7 @@ def test_a_number_is_given_again_only_after_it_was_forgotten(store: EditedStore)
     gone = store.unused()
     assert gone.tolist() == [V]
     assert make(store, mixed(7, 8)) == [V + 2]
-    assert read(store, [V]) == [expected(mixed(1, 2))]  # of a read that was under way
+    assert read(store, [V]) == [expected(mixed(1, 2))]  # from a read that was under way
     store.forget(gone)
     assert make(store, mixed(5, 6)) == [V]
     assert read(store, [V, V + 1]) == [expected(mixed(5, 6)), expected(mixed(3, 4))]
@@ -274,7 +274,7 @@ def test_with_all_records_resident_made_ones_take_turns(store: EditedStore, slot
     assert rows.step_tokens == ANY_NUMBER
     lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
     made = rows.make(lookups)
-    assert rows.step_tokens == slots  # now there are more records than slots
+    assert rows.step_tokens == slots  # so that there are more records than slots
     codes = [part for (part,) in cache.storage.codes]  # type: ignore[attr-defined]
     for start in range(0, len(made), 4):
         wanted = np.concatenate([made[start : start + 4], np.arange(5)])

@@ -299,4 +299,4 @@ def test_a_warm_start_fills_both(host_slots: int, tmp_path: Path) -> None:
     if isinstance(tier, HostTier):
         lacking: npt.NDArray[np.int64] = tier._cache.missing(np.arange(10))
         assert lacking.tolist() == [0, 1, 2, *range(3 + host_slots, 10)]
-        assert tier._cache.counts[3] > tier._cache.counts[2] == 0  # which the device has
+        assert tier._cache.counts[3] > tier._cache.counts[2] == 0  # because the device holds them

@@ -262,7 +262,7 @@ def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
     assert make(slots=slots, index=INDEX).step_tokens == tokens
 
 
-# What edits make: a record whose layers are of two tokens, and the mean of two.
+# Composed as by edits: a record with layers of two tokens, means of two tokens.
 MADE: list[RowLookup] = [((8,), (8,)), ((6, 8), (6, 8)), ((6,), (7, 7))]
 
 

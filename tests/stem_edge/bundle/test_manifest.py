@@ -111,7 +111,7 @@ REQUIRED = [
         "reports onnxruntime errors tables worst",
     ],
     *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
-    # Without these two nothing could be read of the tables.
+    # Required, because without these two no table could be read.
     *[f"files {GROUP}", f"files {ARRAY}"],
 ]
 

@@ -181,7 +181,7 @@ def test_what_has_run_here_is_good(bundle: Bundle, tmp_path: Path) -> None:
     assert found is not None
     assert found.reason == ""
     (bundle.path / MANIFEST).unlink()
-    keep_good(bundle, "onnxruntime", tmp_path)  # it is gone already
+    keep_good(bundle, "onnxruntime", tmp_path)  # although it is gone already
 
 
 def test_versions_of_what_reads_a_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def wait_until_idle(process: subprocess.Popen[str]) -> None:
             return
 
 
-# Where tests run in the background, a shell has them and their children ignore Ctrl-C.
+# Needed because a shell makes background jobs and their children ignore Ctrl-C.
 HEEDING = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -199,7 +199,7 @@ def test_help_of_every_command_teaches(
     name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    if name == "lm-eval":  # its help is the harness's own
+    if name == "lm-eval":  # because its help comes from the harness
         pytest.importorskip("lm_eval")
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])

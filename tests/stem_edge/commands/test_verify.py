@@ -80,7 +80,7 @@ def test_a_part_that_is_not_as_it_should_be(
         raise BundleError(f"{bundle / BACKBONE}: holds something else; export it again")
 
     monkeypatch.setattr(safety, part, refuse)
-    monkeypatch.setattr(safety, "try_first", None)  # such a bundle is not tried
+    monkeypatch.setattr(safety, "try_first", None)  # because such a bundle is not tried
     assert main(["verify", str(bundle)]) == 1
     out, err = capsys.readouterr()
     assert out == ""

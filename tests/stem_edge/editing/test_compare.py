@@ -109,7 +109,7 @@ def test_targets_stand_where_sources_stood(codec: TextCodec) -> None:
     assert words("Spain borders Germany.", *exchange) == "Germany borders Spain."
     twice = words("Spain, and Spain again", ("Spain", "New Zealand"))
     assert twice == "New Zealand, and New Zealand again"
-    # As the model looks up what the later one says.
+    # The later edit must win, as in the model.
     later = words("in Spain", ("Spain", "Germany"), ("Spain", "France"))
     assert later == "in France"
     assert words("in New Zealand", ("New Zealand", "Côte d'Ivoire")) == "in Côte d'Ivoire"

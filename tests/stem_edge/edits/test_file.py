@@ -107,7 +107,7 @@ def test_the_same_edit_gives_the_same_bytes_whatever_the_order_of_its_rows() -> 
 @pytest.mark.parametrize("edit", [EDIT, ROWS], ids=["replacement", "rows"])
 def test_every_cut_file_is_refused(edit: Edit, tmp_path: Path) -> None:
     data = encode_edit(edit)
-    for length in range(len(data) - 1):  # without the last newline it is whole
+    for length in range(len(data) - 1):  # the last newline is not needed
         with pytest.raises(EditError, match="make it again"):
             read(tmp_path, data[:length])
     assert read(tmp_path, data[:-1]) == edit

@@ -84,7 +84,7 @@ def test_for_all_lengths(scheme: Scheme, length: int, count: int) -> None:
     mine = [token for token in tokens if token != PAD]
     assert mine == sorted(mine)  # the target's order
     if sign >= 0:
-        assert set(mine) == set(target)  # nothing of the target is lost
+        assert set(mine) == set(target)  # so that no token of the target is lost
     if sign == 0:
         assert tokens == target
     if scheme == "copy":

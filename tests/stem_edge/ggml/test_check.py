@@ -30,7 +30,7 @@ from stem_edge.runtime.backends.ggml.trial import LOST, WrongResultError, cases,
 from stem_edge.tables.rows import ROW_BITS
 
 GOOD = {"repack": True}
-# Lets the real trial see a wrong number in what `place` returns wherever the condition says so.
+# Runs the real trial, with a wrong number in what `place` returns where the condition holds.
 SPOILED = """
 import sys
 from stem_edge.runtime.backends.ggml import trial as ggml_trial

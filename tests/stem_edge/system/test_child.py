@@ -208,7 +208,7 @@ def test_bounds_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_this_process(1000, 7)
     free = resource.RLIM_INFINITY
     assert found == {"DATA": (1000, free), "CPU": (12, free), "CORE": (0, free)}
-    # What is bounded already is not loosened.
+    # An existing limit must not be raised.
     found.clear()
     hard |= {"DATA": 1000, "CPU": 11}
     limit_this_process(1000, 7)

@@ -179,7 +179,7 @@ def test_layouts_that_are_wrong_or_contradict_the_array(root: Path, where: str) 
     for value in WRONG_LAYOUTS[where]:
         path.write_bytes(original)
         edit(path, where, value)
-        # A layout can contradict the array: then either file may be the wrong one.
+        # If layout and array contradict each other, either file may be the wrong one.
         assert_refused(root, root)
 
 

@@ -57,7 +57,7 @@ def test_contexts_take_turns(tiny_gguf: Path) -> None:
         alone = stepwise(model, IDS[:20])
         contexts = [model.engine.open_context(length) for length in (20, 90)]
         for position, token in enumerate(IDS[:20]):
-            # Not copied: a step of the other context may not overwrite them.
+            # Not copied, because a step of the other context must not overwrite them.
             found = [model.engine.step(context, np.array([token])) for context in contexts]
             assert np.array_equal(np.concatenate(found), alone[[position, position]])
 
@@ -118,7 +118,7 @@ def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
         assert isinstance(context.backend, GgmlContext)
         context.backend.begin(np.arange(100), 32_768 - 128)
         context.backend.finish(np.zeros(100, np.int32), 1)
-        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # and a mask of ours
+        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # because then we pass a mask
         assert held < model.plan.activations
 
 

@@ -65,7 +65,7 @@ def test_few_slots_and_each_missing_record_goes_over_once(expected: F32) -> None
             before = slots.uploaded_rows
             found = step(context, rows, ids, position, size)
             assert slots.uploaded_rows - before == missing
-            assert slots.uploads == uploads  # one batch a step, whatever is missing
+            assert slots.uploads == uploads  # one batch per step
             assert np.abs(found - expected[position : position + size]).max() < EXACT
             position += size
             rows.submit(IDS[position : position + following].astype(np.int64))
@@ -110,7 +110,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
             kv_cache = sum(array.nbytes for array in context._kv)
             assert kv_cache == width * 2 * 6 * 2 * LENGTH * 32
             step(context, parts.rows, IDS[:9], 0, 1, 40)
-            assert context.nbytes == kv_cache * 9 // LENGTH  # in this process, where pages come
+            assert context.nbytes == kv_cache * 9 // LENGTH  # in this process, where pages are read
             needs = device_needs(
                 footprint_of(open_manifest(DEMO)), LENGTH, "cpu", activations,
                 limit=None, asked=False, shared=True,
@@ -133,7 +133,7 @@ def test_dropped_contexts_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             del context
             dropping.start()
             dropping.join()
-            # Of a device not in another thread, in the midst of a step.
+            # Freeing device memory must not happen in another thread, in the midst of a step.
             assert parts.memory.nbytes == (held if kind == "device" else before)
             parts.memory.collect()
             assert parts.memory.nbytes == before

@@ -203,7 +203,7 @@ def test_a_failing_trial_token_leaves_nothing_open(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
     with pytest.raises(BackendError, match=r"cpu fp32: .*does not know f16"):
-        stem_edge.load(DEMO, device_memory=SIZE)  # the fixture no_leaks looks
+        stem_edge.load(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks
 
 
 def test_memory_that_runs_out_while_loading_is_no_missing_operator(

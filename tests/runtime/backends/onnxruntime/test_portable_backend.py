@@ -152,7 +152,7 @@ def test_contexts_take_turns(demo: Runner) -> None:
     contexts = [demo.backend.open_context(20), demo.backend.open_context(64)]
     for at in range(20):
         ids = (LONG[at], LONG[100 + at])
-        # Not copied: a step of the other context may not overwrite them.
+        # Not copied, because a step of the other context must not overwrite them.
         found = [demo.step(c, [token], at, 1) for c, token in zip(contexts, ids, strict=True)]
         for logits, wanted in zip(found, expected, strict=True):
             assert np.abs(logits - wanted[at]).max() < TOLERANCE
@@ -204,7 +204,7 @@ def test_logits_that_are_no_numbers() -> None:
     with pytest.raises(BackendError, match="position 1 are not finite"):
         runner.step(context, LONG[1:3], 1, 2)
     slots.scales[0][0][1] = scale
-    # What the failed step left in the KV cache is gone, also where a shorter one tries again.
+    # The failed step must leave nothing in the KV cache, even if a shorter one follows.
     found = [runner.step(context, [LONG[at]], at, 1) for at in (1, 2)]
     assert np.abs(np.concatenate(found) - expected[1:]).max() < TOLERANCE
 

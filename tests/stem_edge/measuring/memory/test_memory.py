@@ -35,7 +35,7 @@ def kinds(tmp_path: Path) -> FileKinds:
 def a_file(path: Path, nbytes: int = SIZE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        file.truncate(nbytes)  # a hole is mapped like any other page
+        file.truncate(nbytes)  # a sparse file, because holes are mapped like other pages
     return path
 
 
@@ -102,7 +102,7 @@ TOUCH = f"for at in range(0, {SIZE}, 4096): b[at] = 1"
     ("before", "line", "grown"),
     [
         ("pass", f"held.append(b'x' * {SIZE})", {"anonymous": SIZE}),  # a leak
-        (  # pages of a private mapping that are written to are the file's no longer
+        (  # because written pages of a private mapping no longer belong to the file
             "b = m",
             f"for at in range(0, {SIZE // 2}, 4096): b[at] = 1",
             {"backbone": -SIZE // 2, "anonymous": SIZE // 2},

@@ -99,7 +99,7 @@ def model() -> Iterator[StemEdgeLM]:
 
 def log_probabilities(model: StemEdgeLM, ids: list[int]) -> list[float]:
     """Log-probabilities of all tokens but the first, from the logits of every position."""
-    # Long enough for the graph for prompts, and in pairs; what is appended changes nothing before.
+    # Pad for the graph for prompts, and to an even number; this changes no earlier logits.
     padded = ids + ids[-1:] * (8 + len(ids) % 2)
     logits = model.model.logits(padded).astype(np.float64)[: len(ids) - 1]
     logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -219,7 +219,7 @@ def test_close_leaves_no_process_no_file_and_no_thread() -> None:
 def test_a_worker_that_is_busy_or_does_not_stop_is_killed(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
-    if not interrupted:  # an interrupt does not wait
+    if not interrupted:  # because an interrupt does not wait
         monkeypatch.setattr(workers, "END_SECONDS", 0.05)
     fds = own_fds()
     with (

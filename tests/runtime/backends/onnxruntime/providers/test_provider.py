@@ -38,7 +38,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.start import check_starts
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 CUDA = KNOWN["cuda"].full
-# What onnxruntime-gpu 1.31.1 says where something lacks.
+# Messages of onnxruntime-gpu 1.31.1 about missing libraries.
 NO_CUBLAS = (
     "Failed to load libcublasLt.so.13: libcublasLt.so.13: cannot open shared object file: No such "
     "file or directory\nPlease follow https://onnxruntime.ai/docs/install/#cuda-and-cudnn to install "
@@ -199,12 +199,12 @@ def test_a_library_of_the_users_own(machine: Machine, tmp_path: Path) -> None:
     (found,) = resolve("Mine", {"mine": library})
     assert found == Provider("mine", "MineExecutionProvider", {}, (device,))
     assert not found.own_memory
-    # Once it is there, onnxruntime's name will do.
+    # Once it is registered, onnxruntime's own name works, too.
     assert resolve("mineexecutionprovider")[0].full == "MineExecutionProvider"
     machine.brings(tmp_path / "none.so")
     with pytest.raises(BackendError, match=r"mine: .*none.so finds no device here"):
         resolve("mine", {"mine": tmp_path / "none.so"})
-    with pytest.raises(BackendError, match="finds no device here"):  # registered, by now
+    with pytest.raises(BackendError, match="finds no device here"):  # registered by now
         resolve("mine", {"mine": tmp_path / "none.so"})
 
 
@@ -262,7 +262,7 @@ def test_auto_does_not_pass_over_a_library_that_is_named(machine: Machine, tmp_p
 
 
 def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
-    products_saturate()  # which is asked once, of a real session
+    products_saturate()  # cached before sessions are replaced
     machine.built_in = [CUDA]
     monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
     with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is not there"):
