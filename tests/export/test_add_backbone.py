@@ -169,7 +169,7 @@ def test_another_model_or_tokenizer_is_refused_by_name(
     assert contents(out) == before
 
 
-def test_a_stored_row_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_stored_row_of_nan_is_refused(tmp_path: Path) -> None:
     assert adding._mean_error(np.zeros(3, np.float32), np.zeros(3, np.float32)) == 0
     nan = adding._mean_error(np.full(3, np.nan, np.float32), np.ones(3, np.float32))
     assert not nan <= 1

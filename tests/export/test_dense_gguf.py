@@ -321,7 +321,7 @@ def test_nothing_is_left_behind(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_what_a_killed_export_left_is_no_hindrance(folder: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_export_do_not_matter(folder: Path, tmp_path: Path) -> None:
     for name in (".stem-edge-m.gguf", ".stem-edge-m.gguf.lock"):
         (tmp_path / name).write_text("half")
     out = export_dense_gguf(folder, tmp_path / "m.gguf", backbone="f32")
@@ -394,7 +394,7 @@ def test_a_model_is_freed_with_its_last_reference(folder: Path, tmp_path: Path) 
         assert str(out) not in mapped.read_text()
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(BackendError, match=r"cannot load .*m\.gguf"):
         LlamaModel(tmp_path / "m.gguf", 32, 1)

@@ -195,7 +195,7 @@ def test_the_limit_holds_for_a_prefill_graph_that_was_asked_for(
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", max_kl=1e-6, **exact)
 
 
-def test_the_limit_changes_no_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_limit_does_not_change_the_result(tiny_checkpoint: Path, tmp_path: Path) -> None:
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a")
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", max_kl=10)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

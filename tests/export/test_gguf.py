@@ -153,7 +153,7 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
-def test_types_that_know_no_importance(
+def test_types_without_importance(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
 ) -> None:
     bundle = export(tiny_checkpoint, tmp_path / "a", backbone=type, calibration=text)

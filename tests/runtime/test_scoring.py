@@ -212,7 +212,7 @@ def test_no_pairs_have_no_scores_and_a_closed_model_says_so(demo: Model) -> None
         Scorer(demo).score([([1], [2])])
 
 
-def test_logits_that_are_no_numbers(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_nan(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = np.full((2, 1756), np.nan, np.float32)
     monkeypatch.setattr(demo.engine, "step", lambda *args, **kw: bad)
     with pytest.raises(BackendError, match="logit of token 0 is nan"):

@@ -24,7 +24,7 @@ def test_what_is_installed_there_is_the_projects_own_list_without_torch() -> Non
     assert not any(name.startswith("torch") for name in names)
 
 
-def test_a_processor_that_is_not_known(
+def test_an_unknown_processor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["processors.py", "z80", "--", "-c", "1"])

@@ -256,7 +256,7 @@ def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_stem_ids_that_are_none_are_refused_at_the_call(
+def test_invalid_stem_ids_are_refused_at_the_call(
     stem_ids: Any, message: str, tiny_model: Model
 ) -> None:
     for call in (tiny_model.logits, tiny_model.logits_chunks, tiny_model.generate):

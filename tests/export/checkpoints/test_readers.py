@@ -60,7 +60,7 @@ def test_a_hugging_face_folder_may_hold_params_of_another_kind(llama: Path) -> N
     assert read_checkpoint(llama).config == CONFIG
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "empty").mkdir()
     step = "run/checkpoints/0000000100/params.json"

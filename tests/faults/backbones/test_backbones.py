@@ -159,7 +159,7 @@ def with_row(bundle: Path, out: Path) -> Path:
     return copy
 
 
-def test_b17_a_row_that_is_not_finite_fails_those_who_read_it(tmp_path: Path) -> None:
+def test_b17_a_row_that_is_not_finite_fails_only_its_readers(tmp_path: Path) -> None:
     """Requests with its token fail; all others are answered as before."""
     others = [token for token in IDS if token != BAD_TOKEN]
     bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")

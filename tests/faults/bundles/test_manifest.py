@@ -61,7 +61,7 @@ def named(data: bytes, *names: str) -> bytes:
         pytest.param(lambda data: b'"text"', "Expected `object`, got `str`", id="a text"),
     ],
 )
-def test_m1_a_manifest_that_is_no_json(
+def test_m1_a_manifest_that_is_not_json(
     manifest: bytes, damage: Callable[[bytes], bytes], said: str
 ) -> None:
     manifest_refused(damage(manifest), said)
@@ -81,7 +81,7 @@ REPORT = "reports onnxruntime"
 @pytest.mark.parametrize(
     "where", ["", "model ", "backbone ", "tables ", f"files {TOKENIZER} ", f"{REPORT} "]
 )
-def test_m2_a_feature_that_is_not_known(manifest: bytes, where: str) -> None:
+def test_m2_an_unknown_feature(manifest: bytes, where: str) -> None:
     manifest_refused(replaced(manifest, {f"{where}needs": ["experts"]}), "unknown field `needs`")
 
 
@@ -136,7 +136,7 @@ def test_m4_numbers_out_of_range(manifest: bytes, where: str, value: int) -> Non
 
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity", HUGE, "0x10"])
 @pytest.mark.parametrize("field", ["norm_eps", "rope_theta", "logit_softcap", "vocab_size"])
-def test_m4_numbers_that_are_none(manifest: bytes, text: str, field: str) -> None:
+def test_m4_invalid_numbers(manifest: bytes, text: str, field: str) -> None:
     data = replaced(manifest, {f"model {field}": "HERE"}).replace(b'"HERE"', text.encode())
     manifest_refused(data, "not a manifest")
 

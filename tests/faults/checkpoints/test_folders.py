@@ -148,7 +148,7 @@ def test_c12_all_tables_that_differ_are_named_at_once(stem: Path, lingua: Path) 
     not_read(stem, table_name(2), "no tensor")
 
 
-def test_c12_layers_that_are_not_there_are_named_at_once(lingua: Path) -> None:
+def test_c12_missing_layers_are_named_together(lingua: Path) -> None:
     path = lingua / "consolidated.pth"
     state = torch.load(path, weights_only=True)
     for layer in range(3):

@@ -216,7 +216,7 @@ def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "[" * 100_000]
 )
-def test_c9_an_index_that_is_none(tmp_path: Path, text: str) -> None:
+def test_c9_a_file_that_is_not_an_index(tmp_path: Path, text: str) -> None:
     index_refused(tmp_path, text, "not an index of safetensors files")
 
 

@@ -191,7 +191,7 @@ def test_a_name_alone_is_looked_for_nowhere_else(here: Path, bundle: Bundle, nam
         find_edit(bundle.path, name)
 
 
-def test_a_path_is_that_of_a_file_and_no_pattern(here: Path, bundle: Bundle) -> None:
+def test_a_path_names_a_file_and_is_not_a_pattern(here: Path, bundle: Bundle) -> None:
     """A path may lead anywhere, but it is not a pattern, and no search leaves its folder."""
     assert find_edit(bundle.path, "../secret").resolve() == here.parent / "secret.edit"
     for name in ("../here", "../none", "/etc/passwd\0", "sub/../../none", "../*"):
@@ -231,7 +231,7 @@ def test_hostile_headers_of_token_counts_are_never_interpreted(here: Path, text:
     assert [path.name for path in here.iterdir()] == ["c.npy"]
 
 
-def test_counts_of_any_size_and_kind_of_file_are_none(here: Path) -> None:
+def test_counts_in_odd_files_are_ignored(here: Path) -> None:
     good = encode_counts(np.ones(4, np.uint32))
     for version in (b"\x02\0", b"\x03\0", b"\xff\xff"):
         (here / "c.npy").write_bytes(good[:6] + version + good[8:])

@@ -75,12 +75,12 @@ def test_the_size_of_a_config(config: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 10**6, b'{"a": 1,}'])
-def test_a_config_that_is_none(config: Path, data: bytes) -> None:
+def test_a_file_that_is_not_a_config(config: Path, data: bytes) -> None:
     config.write_bytes(data)
     refused(lambda: read_template(config), BundleError, config, "not a JSON object")
 
 
-def test_a_config_that_is_not_there_or_has_no_template(config: Path) -> None:
+def test_a_missing_config_and_one_without_a_template(config: Path) -> None:
     refused(lambda: read_template(config), BundleError, config, "(No such file")
     for told in ({}, {"chat_template": None}, {"chat_template": [{"template": "x"}]}):
         config.write_text(json.dumps(told))
@@ -138,7 +138,7 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
         (TimeoutError(), "it takes longer than 2.0 seconds"),
     ],
 )  # fmt: skip
-def test_answers_that_are_none(
+def test_invalid_answers(
     answer: bytes | BaseException, named: str, config: Path, worker: Worker
 ) -> None:
     worker.answers += [answer, b'{"text": "again"}\n']

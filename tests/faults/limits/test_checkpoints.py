@@ -155,7 +155,7 @@ def test_types(file: Path) -> None:
     refused(lambda: check_type(whole), CheckpointError, file, "w is I64", "BF16, F16, F32, F64")
 
 
-def test_files_that_are_no_files(tmp_path: Path) -> None:
+def test_paths_that_are_not_regular_files(tmp_path: Path) -> None:
     gone, loop = tmp_path / "gone", tmp_path / "loop"
     refused(lambda: SourceFile(gone), CheckpointError, gone, "missing")
     loop.symlink_to(loop)

@@ -143,7 +143,7 @@ def test_a_reader_that_fails_gives_its_file_back(
 
 @pytest.mark.parametrize("data", [b"", DATA, bytearray(DATA), memoryview(DATA)])
 @pytest.mark.parametrize("most", [1, 3, 99])
-def test_all_is_written(
+def test_every_byte_is_written(
     tmp_path: Path, data: bytes, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = disk.write

@@ -103,7 +103,7 @@ def test_brackets_in_texts_do_not_count(data: bytes) -> None:
     check_depth(data * 32 if data.startswith(b"[") else data)
 
 
-def test_where_nesting_is_too_deep() -> None:
+def test_the_place_of_too_deep_nesting() -> None:
     with pytest.raises(ValueError, match=r"deeper than 32 .* at byte 43$"):
         check_depth(b'"[[[[[[[[ "' + b"[" * 31 + b"{{[")
 

@@ -273,7 +273,7 @@ def test_c8_tensors_beyond_their_values(file: Path, offset: int, size: Any, stri
         loaded(file, plain(offset=offset, size=size, stride=stride))
 
 
-def test_what_makes_no_tensor(file: Path) -> None:
+def test_values_that_make_no_tensor(file: Path) -> None:
     typed = b"ctorch._tensor\n_rebuild_from_type_v2\n("
     for made in (
         typed + b"NN)NtR",

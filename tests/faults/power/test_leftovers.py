@@ -66,7 +66,7 @@ def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> No
     finish(export, tmp_path / "out")
 
 
-def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
+def test_x7_working_folders_and_locks_are_not_bundles(tmp_path: Path) -> None:
     """Leftovers do not open, whatever they contain."""
     (tmp_path / WORK).mkdir()
     (tmp_path / WORK / "export.journal").write_bytes(b"{}")

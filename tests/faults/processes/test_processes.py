@@ -89,7 +89,7 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
+def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
     tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     """A reader beside them is not disturbed."""

@@ -46,7 +46,7 @@ READERS = pytest.mark.parametrize("reader", [runtime_opens, numpy_opens, zarr_re
 
 @READERS
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_z1_a_missing_shard_is_no_zeros(
+def test_z1_a_missing_shard_is_not_read_as_zeros(
     root: Path, number: int, reader: Callable[[Path], None]
 ) -> None:
     """zarr itself takes a missing chunk for the fill value."""

@@ -232,7 +232,7 @@ def test_p11_other_characters_are_text(model: Model, prompt: str) -> None:
     "logits", [[-INF] * 4, [NAN] * 4, [0, NAN, 1, 2], [INF, 0, 0, 0], [-INF, NAN, 0, 0]]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_p14_every_token_masked_or_no_number(logits: list[float], temperature: float) -> None:
+def test_p14_every_token_masked_or_nan(logits: list[float], temperature: float) -> None:
     choose = make_sampler(
         SamplingParams(temperature=temperature, top_p=0.9, repetition_penalty=1.5)
     )

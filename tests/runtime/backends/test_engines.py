@@ -71,7 +71,7 @@ def test_the_plan_is_of_the_engine(both: Path) -> None:
     assert repacked.weights == plans[1].weights  # because f32 is never rearranged
 
 
-def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> None:
+def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
     with pytest.raises(BackendError, match=r"no backbone for ggml.*--engine gguf --add"):
         choose_engine(open_bundle(tiny_bundle), "ggml")
     with pytest.raises(BackendError, match=r"no backbone for onnxruntime.*only for ggml"):

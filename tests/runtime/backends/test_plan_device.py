@@ -131,7 +131,7 @@ def test_the_host_tier_gets_what_memory_leaves() -> None:
     assert some.host_slots == 10
 
 
-def test_where_the_device_has_every_record_the_host_keeps_none() -> None:
+def test_the_host_keeps_no_records_if_the_device_has_all() -> None:
     assert planned(slots=RECORDS)[0].host_slots == 0
     assert planned(slots=RECORDS, host_slots=7)[0].host_slots == 7
     assert planned(slots=RECORDS - 1)[0].host_slots == RECORDS

@@ -153,7 +153,7 @@ def test_everywhere_a_word_is_edited_in_each_of_its_shortest_forms(codec: TextCo
         of_tokens(codec, everywhere("Spain", "New Zealand", scheme="swap"))
 
 
-def test_everywhere_is_also_within_other_words_and_needs_no_source(codec: TextCodec) -> None:
+def test_scope_everywhere_includes_parts_of_words_and_needs_no_source(codec: TextCodec) -> None:
     one = everywhere("Zealand", "Spain")
     assert looked_up(codec, "The New Zealand", one) == {2: ["ĠSpain"]}
     assert looked_up(codec, "The Oman", one) == {}

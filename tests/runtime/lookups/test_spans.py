@@ -250,7 +250,7 @@ def test_the_begin_token_is_no_part_of_the_text(demo: TextCodec) -> None:
         ("x", "Spain", "scope everywhere"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is_like_it(
+def test_absent_texts_are_reported_with_similar_ones(
     prompt: str, wanted: str, message: str, demo: TextCodec
 ) -> None:
     with pytest.raises(InputError, match=message) as raised:

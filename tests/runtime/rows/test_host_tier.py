@@ -98,7 +98,7 @@ def test_numbers_may_be_any(numbers: list[int]) -> None:
         kept(tier)
 
 
-def test_of_more_records_than_fit_the_most_used_stay() -> None:
+def test_the_most_used_records_stay_if_not_all_fit() -> None:
     tier, store = make(2)
     tier.expect_counts(np.where(np.isin(np.arange(V), [7, 90]), 9, 0).astype(np.uint32))
     check(tier, np.arange(V))

@@ -162,14 +162,14 @@ def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make
     assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
 
 
-def test_failure_of_an_abandoned_read_is_nobodys_business(make: Make) -> None:
+def test_failure_of_an_abandoned_read_is_ignored(make: Make) -> None:
     rows = make()
     store_of(rows).failures = 1
     rows.submit(ids(9))
     assert contents(rows, rows.fetch(ids(1))) == [1]
 
 
-def test_of_a_submit_only_what_is_wanted_is_kept(make: Make) -> None:
+def test_only_wanted_records_of_a_submit_are_kept(make: Make) -> None:
     rows = make()
     rows.submit(ids(10, 11, 12, 13))
     assert contents(rows, rows.fetch(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
@@ -404,7 +404,7 @@ def test_records_are_staged_by_the_thread_that_reads_them(
     assert [name.startswith(THREAD) for name in storage.threads] == [True, False]
 
 
-def test_of_what_was_staged_only_what_is_wanted_is_written(
+def test_only_wanted_records_are_written_after_staging(
     staging: tuple[Prefetcher, StagingSlots],
 ) -> None:
     rows, _ = staging

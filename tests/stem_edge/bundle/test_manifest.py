@@ -242,7 +242,7 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
         (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
     ],
 )
-def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
+def test_folders_that_are_not_bundles(tmp_path: Path, name: str, said: str) -> None:
     for file in ("notes.txt", "model.gguf"):
         (tmp_path / file).touch()
     message = refusal(tmp_path / name)

@@ -132,7 +132,7 @@ def test_a_file_that_differs_or_cannot_be_read_is_named(
     assert not records.place_is_known()
 
 
-def test_a_record_that_is_too_long_is_none(records: Records) -> None:
+def test_a_record_that_is_too_long_is_ignored(records: Records) -> None:
     records.keep_verdict("x" * 2**15)
     assert records.verdict() is not None
     records.keep_verdict("x" * 2**17)
@@ -140,7 +140,7 @@ def test_a_record_that_is_too_long_is_none(records: Records) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000, b'{"format": 3}', b"[]"])
-def test_damaged_records_are_none(data: bytes, tmp_path: Path) -> None:
+def test_damaged_records_are_ignored(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     assert read_verdict(path) is None
     path.write_bytes(data)

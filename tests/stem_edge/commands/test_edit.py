@@ -343,7 +343,7 @@ def test_an_edit_in_an_evaluation(bundle: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_terminal_and_with_bytes_that_are_no_text(bundle: Path) -> None:
+def test_without_a_terminal_and_with_arguments_that_are_not_unicode(bundle: Path) -> None:
     command = [sys.executable, "-m", "stem_edge", "edit", str(bundle)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     for arguments, status, said in (

@@ -71,7 +71,7 @@ def test_a_trial_that_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("part", ["check_tables", "read_tokenizer"])
-def test_a_part_that_is_not_as_it_should_be(
+def test_an_invalid_part(
     part: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """Every file has its checksum, and what is in it is refused."""

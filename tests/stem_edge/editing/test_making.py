@@ -136,7 +136,7 @@ def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
 
 
 @pytest.mark.parametrize("config", [b"[]", b"\xff", b"[" * 100_000], ids=range(3))
-def test_a_tokenizer_config_that_is_none_is_reported(
+def test_an_invalid_tokenizer_config_is_reported(
     config: bytes, bundle: Bundle, tmp_path: Path
 ) -> None:
     copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, config, bos_id=None)

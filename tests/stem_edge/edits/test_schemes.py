@@ -113,7 +113,7 @@ def test_padding_needs_a_token_only_where_something_is_padded(scheme: Scheme) ->
 
 
 @pytest.mark.parametrize(("length", "target"), [(0, [A]), (1, []), (0, [])])
-def test_texts_without_tokens_and_schemes_that_are_none(length: int, target: list[int]) -> None:
+def test_texts_without_tokens_and_unknown_schemes(length: int, target: list[int]) -> None:
     for scheme in SCHEMES:
         with pytest.raises(InputError, match="at least one token each"):
             align(scheme, length, target, pad=PAD)

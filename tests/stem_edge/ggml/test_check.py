@@ -252,7 +252,7 @@ def test_what_the_library_is_refused_for(tmp_path: Path) -> None:
         check_library(path, tmp_path)
 
 
-def test_a_file_that_is_no_library(library: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library(library: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=rf"^{library}: cannot be loaded"):
         check_library(library, tmp_path)
 

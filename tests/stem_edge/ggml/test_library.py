@@ -132,7 +132,7 @@ def test_another_library(tmp_path: Path) -> None:
         Ggml(compiled(tmp_path, "int nothing;"))
 
 
-def test_a_file_that_is_no_library(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library(tmp_path: Path) -> None:
     (tmp_path / "libggml.so").write_text("text")
     with pytest.raises(BackendError, match=r"libggml\.so: cannot be loaded \(.*install it again"):
         Ggml(tmp_path / "libggml.so")

@@ -79,7 +79,7 @@ def test_a_crash() -> None:
         assert ended.crashed
 
 
-def test_a_command_that_is_not_there() -> None:
+def test_a_missing_command() -> None:
     for call in (partial(run_child, ["/nothing"], 1.0), partial(run_steps, ["/nothing"], 1.0, 1.0)):
         with pytest.raises(FileNotFoundError):
             call()

@@ -219,7 +219,7 @@ def test_missing_json(mixed: Path, name: str) -> None:
     assert "the bundle is incomplete" in str(caught.value)
 
 
-def test_an_index_that_is_not_there(root: Path) -> None:
+def test_a_missing_index(root: Path) -> None:
     edit(root / "zarr.json", f"{LAYOUT_AT} indexed", True)
     with pytest.raises(BundleError, match=r"index: cannot read this folder \(No such file"):
         open_table_store(root)

@@ -41,12 +41,12 @@ def test_counts_come_back_and_numpy_reads_them(tmp_path: Path) -> None:
         bytes(len(encode_counts(COUNTS))),
     ],
 )
-def test_damaged_and_foreign_files_are_none(tmp_path: Path, data: bytes) -> None:
+def test_damaged_and_foreign_files_are_ignored(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "c.npy").write_bytes(data)
     assert read_counts(tmp_path / "c.npy", 4) is None
 
 
-def test_a_missing_file_and_a_folder_are_none(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_ignored(tmp_path: Path) -> None:
     assert read_counts(tmp_path / "none", 4) is None
     assert read_counts(tmp_path, 4) is None
 

@@ -193,7 +193,7 @@ def test_a_step_that_failed_can_be_tried_again(
     assert np.abs(demo.step(context, LONG[10:20], 10, 10) - expected[10:]).max() < TOLERANCE
 
 
-def test_logits_that_are_no_numbers() -> None:
+def test_logits_that_are_nan() -> None:
     runner = Runner(open_bundle(DEMO), LONG[:3], [CPU])
     slots = runner.slots
     assert slots is not None

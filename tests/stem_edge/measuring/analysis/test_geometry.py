@@ -169,7 +169,7 @@ def test_neighbours_are_the_nearest_of_the_whole_table(
             assert np.allclose(found.cosines[number, : len(expected)], cosines[expected], atol=1e-6)
 
 
-def test_norms_beyond_the_squares_of_float32_and_values_that_are_no_numbers() -> None:
+def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
     rows = np.array([[3e25, 4e25], [3e-25, 4e-25], [0, 0], [3, 4]], np.float32)
     assert np.allclose(row_norms(rows, 1, 0), [5e25, 5e-25, 0, 5], rtol=1e-6, atol=0)
     rows = np.array([[1, 2], [1, np.inf], [np.nan, 1]], np.float32)

@@ -125,7 +125,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["settings"]["options"]["device_memory"] == "1GB"
 
 
-def test_a_provider_that_is_not_here_is_an_error_of_one_line(
+def test_an_unavailable_provider_is_an_error_of_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["bench", str(DEMO), "--loads", "0", "--providers", "qnn"]) == 1

@@ -215,7 +215,7 @@ def test_every_field_of_a_known_process(fake: LinuxReader) -> None:
     assert fake.peak_resident() == 9000 << 10
 
 
-def test_a_sandbox_whose_status_tells_less_and_that_resets_no_mark(
+def test_a_sandbox_with_a_shorter_status_that_cannot_reset_the_peak(
     fake: LinuxReader, tmp_path: Path
 ) -> None:
     (tmp_path / "proc/7/status").write_text(STATUS, "latin-1")

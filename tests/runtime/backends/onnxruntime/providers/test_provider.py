@@ -147,7 +147,7 @@ def test_the_cpu_has_several_names(wanted: Wanted) -> None:
         ({"cuda"}, "providers is {'cuda'}; expected a name"),
     ],
 )
-def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> None:
+def test_invalid_providers_are_refused(machine: Machine, wanted: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         resolve(wanted)
     assert "\n" not in str(caught.value)
