@@ -18,7 +18,7 @@ from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 import stem_edge
 from stem_edge.bundle.verdicts import PLACES, TRIALS
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.library import library_path
+from stem_edge.ggml.library import Ggml, library_path, open_ggml
 from stem_edge.graph.formats import EngineName
 
 if TYPE_CHECKING:
@@ -113,6 +113,25 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     out = tmp_path_factory.mktemp("bundle") / "tiny"
     stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
     return out
+
+
+@pytest.fixture(scope="session")
+def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fp32 bundle of a model without tables. Do not change it."""
+    from make_checkpoint import Shape, write_checkpoint
+
+    folder = tmp_path_factory.mktemp("dense")
+    write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", backbone="fp32")
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def ggml() -> Ggml:
+    """ggml's functions."""
+    if not HAS_GGML:
+        pytest.skip(NO_GGML)
+    return open_ggml()
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from stem_edge.export.checkpoints.heads import HeadRows
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import TokenizerDiffers, export_dense_gguf
 from stem_edge.ggml.gguf_schema import gguf_name, tensor_types
-from stem_edge.ggml.library import Ggml, library_path, open_ggml
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, forward
@@ -39,6 +39,8 @@ llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
 
 from stem_edge.measuring.run.engine_llama import TYPES, LlamaModel, make_model
+
+pytestmark = pytest.mark.usefixtures("ggml")
 
 TOLERANCE = 1e-3
 HALVES: dict[str, Any] = {"rope_interleaved": False}
@@ -63,13 +65,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "q and k norm, yarn": HALVES | QK_NORM | VARIANTS["RoPE, yarn"],
     "a window as long as the context": {"sliding_window": 64},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ggml() -> Ggml:
-    if library_path() is None:
-        pytest.skip("ggml is not installed")
-    return open_ggml()
 
 
 def dense(fields: dict[str, Any]) -> ModelConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,6 @@ from stem_edge.runtime.scoring import Pair, Score, Scorer
 # processors may round lone tokens in another way, and int8 activations make steps of that. A wrong
 # position or prefix is off by far more.
 TOLERANCE = 0.05
-
-
-@pytest.fixture(scope="module")
-def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from make_checkpoint import Shape, write_checkpoint
-
-    folder = tmp_path_factory.mktemp("dense")
-    write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", backbone="fp32")
-    return folder / "bundle"
 
 
 @pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens, tried
+from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens
 
 import stem_edge
 from stem_edge import Edit
@@ -20,11 +19,6 @@ from stem_edge.runtime import Model
 from stem_edge.runtime.rows.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
-
-@pytest.fixture(scope="module")
-def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    return tried(tmp_path_factory.mktemp("stem"), "stem")
 
 
 def test_contexts_within_one_another(stem: Tried) -> None:
@@ -217,12 +211,6 @@ def test_uses_are_counted_as_ever(stem: Tried) -> None:
                 model.logits(ids)
                 found = (model.stats.row_hits, model.stats.row_misses, model.stats.flash_bytes)
                 assert found == (len(ids) - misses, misses, nbytes)
-
-
-@pytest.fixture
-def tiny_model(stem: Tried) -> Iterator[Model]:
-    with load(stem.path, slots=4) as model:
-        yield model
 
 
 def test_errors_come_with_the_call_and_not_with_the_first_token(tiny_model: Model) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -48,11 +48,6 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 @pytest.fixture(scope="module", params=NAMES)
 def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tried:
     return tried(tmp_path_factory.mktemp("any"), request.param)
-
-
-@pytest.fixture(scope="module")
-def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    return tried(tmp_path_factory.mktemp("stem"), "stem")
 
 
 def check_cases(model: Model, oracle: Oracle, cases: Sequence[tuple[Any, ...]]) -> None:
@@ -262,12 +257,6 @@ def test_invalid_stem_ids_are_refused_at_the_call(
     for call in (tiny_model.logits, tiny_model.logits_chunks, tiny_model.generate):
         with pytest.raises(InputError, match=message):
             call([1, 2, 3], stem_ids=stem_ids)
-
-
-@pytest.fixture
-def tiny_model(stem: Tried) -> Iterator[Model]:
-    with load(stem.path, slots=4) as model:
-        yield model
 
 
 def test_a_dense_model_has_nothing_to_edit(tmp_path: Path) -> None:

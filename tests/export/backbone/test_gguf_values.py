@@ -13,14 +13,13 @@ from architectures import write as write_variant
 from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import types
-from stem_edge.ggml.library import Ggml, open_ggml
+from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
 from stem_edge.numerics.quantize import F32
@@ -29,14 +28,6 @@ from stem_edge.numerics.reference import ArrayMatrix, forward, whole
 gguf = pytest.importorskip("gguf")
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
 QUIETEST = 0.001  # least energy of a channel, as a share of the mean
-
-
-@pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    try:
-        return open_ggml()
-    except BackendError as error:
-        pytest.skip(str(error))
 
 
 def mean_squares(checkpoint: Checkpoint) -> dict[str, F32]:

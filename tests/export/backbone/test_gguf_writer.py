@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from stem_edge import CheckpointError, ExportError
-from stem_edge.errors import BackendError
 from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, encode_header, write_gguf
 from stem_edge.export.quantization import weights
 from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
-from stem_edge.ggml.library import Ggml, open_ggml
+from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import WEIGHT_TYPES, TensorType
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.reference import ArrayMatrix
@@ -33,14 +32,6 @@ METADATA: dict[str, GgufValue] = {
     "a.kinds": np.array([1, -1], np.int32),
     "a.scores": np.array([0.5, -2], np.float32),
 }
-
-
-@pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    try:
-        return open_ggml()
-    except BackendError as error:
-        pytest.skip(str(error))
 
 
 def values(*shape: int, seed: int = 0) -> F32:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from contract import refused
 
@@ -23,7 +22,6 @@ from stem_edge.edits.file import MAX_NBYTES, Edit, NewRows, encode_edit, read_ed
 from stem_edge.edits.folder import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
-from stem_edge.tables.token_counts import encode_counts, read_counts
 
 CONTENT: dict[str, Any] = {
     "made_for": "0123456789abcdef" * 4,
@@ -208,38 +206,3 @@ def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path
             with pytest.raises(EditError), model.edited(path):
                 pass
         assert model.generate_text([1, 2, 3], max_new_tokens=4) == before
-
-
-def npy(text: str, data: bytes = bytes(16)) -> bytes:
-    text += " " * (-(len(text) + 11) % 64) + "\n"
-    return b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text.encode() + data
-
-
-HEADERS = {
-    "object": "{'descr': '|O', 'fortran_order': False, 'shape': (4,), }",
-    "a huge shape": "{'descr': '<u4', 'fortran_order': False, 'shape': (1000000000000000,), }",
-    "deep": "(" * 60_000,
-    "code": "{'descr': __import__('os').mkdir('hacked')}",
-}
-
-
-@pytest.mark.parametrize("text", HEADERS.values(), ids=HEADERS)
-def test_hostile_headers_of_token_counts_are_never_interpreted(here: Path, text: str) -> None:
-    """The header is compared, not parsed; a bundle's counts and those of the user's cache alike."""
-    (here / "c.npy").write_bytes(npy(text))
-    assert read_counts(here / "c.npy", 4) is None
-    assert [path.name for path in here.iterdir()] == ["c.npy"]
-
-
-def test_counts_in_odd_files_are_ignored(here: Path) -> None:
-    good = encode_counts(np.ones(4, np.uint32))
-    for version in (b"\x02\0", b"\x03\0", b"\xff\xff"):
-        (here / "c.npy").write_bytes(good[:6] + version + good[8:])
-        assert read_counts(here / "c.npy", 4) is None
-    os.truncate(here / "c.npy", 1 << 40)
-    assert read_counts(here / "c.npy", 4) is None
-    (here / "link.npy").symlink_to("c.npy")
-    assert read_counts(here / "link.npy", 4) is None
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(here / "pipe.npy")
-        assert read_counts(here / "pipe.npy", 4) is None

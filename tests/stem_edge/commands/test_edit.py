@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import contents
 from installed import DEMO
-from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.commands.main import main
@@ -47,17 +46,9 @@ def refused(capsys: Capture, *arguments: object) -> str:
     return err.removeprefix("stem-edge: ")
 
 
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.slow
 def test_an_edit_is_made_used_listed_and_removed(bundle: Path, capsys: Capture) -> None:
-    before = files(bundle)
+    before = contents(bundle)
     text = run(capsys, "edit", bundle, *SPAIN)
     assert "' Spain'          ->  ' Germany'" in text
     assert "'S', 'p', 'ain'   ->  ' Germany'" in text  # at the beginning of a text
@@ -72,7 +63,7 @@ def test_an_edit_is_made_used_listed_and_removed(bundle: Path, capsys: Capture) 
     assert removed == f"removed {bundle.parent / 'Spain-Germany.edit'}\n"
     assert "no edits of this bundle" in run(capsys, "edit", bundle, "--list")
     assert list(bundle.parent.iterdir()) == [bundle]
-    assert files(bundle) == before
+    assert contents(bundle) == before
 
 
 @pytest.mark.parametrize(
@@ -196,7 +187,7 @@ def test_where_an_edit_cannot_be_written(bundle: Path, capsys: Capture) -> None:
     ):
         assert message in refused(capsys, "edit", bundle, *SPAIN, "-o", out)
     assert Path("old.edit").read_text() == "old"
-    assert files(bundle) == files(DEMO)
+    assert contents(bundle) == contents(DEMO)
     run(capsys, "edit", bundle, *SPAIN, "-o", "old.edit", "--force")
     assert stem_edge.read_edit("old.edit").scope == "positions"
 
@@ -256,7 +247,7 @@ def test_only_edits_of_this_bundle_are_removed(
     stem_edge.make_edit(tiny_bundle, "a", "b").save("other.edit")
     Path("bad.edit").write_text("{")
     Path("notes").write_text("mine")
-    before = files(Path())
+    before = contents(Path())
     for name, message in (
         ("other", "other.edit: this edit was made for other tables"),
         ("bad.edit", "bad.edit: not an edit"),
@@ -266,10 +257,10 @@ def test_only_edits_of_this_bundle_are_removed(
         (str(bundle), "no such edit file"),
     ):
         assert message in refused(capsys, "edit", bundle, "--remove", "good", "--remove", name)
-        assert files(Path()) == before
+        assert contents(Path()) == before
     run(capsys, "edit", bundle, "--remove", "good", "--remove", "./good.edit")
     assert not Path("good.edit").exists()
-    assert files(bundle) == files(DEMO)
+    assert contents(bundle) == contents(DEMO)
 
 
 def test_a_name_of_two_files_is_refused(bundle: Path, capsys: Capture) -> None:
@@ -298,7 +289,7 @@ def test_a_bundle_may_be_named_in_any_way(
         run(capsys, "edit", name, "--source", source, "--target", "Germany")
         assert (bundle.parent / f"{source}-Germany.edit").is_file()
         assert f"{source} -> Germany" in run(capsys, "edit", name, "--list")
-    assert files(bundle) == files(DEMO)
+    assert contents(bundle) == contents(DEMO)
 
 
 def test_generate_refuses_edits_before_it_loads(
@@ -318,10 +309,7 @@ def test_generate_refuses_edits_before_it_loads(
         assert message in refused(capsys, "generate", bundle, "-p", PROMPT, "--edit", name)
 
 
-def test_a_dense_model_has_no_edits(bundle: Path, tmp_path: Path, capsys: Capture) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(stem_layers=()))
-    dense_bundle = tmp_path / "dense"
-    stem_edge.export_bundle(checkpoint, dense_bundle)
+def test_a_dense_model_has_no_edits(bundle: Path, dense_bundle: Path, capsys: Capture) -> None:
     assert "no rows that could be edited" in refused(capsys, "edit", dense_bundle, *SPAIN)
     run(capsys, "edit", bundle, *SPAIN, "-o", "a.edit")
     assert "1 of other bundles" in run(capsys, "edit", dense_bundle, "--list")
