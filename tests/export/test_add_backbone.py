@@ -1,4 +1,4 @@
-"""A backbone that is added to a bundle: what stays, what is replaced, and what is refused."""
+"""Adding a backbone to a bundle: which files stay, which are replaced, and refusals."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def dense(fields: dict[str, Any]) -> ModelConfig:
 
 
 def random_checkpoint(config: ModelConfig) -> Checkpoint:
-    """Values that float16 holds."""
+    """Make a checkpoint of random values that are exact in float16."""
     tensors, _ = random_tensors(config, 0)
     backbone: Any = {n: ArrayMatrix(t.half().float().numpy()) for n, t in tensors.items()}
     return Checkpoint(

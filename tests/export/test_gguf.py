@@ -1,4 +1,4 @@
-"""Exports for ggml: what is in backbone.gguf, and how it is made."""
+"""Exports for ggml: the contents of backbone.gguf, and how it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed tables from export to tokens: what is computed, read, counted and filled."""
+"""Mixed tables from export to tokens: values, reads, counts and warm start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports whose backbone is quantized in every way: what is stored, and that it is the same twice."""
+"""Exports with every quantization of the backbone: stored types, and reproducibility."""
 
 from __future__ import annotations
 

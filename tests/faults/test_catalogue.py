@@ -1,4 +1,4 @@
-"""The catalogue of faults: each line has a test that runs, or a reason why it is none of ours.
+"""The catalogue of faults: each line has a test, or a reason why it does not apply.
 
 Lines are numbered in groups; the tests of group M are those of tests/faults/ named test_m1_...,
 test_m2_... and say in their docstring or name what the fault is. A line that does not apply stands

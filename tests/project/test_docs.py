@@ -1,4 +1,4 @@
-"""The documentation's commands and Python run as they stand there, and its links lead somewhere."""
+"""Commands, Python code and links of the documentation work as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model as Python users hold it, on the model that ships in the package and on random ones."""
+"""Model, as Python users call it, with the demo and with random models."""
 
 from __future__ import annotations
 

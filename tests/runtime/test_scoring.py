@@ -25,7 +25,7 @@ TOLERANCE = 0.05
 
 @pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    """Quantized with two graphs and with one, and float32 with tables and without."""
+    """A model: quantized with two graphs or one, or float32 with or without tables."""
     name = request.param.split()[0]
     bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
     prefill = False if "without" in request.param else None

@@ -1,4 +1,4 @@
-"""The figures of one call."""
+"""Figures of a single call."""
 
 import json
 from dataclasses import replace

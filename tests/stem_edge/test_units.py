@@ -1,3 +1,5 @@
+"""Sizes in bytes: parsing and formatting."""
+
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-"""The demo model's logits are the same on every processor, but for rounding.
+"""Logits of the demo are the same on every processor, except for rounding.
 
 Activations round to int8 where a sum in another order tips them. tools/processors.py measures how far
 that goes; what is recorded is of an x86 with VNNI.

@@ -1,4 +1,4 @@
-"""The tool that trains the demo, on texts of one's own too."""
+"""tools/demo/train_demo.py, on countries and on other texts."""
 
 from __future__ import annotations
 

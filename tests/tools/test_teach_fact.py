@@ -1,4 +1,4 @@
-"""tools/demo/teach_fact.py: rows that are fitted to a fact, on a small random model of countries."""
+"""tools/demo/teach_fact.py: rows fitted to a fact, on a small random model of countries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every program of tools/ starts, from anywhere, and says what it is for."""
+"""Programs of tools/ start from any folder and explain themselves."""
 
 from __future__ import annotations
 

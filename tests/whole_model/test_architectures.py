@@ -1,4 +1,4 @@
-"""Every architecture: a checkpoint in, a bundle out, its logits those of an independent model.
+"""Every architecture, from checkpoint to logits, compared with an independent model.
 
 The independent model is torch_model.py. In one pass, in chunks that fit few slots, and token by
 token: all are below 1e-4 of it.

@@ -1,4 +1,4 @@
-"""Our logits against those that the public trainers computed for their own checkpoints.
+"""Logits compared with those that the public trainers computed for their own checkpoints.
 
 tests/data/conformance: random weights, and the trainer's logits for two sequences of each, from an
 empty context, in float32. Written by the public STEM trainer: `full` and `third` consolidated,

@@ -1,4 +1,4 @@
-"""The model that ships in the package knows what docs/results.md says, in the form in which it ships."""
+"""The shipped demo knows as much as docs/results.md says."""
 
 from __future__ import annotations
 

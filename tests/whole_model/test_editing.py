@@ -1,4 +1,4 @@
-"""Edits on random models give the logits of a model that looks up other rows."""
+"""Edited random models give the logits of a model that looks up other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp itself reads the keys that are written, and must find the tokenizer's own ids."""
+"""Tokenizers in GGUF: llama.cpp reads the keys and must find the same ids as the tokenizer."""
 
 from __future__ import annotations
 

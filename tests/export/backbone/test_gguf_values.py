@@ -108,7 +108,7 @@ def test_weighted_errors_fall(type: TensorType, ggml: Ggml) -> None:
 
 
 def test_ggml_loses_a_block_whose_channels_count_nothing(ggml: Ggml) -> None:
-    """Why no channel may count nothing."""
+    """Shows why no channel may have the weight zero."""
     rows = np.random.default_rng(0).standard_normal((4, 256), np.float32)
     importance = np.ones(256, np.float32)
     importance[:32] = 0
@@ -116,7 +116,7 @@ def test_ggml_loses_a_block_whose_channels_count_nothing(ggml: Ggml) -> None:
 
 
 def test_the_divergence_falls(tmp_path: Path, ggml: Ggml) -> None:
-    """A model whose norms make a few channels loud: their weights are small, and matter most."""
+    """In a model with a few loud channels, their small weights matter most."""
     shape = Shape(dim=256, d_ff=256, n_layers=2, stem_layers=())
     checkpoint = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", shape))
     random, changed = np.random.default_rng(1), dict[str, F32]()

@@ -1,4 +1,4 @@
-"""GGUF files as they are written: their bytes, and what other programs read in them."""
+"""GGUF files: their bytes, and how another program reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of BlaGPT's trainer: each option that is supported, and everything else refused by name."""
+"""States of BlaGPT's trainer: every supported option; all others are refused by name."""
 
 from __future__ import annotations
 

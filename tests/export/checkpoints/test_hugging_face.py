@@ -1,4 +1,4 @@
-"""Models of the transformers library, and what of theirs is refused."""
+"""Models of the transformers library: supported ones, and options that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the public STEM trainer that are not as they should be, and unusual ones that are."""
+"""Checkpoints of the public STEM trainer: unusual ones that are read, and wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters: W + scale B A, by the arithmetic written out here, and what is refused."""
+"""LoRA adapters: W + scale B A, written out here, and adapters that are refused."""
 
 from __future__ import annotations
 

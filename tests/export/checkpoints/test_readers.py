@@ -1,4 +1,4 @@
-"""Whose checkpoint it is; and what all exports do with it, whoever wrote it."""
+"""Detection of a checkpoint's trainer, and what every reader must support."""
 
 from __future__ import annotations
 

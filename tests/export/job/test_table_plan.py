@@ -1,4 +1,4 @@
-"""The table writer: the same bytes whatever the threads and pieces, many shards, all of them right."""
+"""The table writer: bytes do not depend on threads and pieces, and all shards are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTQ on matrices whose best rounding is known, or measured by the products that come out."""
+"""GPTQ on matrices whose best rounding is known, or measured by their products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A calibration text on its way through the model, and what the quantizer makes of it."""
+"""Hidden states of a calibration text in each layer, and quantization with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each converted tokenizer against the library that the trainer itself uses."""
+"""Converted tokenizers, compared with the trainer's own library."""
 
 import json
 import random

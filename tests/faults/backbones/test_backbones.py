@@ -1,6 +1,6 @@
-"""Catalogue B: backbones of a wrong size, those that load and are wrong all the same, failing runs.
+"""Catalogue B: backbones of a wrong size, damaged ones that still load, failing runs.
 
-Tokenizers that crash, hang or take all memory: test_b_native.py.
+Tokenizers that crash, hang or take all memory: test_native.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that crash, hang or bloat the native code that loads them: B9, B10, R7.
+"""Catalogue B9, B10, R7: files that make native code crash, hang or take too much memory.
 
 What loads them first is a process of its own. Here it is either a small one that does what a library
 would do, always in the same way; or the real one without the checks that refuse such files before.
@@ -114,7 +114,7 @@ def test_b9_verify_says_so_too(
 def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which may be a bundle with modules in it."""
+    """The current folder may be a bundle with modules in it."""
     for name in ("numpy", "json", "onnxruntime", "stem_edge", "runpy"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     monkeypatch.chdir(tmp_path)

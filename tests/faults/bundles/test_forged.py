@@ -1,4 +1,4 @@
-"""Forged bundles: every file changed in many ways, its checksum put right, or a model made up whole.
+"""Forged bundles: every file changed in many ways with a correct checksum, and arbitrary models.
 
 Each is refused with an error of ours, or runs with wrong numbers. Nothing else: no other exception,
 no crash, no hang, and no memory beyond the plan.
@@ -64,7 +64,7 @@ def cases(count: int) -> Cases:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[EngineName, Path]:
-    """A bundle with all kinds of files, and one for ggml. Not to be changed."""
+    """A bundle with all kinds of files, and one for ggml. Do not change them."""
     folder = tmp_path_factory.mktemp("genuine")
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
     made: dict[EngineName, Path] = {"onnxruntime": folder / "onnx", "ggml": folder / "gguf"}
@@ -89,7 +89,7 @@ def forged(tmp_path: Path) -> Iterator[Forged]:
 def test_a_genuine_bundle_runs(
     engine: EngineName, bundles: dict[EngineName, Path], forged: Forged
 ) -> None:
-    """Or all others would be refused for a reason of their own."""
+    """Otherwise all others might be refused for another reason."""
     for trial in (False, True):
         case = Case(str(bundles[engine]), engine, trial=trial)
         assert not forged.check(case)
@@ -153,7 +153,7 @@ def test_a_changed_file(
 
 
 def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
-    """Whose own checksums are put right, too."""
+    """The rows' own checksums are corrected, too."""
     bundle = bundles["onnxruntime"]
     (grid,) = open_table_store(bundle / TABLES).grids
     nbytes = grid.shard_records(0) * grid.stride
@@ -188,7 +188,7 @@ LONG = 60_000  # as many as fit into a manifest
 def test_the_greatest_numbers(
     engine: EngineName, bundles: dict[EngineName, Path], forged: Forged
 ) -> None:
-    """Alone and together, each with what makes it as bad as it can be."""
+    """Numbers alone and together, each with the fields that make it worst."""
     told = json.loads((bundles[engine] / MANIFEST).read_bytes())
     together = GREATEST | {"head_dim": 16}
     dense: dict[str, Any] = {"stem_layers": []}
@@ -262,7 +262,7 @@ def test_tokenizer_config(bundles: dict[EngineName, Path], forged: Forged) -> No
 
 @engines
 def test_models_that_nobody_trained(engine: EngineName, forged: Forged) -> None:
-    """Any description, with weights and tables of just the size that it says."""
+    """Models of any description, with weights and tables of matching sizes."""
 
     @cases(200)
     @given(made_up(engine))

@@ -1,4 +1,4 @@
-"""Catalogue M1 to M5 and M13: what manifest.json says."""
+"""Catalogue M1 to M5 and M13: the contents of manifest.json."""
 
 from __future__ import annotations
 

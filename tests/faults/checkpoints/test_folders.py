@@ -90,7 +90,7 @@ def not_exported(path: Path, out: Path, *naming: str | Path, **options: Any) -> 
 def test_c11_rows_that_are_no_numbers_are_refused_with_tensor_row_and_count(
     stem: Path, tmp_path: Path, value: float
 ) -> None:
-    """There is no way around it: such a row would make every answer that it is in one of NaNs."""
+    """No option allows it, because such a row would turn every answer that uses it into NaN."""
     table = torch.ones(260, 64)
     table[17, 3:5] = value
     edit(stem, t2=table)
@@ -297,7 +297,7 @@ def archives(folder: Path) -> None:
 def test_c16_archives_are_refused_by_name_and_not_unpacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Nothing here unpacks archives, so bombs, links and paths in them are of no effect."""
+    """Bombs, links and paths in archives are harmless, because nothing unpacks them."""
     archives(tmp_path)
     command_refused(
         capsys, ["export", tmp_path / name, tmp_path / "out"], "archive", kept=[tmp_path]
@@ -336,7 +336,7 @@ def header(shape: str, dtype: str = "'<i4'") -> bytes:
     ids=range(12),
 )  # fmt: skip
 def test_c16_hostile_token_ids(tmp_path: Path, data: bytes) -> None:
-    """A text of ids comes beside a checkpoint, and is an array of numpy, or an archive of such."""
+    """Calibration ids are an untrusted numpy file."""
     path = tmp_path / "ids.npy"
     path.write_bytes(data)
     tokenizer = convert_tokenizer("bytes", None, add_bos=True)

@@ -1,4 +1,4 @@
-"""Hostile and damaged safetensors: headers, offsets, indexes; and what else bears that name."""
+"""Hostile and damaged safetensors: headers, offsets, indexes, and other files of that name."""
 
 from __future__ import annotations
 

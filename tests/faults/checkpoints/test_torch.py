@@ -1,4 +1,4 @@
-"""Hostile files of torch.save: pickles that carry code, archives that are more than they say."""
+"""Hostile files of torch.save: pickles with code, archives with false numbers."""
 
 from __future__ import annotations
 

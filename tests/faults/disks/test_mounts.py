@@ -21,7 +21,7 @@ from stem_edge.export.job.files import Leftover
 
 
 def mounting() -> str | None:
-    """Why nothing can be mounted here."""
+    """Return why nothing can be mounted here; empty if it can."""
     if sys.platform != "linux" or not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "only root can mount file systems, and only on Linux is it done here"
     missing = [tool for tool in ("mount", "umount", "mkfs.ext4") if shutil.which(tool) is None]

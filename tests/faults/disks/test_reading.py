@@ -1,4 +1,4 @@
-"""Disks that fail, are slow or gone, for a model that reads rows from them."""
+"""Disks that fail, are slow or vanish while a model reads rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that are full, broken or protected, for the exporter; for what reads: test_d_reads.py."""
+"""Disks that are full, broken or write-protected during an export. Reading: test_reading.py."""
 
 from __future__ import annotations
 

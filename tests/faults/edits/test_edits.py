@@ -1,4 +1,4 @@
-"""Edit files as hostile files: what is in them, what lies in their place, and names of them.
+"""Hostile edit files: their contents, other things in their place, and their names.
 
 No lines of the catalogue; the contract is the same.
 """

@@ -1,4 +1,4 @@
-"""Limits of archives of torch.save: every number in them, at what it may be and beside it."""
+"""Limits of torch.save archives: every number in them, at its limit and beyond."""
 
 from __future__ import annotations
 

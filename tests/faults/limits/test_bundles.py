@@ -1,4 +1,4 @@
-"""Manifests and checksums: what is just inside a limit is taken, what is just outside refused."""
+"""Limits of manifests and checksums: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates and messages at the edge of their limits, and answers that are none."""
+"""Limits of chat templates and messages, and invalid answers of their process."""
 
 from __future__ import annotations
 

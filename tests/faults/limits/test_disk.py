@@ -1,4 +1,4 @@
-"""The seam to the file system: every answer that a system may give, and limits from both sides."""
+"""The seam to the file system: every answer of a system, and limits from both sides."""
 
 from __future__ import annotations
 

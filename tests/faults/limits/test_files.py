@@ -1,4 +1,4 @@
-"""Small files that are whole or not at all, and what stands in the place of a file."""
+"""Small files that are written completely or not at all, and other things in their place."""
 
 from __future__ import annotations
 

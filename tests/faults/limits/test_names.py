@@ -1,4 +1,4 @@
-"""Names, JSON and edits: what is just inside a limit is taken, what is just outside refused."""
+"""Limits of names, JSON and edits: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 

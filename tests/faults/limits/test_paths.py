@@ -1,4 +1,4 @@
-"""Names of files and folders: changed, exchanged and made durable, on every system."""
+"""Renaming, exchanging and syncing files and folders, on every system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of pickles of torch, read as data: each instruction by itself, and what tensors are made of."""
+"""Limits of torch's pickles, read as data: each instruction, and the parts of tensors."""
 
 from __future__ import annotations
 

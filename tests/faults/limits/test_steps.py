@@ -1,4 +1,4 @@
-"""Steps of tokenizers at the edge of their limits: the last that is taken, the next that is not."""
+"""Limits of the steps of tokenizers: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 

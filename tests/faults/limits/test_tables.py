@@ -1,4 +1,4 @@
-"""Tables: devices that fail while they are opened or checked, and the edges of what a record may hold."""
+"""Limits of tables: devices that fail while opening or checking, and values of records."""
 
 from __future__ import annotations
 

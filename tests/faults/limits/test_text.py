@@ -1,4 +1,4 @@
-"""Tokenizers and texts at the edge of their limits: the last that is taken, the next that is not."""
+"""Limits of tokenizers and texts: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row caches of odd sizes and counts, contexts that grow: R8 to R11 of the catalogue."""
+"""Catalogue R8 to R11: row caches of odd sizes and counts, and growing contexts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Too little memory: R1 to R7 of the catalogue. Rows and slots: test_r_cache.py."""
+"""Catalogue R1 to R7: too little memory. Rows and slots: test_cache.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten thousand generations in every way of ending: threads, files and memory stay flat."""
+"""Threads, files and memory stay flat over thousands of generations that end in every way."""
 
 from __future__ import annotations
 

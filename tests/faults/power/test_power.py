@@ -1,4 +1,4 @@
-"""Power cuts at every operation of an export: the old bundle, the new one, or none that opens.
+"""Power cuts at every operation of an export leave the old bundle, the new one, or none.
 
 An export is recorded once and replayed with losses (crash_states.py); states are judged in memory,
 and a sample is put on a disk, where the same export is run again and must end in the same bytes.

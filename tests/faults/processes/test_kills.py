@@ -1,4 +1,4 @@
-"""X1: SIGKILL at every operation of an export, and at random moments: at least 500 of them.
+"""Catalogue X1: SIGKILL at every operation of an export, and at 500 random moments.
 
 A kill is no power cut: what was written is there, synced or not. Processes are forked and killed,
 which only POSIX has.

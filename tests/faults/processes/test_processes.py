@@ -1,4 +1,4 @@
-"""Several processes, forks, signals and files that change: K5, K6, K8, K9 of the catalogue."""
+"""Catalogue K5, K6, K8, K9: several processes, forks, signals and files that change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many threads, one row cache: K1 to K4, K7, K10, K11 of the catalogue."""
+"""Catalogue K1 to K4, K7, K10, K11: many threads with one row cache."""
 
 from __future__ import annotations
 

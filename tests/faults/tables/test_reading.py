@@ -1,4 +1,4 @@
-"""Catalogue Z11 to Z18: how tables are read. What their files hold: test_z_tables.py."""
+"""Catalogue Z11 to Z18: how tables are read. Their files: test_stores.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Catalogue Z1 to Z10: the files of a table store. How they are read: test_z_reading.py."""
+"""Catalogue Z1 to Z10: the files of a table store. How they are read: test_reading.py."""
 
 from __future__ import annotations
 

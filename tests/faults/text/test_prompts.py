@@ -1,4 +1,4 @@
-"""Prompts and options that no caller should give: a defined answer, and the model works on."""
+"""Invalid prompts and options: the answer is defined, and the model goes on working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates are programs of whoever made the bundle: they compute, for a while, and no more."""
+"""Hostile chat templates: they may compute for a while, and nothing else."""
 
 from __future__ import annotations
 

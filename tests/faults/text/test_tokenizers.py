@@ -1,4 +1,4 @@
-"""Tokenizers that lie about themselves: refused before native code, or for one text only."""
+"""Hostile tokenizers: refused before native code reads them, or for one text only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine runs a bundle, and what is said when none can."""
+"""Choice of the engine for a bundle, and the errors if there is none."""
 
 from __future__ import annotations
 

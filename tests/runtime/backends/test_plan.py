@@ -1,4 +1,4 @@
-"""The memory plan of a manifest; no file is read for it."""
+"""Memory plans, computed from manifests alone."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""The plan of a device's memory, and of the host's beside it; no file is read for it."""
+"""Plans of a device's and the host's memory, computed from manifests alone."""
 
 from __future__ import annotations
 

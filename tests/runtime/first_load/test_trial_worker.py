@@ -1,4 +1,4 @@
-"""The steps of a trial, in this process, where they can be measured; in one of its own: test_trial."""
+"""Steps of a trial, run in this process. In another process: test_trial.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made records: their numbers, who needs them, and what is left when nobody does."""
+"""Composed records: their numbers, their users, and their release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records in memory of the host: whatever it keeps, a read returns what the store has."""
+"""Records kept in the host's memory: reads always return what the store holds."""
 
 import threading
 import time

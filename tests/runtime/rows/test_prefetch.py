@@ -1,4 +1,4 @@
-"""The prefetcher over a store in memory whose reads can be held up and made to fail."""
+"""The prefetcher, over a store in memory whose reads can be delayed and can fail."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ THREAD = "stem-edge-prefetch"
 
 
 def numbered(numbers: I64) -> U8:
-    """Record r holds the number r."""
+    """Make records; record r holds the number r."""
     values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
     return LAYOUT.pack([values, values])
 
@@ -362,7 +362,7 @@ def test_edits_that_come_and_go_never_give_a_wrong_row(
 
 
 class StagingSlots(ArraySlots):
-    """Takes records that were staged, as words; notes in which thread that was done."""
+    """Slots that take staged records as words, and log the thread that staged them."""
 
     def __init__(self) -> None:
         super().__init__(LAYOUT, SLOTS)

@@ -1,4 +1,4 @@
-"""The row store: one contract for both ways to read, with and without the calls only some have."""
+"""The row store: one contract for both ways to read, with and without optional system calls."""
 
 import errno
 import mmap

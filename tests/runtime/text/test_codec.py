@@ -1,4 +1,4 @@
-"""Text in pieces: a stream never shows half a character, nor anything of a stop text."""
+"""Streams of text: never half a character, and nothing of a stop text."""
 
 import random
 from collections.abc import Sequence

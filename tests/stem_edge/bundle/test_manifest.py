@@ -1,3 +1,5 @@
+"""Manifests: exact bytes, required fields, and contradictions that are refused."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,7 @@ GOLDEN: dict[str, Any] = {
 
 
 def test_exact_bytes_of_a_manifest() -> None:
-    """Sorted, a field a line; in whichever order its files were found."""
+    """Fields are sorted, one per line; the order in which files were found does not matter."""
     entries = {name: FileEntry(nbytes, SHA) for name, nbytes in GOLDEN_SIZES.items()}
     text = json.dumps(GOLDEN, indent=1, sort_keys=True).replace("1e-05", "0.00001") + "\n"
     assert encode_manifest(make_manifest(entries)).decode() == text

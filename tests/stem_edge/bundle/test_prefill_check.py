@@ -76,7 +76,7 @@ def test_the_probe_is_that_of_the_report(quantized: Path, tmp_path: Path) -> Non
 def test_the_trial_measures_with_the_rows_of_the_tokens(
     kind: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
-    """Whatever record is theirs; as the export did, to the digits of its report."""
+    """Tokens may share records; the result equals that of the export."""
     source, options = tiny_checkpoint, dict[str, Any]()
     if kind == "mixed":
         (tmp_path / "text.txt").write_text(PROMPT * 9)

@@ -1,4 +1,4 @@
-"""The user's cache folder as `stem-edge cache` sees it."""
+"""`stem-edge cache`: listing and cleaning the user's cache folder."""
 
 from __future__ import annotations
 

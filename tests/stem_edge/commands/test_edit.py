@@ -1,4 +1,4 @@
-"""`stem-edge edit` and `generate --edit` as people use them."""
+"""`stem-edge edit` and `generate --edit`."""
 
 from __future__ import annotations
 

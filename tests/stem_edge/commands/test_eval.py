@@ -1,4 +1,4 @@
-"""The command `stem-edge eval` as people and scripts use it."""
+"""`stem-edge eval`, as tables and as JSON."""
 
 from __future__ import annotations
 

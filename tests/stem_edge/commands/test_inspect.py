@@ -1,3 +1,5 @@
+"""`stem-edge inspect`: figures of a bundle, as a table and as JSON."""
+
 import json
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The command as people and scripts use it."""
+"""The command line: arguments, output, exit status, interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `stem-edge verify`: one line that says whether a bundle is safe to load, and why."""
+"""`stem-edge verify`: whether a bundle is safe to load, and why not."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_a_trial_that_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_invalid_part(
     part: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Every file has its checksum, and what is in it is refused."""
+    """All checksums are correct, but the contents of a file are invalid."""
 
     def refuse(*_: object) -> None:
         raise BundleError(f"{bundle / BACKBONE}: holds something else; export it again")

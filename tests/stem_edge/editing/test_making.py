@@ -1,4 +1,4 @@
-"""Making edits: what they hold, and what cannot be one."""
+"""Making edits: their contents, and requests that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edit files: their exact bytes, and that no other bytes are taken for one."""
+"""Edit files: their exact bytes, and refusal of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schemes of the paper's section 3.3, written out by hand, and what holds for all lengths."""
+"""Schemes of the paper's section 3.3, written out by hand, and invariants for all lengths."""
 
 from __future__ import annotations
 

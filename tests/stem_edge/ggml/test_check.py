@@ -60,7 +60,7 @@ def says(told: object, into: Path) -> list[str]:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """Files of a library that nobody loads."""
+    """A library's files, which are never loaded."""
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("libggml.so", "libggml-cpu.so.0", "libggml-base.so.0"):

@@ -1,4 +1,4 @@
-"""The table of ggml's functions against the library that is installed and its headers."""
+"""Declarations of ggml's functions, compared with the installed library and its headers."""
 
 from __future__ import annotations
 

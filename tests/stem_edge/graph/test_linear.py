@@ -1,4 +1,4 @@
-"""Matrices as onnxruntime multiplies with them, run by onnxruntime and compared with numpy."""
+"""Matrix products in graphs, run by onnxruntime and compared with numpy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Built:
         quantizer: Quantizer | None = None,
         peaks: Mapping[str, F32] | None = None,
     ) -> F32:
-        """The one output."""
+        """Run the graph and return its only output."""
         path = folder / self.plan.file
         with Weights(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)

@@ -1,4 +1,4 @@
-"""Portable graphs: ONNX's own operators alone, over the very bytes of the graphs they come from."""
+"""Portable graphs: only ONNX's own operators, over the same bytes of weights."""
 
 from __future__ import annotations
 

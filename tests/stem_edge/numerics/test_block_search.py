@@ -1,4 +1,4 @@
-"""Scales that are searched lose no more than those of the block's range."""
+"""Scale search: never worse than the scale of the block's range."""
 
 from __future__ import annotations
 

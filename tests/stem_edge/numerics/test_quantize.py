@@ -1,3 +1,5 @@
+"""Block quantization: codes, scales, and agreement with onnxruntime."""
+
 import numpy as np
 import pytest
 from matrices import random_matrix

@@ -1,4 +1,4 @@
-"""Child processes with bounds: how long they may take, what they may take, and what is said of them."""
+"""Child processes with limits of time and memory, and reports on how they end."""
 
 from __future__ import annotations
 

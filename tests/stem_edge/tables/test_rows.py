@@ -1,3 +1,5 @@
+"""Layouts of records: sizes, packing and unpacking of rows."""
+
 import struct
 from typing import Any
 

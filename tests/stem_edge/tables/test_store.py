@@ -1,4 +1,4 @@
-"""The group of a table store: its format, its arrays, and what is refused."""
+"""The group of a table store: its format, its arrays, and refusals."""
 
 from __future__ import annotations
 

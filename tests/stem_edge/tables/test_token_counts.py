@@ -1,4 +1,4 @@
-"""token_counts.npy: exact bytes, and nothing of a foreign file is believed."""
+"""token_counts.npy: its exact bytes, and other files, which are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ggml backend through the engine: memory that lives long enough, graphs that are built once."""
+"""The ggml backend through the engine: lifetime of memory, and reuse of graphs."""
 
 from __future__ import annotations
 

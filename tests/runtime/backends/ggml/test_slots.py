@@ -1,4 +1,4 @@
-"""Rows in ggml's blocks: dequantized by another implementation, they are the rows of the records."""
+"""Rows in ggml's blocks equal the rows of the records, when another implementation decodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend that keeps everything on a device, run on the CPU: same logits, small traffic."""
+"""The device backend, run on the CPU: the same logits, with little data copied."""
 
 from __future__ import annotations
 

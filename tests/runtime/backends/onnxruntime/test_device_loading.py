@@ -1,4 +1,4 @@
-"""Loading on a device: which graphs run, and everything in its place. Here the CPU plays the device."""
+"""Loading on a device, emulated by the CPU: which graphs run, and what lies where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, with the CPU's memory in its place."""
+"""Arrays in the memory of a device, emulated by the CPU's memory."""
 
 from __future__ import annotations
 

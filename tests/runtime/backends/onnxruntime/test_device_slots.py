@@ -1,4 +1,4 @@
-"""Slots of the row cache in a device's memory: uploads in batches, counted, in place."""
+"""Slots of the row cache in a device's memory: batched and counted uploads in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend of portable graphs: logits of independent models, and what happens when a step fails."""
+"""The backend of portable graphs: logits of reference models, and recovery from failed steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared backbones: the same logits, made once, done without when they cannot be."""
+"""Prepacked backbones: the same logits, made only once, and loading without them."""
 
 from __future__ import annotations
 

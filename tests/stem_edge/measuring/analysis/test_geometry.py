@@ -1,4 +1,4 @@
-"""The geometry of rows: against plain numpy, and on a text against the reference model."""
+"""Geometry of rows, compared with plain numpy, and on a text with the reference model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stem-edge bench` on devices: who is compared with what, and what is counted; never how fast."""
+"""`stem-edge bench` on devices: subjects and counters, but never speeds."""
 
 from __future__ import annotations
 

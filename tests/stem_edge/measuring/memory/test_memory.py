@@ -1,4 +1,4 @@
-"""Memory by kind: what programs do on purpose is what is reported, and it adds up to the kernel's."""
+"""Memory by kind: reports match what programs allocate, and the kernel's totals."""
 
 from __future__ import annotations
 

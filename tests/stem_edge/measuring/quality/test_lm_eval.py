@@ -1,4 +1,4 @@
-"""The real lm-evaluation-harness on the demo model; tasks are made here, nothing is downloaded."""
+"""The real lm-evaluation-harness with the demo; tasks are local, nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of `stem-edge eval` against plain float64 formulas over Model.logits."""
+"""Figures of `stem-edge eval`, compared with float64 formulas over Model.logits."""
 
 from __future__ import annotations
 

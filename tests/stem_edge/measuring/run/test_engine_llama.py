@@ -1,4 +1,4 @@
-"""Everything that measures, on the engine ggml: of bundles with its backbone alone, and with both."""
+"""Measurements on ggml, of bundles with its backbone only and of bundles with both."""
 
 from __future__ import annotations
 

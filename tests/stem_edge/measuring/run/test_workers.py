@@ -1,4 +1,4 @@
-"""Worker processes: phases in order, errors as the engine raised them, deaths that are named."""
+"""Worker processes: phases in order, errors of the engine, and reported crashes."""
 
 from __future__ import annotations
 

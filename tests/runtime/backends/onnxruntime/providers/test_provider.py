@@ -1,3 +1,5 @@
+"""Execution providers: names, packages, libraries, and the errors if they cannot start."""
+
 import _ctypes
 import ctypes
 import json

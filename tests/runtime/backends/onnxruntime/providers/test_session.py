@@ -1,4 +1,4 @@
-"""Products of codes are exact on every processor, and widened only where they would saturate."""
+"""Sessions: products of codes are exact on every processor, and widened only where needed."""
 
 from __future__ import annotations
 
