@@ -39,14 +39,14 @@ def _sources() -> list[str]:
 
 @cache
 def ids_with_a_test() -> set[str]:
-    """Ids that a test's name begins with."""
+    """Find the ids with which names of tests begin."""
     found = (re.findall(r"^def test_([a-z]\d+)_", text, re.MULTILINE) for text in _sources())
     return {id.upper() for ids in found for id in ids}
 
 
 @cache
 def not_applicable() -> dict[str, str]:
-    """Ids with the reason why they are not tested."""
+    """Find the ids that are not tested, with the reason."""
     reasons: dict[str, str] = {}
     for text in _sources():
         for table in re.findall(

@@ -134,7 +134,7 @@ def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> 
 
 
 def made_now(model: Model) -> int:
-    """Made records that somebody still needs."""
+    """Count composed records that are still in use."""
     assert isinstance(model.engine.rows, Prefetcher)
     model.engine.make([])
     return model.engine.rows.store.made
@@ -173,7 +173,7 @@ def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:
 def test_cached_tokens_are_seen_as_edited_at_once(
     slots: int, stem: Tried, engine: EngineName
 ) -> None:
-    """Whichever of them the cache holds: the token's own record, its targets', the made one."""
+    """The cache may hold the token's own record, those of its targets, or the composed one."""
     with load(stem.path, engine=engine, slots=slots) as model:
         ids = model.tokenize(PROMPT)
         edit = stem_edge.make_edit(
@@ -192,7 +192,7 @@ def test_cached_tokens_are_seen_as_edited_at_once(
 
 
 def test_uses_are_counted_as_ever(stem: Tried) -> None:
-    """A made record that is in no slot is a miss, and takes as many bytes as it is made of."""
+    """A composed record without a slot is a miss, which reads all records it is made of."""
     record_nbytes = 2 * 80 * 4 + 4
     with load(stem.path, slots=260, warm_start=False) as model:
         ids = model.tokenize(PROMPT)

@@ -51,7 +51,7 @@ def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def check_cases(model: Model, oracle: Oracle, cases: Sequence[tuple[Any, ...]]) -> None:
-    """Each case with both scopes, in all layers and in some; and nothing is left behind."""
+    """Check each case with both scopes, in all layers and in some, and that nothing remains."""
     ids = model.tokenize(PROMPT)
     before = model.logits(ids)
     assert off(before, oracle.logits(ids, oracle.own(ids))) < TOLERANCE
@@ -286,7 +286,7 @@ def test_experts_have_no_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefill_graph", [False, True])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_an_edit_is_what_its_stem_ids_are(scope: Scope, prefill_graph: bool) -> None:
-    """Bit for bit, by either graph, with int8 rows that are copied and not rounded again."""
+    """Logits are equal bit for bit in both graphs, because int8 rows are copied, not rounded."""
     prompt = "The capital of Spain is Madrid, and that of Spain is"
     with load(DEMO, prefill_graph=prefill_graph, slots=8) as model:
         ids, others = model.tokenize(prompt), model.tokenize(prompt.replace("Spain", "Germany"))

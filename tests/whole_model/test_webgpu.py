@@ -163,7 +163,7 @@ def test_dropped_contexts_leave_nothing(webgpu: Provider, activations: Activatio
 def greedy(
     context: BackendContext, rows: Prefetcher, prompt: list[int]
 ) -> tuple[list[int], list[float]]:
-    """Ids of the most likely text after a prompt, and how far each was ahead of the next best."""
+    """Generate ids greedily, with the margin of each over the next best."""
     ids: list[int] = []
     leads: list[float] = []
     logits = step(context, rows, prompt, 0)

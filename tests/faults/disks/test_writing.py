@@ -57,7 +57,7 @@ def failing_export(
 def every_failure(
     export: TinyExport, folder: Path, numbers: list[int], names: tuple[str, ...] = CHANGES
 ) -> dict[int, str]:
-    """The k-th call fails, for every k; every third time for ever. Call -> message."""
+    """Fail the k-th call, for every k; every third time for ever. Returns call -> message."""
     messages: dict[int, str] = {}
     for at in range(MAX_CALLS):
         failing = Failing(at, numbers[at % len(numbers)], for_ever=at % 3 == 2)
@@ -103,7 +103,7 @@ def test_d2_quotas_limits_and_protection_at_every_change(exports: Exports, tmp_p
 
 
 def test_d2_a_folder_that_cannot_be_written(exports: Exports, tmp_path: Path) -> None:
-    """A real one; root may write anywhere but into what is no folder."""
+    """As root, only a path that is not a folder cannot be written to."""
     (tmp_path / "file").write_text("x")
     export = exports["new"]
     refused(
@@ -124,7 +124,7 @@ def test_d3_a_failed_sync_is_never_asked_again(
 def test_d3_a_step_whose_sync_failed_is_done_again(
     exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pages of a failed sync look clean: its file must be another one the next time."""
+    """The file must be written anew, because the pages of a failed sync look clean afterwards."""
     export, out = exports["new"], tmp_path / "out"
     created: list[str] = []
     create = disk.create

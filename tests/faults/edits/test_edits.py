@@ -35,7 +35,7 @@ ROWS = CONTENT | {
 
 
 def sealed(content: Any = None, **changes: Any) -> bytes:
-    """A file with a right checksum, whatever is in it."""
+    """Make a file with a correct checksum and any content."""
     text = content
     if not isinstance(text, bytes):
         text = json.dumps((content or CONTENT) | changes).encode()
@@ -118,7 +118,7 @@ def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_of_the_greatest_size_is_refused_in_time(tmp_path: Path) -> None:
-    """Zeros, as a file system that lost the data gives them; and a string without an end."""
+    """Contains zeros, as after lost data, within an endless string."""
     path = tmp_path / "an.edit"
     path.write_bytes(b'{"edit": "')
     os.truncate(path, MAX_NBYTES)
@@ -173,7 +173,7 @@ def bundle(tiny_bundle: Path) -> Bundle:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder, with edits around it that nobody may find by name."""
+    """An empty current folder; edits outside of it must not be found by name."""
     (tmp_path / "secret.edit").write_bytes(sealed())
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -20,7 +20,7 @@ LONG = 0xFFFFFFFF
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
-    """Reads an archive: name -> contents; with other bytes around it in the file."""
+    """Read an archive with other bytes around it in the file. Returns name -> contents."""
 
     def read(data: bytes, before: bytes = b"") -> dict[str, bytes]:
         (tmp_path / "x.pth").write_bytes(before + data + before)

@@ -45,7 +45,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def changed(bundle: Path, where: str, value: object) -> Manifest:
-    """The manifest with another value at a place, parsed anew."""
+    """Change a value of the manifest and parse it."""
     data = replaced((bundle / MANIFEST).read_bytes(), {where: value})
     return parse_manifest(data, bundle / MANIFEST)
 
@@ -123,7 +123,7 @@ def test_weights_are_as_many_bytes_as_the_model_has(bundle: Path, more: int) -> 
 
 @pytest.mark.parametrize("name", sorted(bundles.MAX_SMALL_NBYTES))
 def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
-    """A sparse file: none of it is read."""
+    """The file is sparse, because none of it is read."""
 
     def read(nbytes: int) -> None:
         os.truncate(bundle / name, nbytes)

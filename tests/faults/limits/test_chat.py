@@ -88,7 +88,7 @@ def test_a_missing_config_and_one_without_a_template(config: Path) -> None:
 
 
 class Worker:
-    """Answers what it is told to."""
+    """A worker with scripted answers."""
 
     def __init__(self, *answers: bytes | BaseException) -> None:
         self.answers, self.asked, self.closed = list(answers), list[tuple[Any, float]](), 0

@@ -27,7 +27,7 @@ from stem_edge.files import disk
 
 
 def test_first_bytes_say_what_a_file_is() -> None:
-    """A pickle by its protocol, a tar archive by what stands far behind its beginning."""
+    """A pickle is known by its protocol, a tar archive by bytes far behind its beginning."""
     for head in (b"\x80\x02", b"\x80\x05", b"x" * 257 + b"ustar", b"PK\x05\x06", b"\x7fELF"):
         assert looks_like(head) is not None
         assert looks_like(head) == looks_like(head + b"\0 more")

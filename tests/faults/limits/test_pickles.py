@@ -144,12 +144,12 @@ def test_what_is_in_calls_and_keys_is_counted_too() -> None:
 
 
 def doubled(times: int, size: int) -> bytes:
-    """A list of so many values, so many times in a tuple."""
+    """Make a tuple that holds the same list several times."""
     return b"(](" + b"N" * size + b"eq\0" + b"h\0" * times + b"t."
 
 
 def test_values_may_be_shared_within_reason() -> None:
-    """64 times as many as there are instructions, and as many as instructions may be."""
+    """A pickle may stand for 64 values per instruction, up to the limit of instructions."""
     assert len(value(doubled(60, 60))) == 61
     assert len(value(doubled(2, 2))) == 3
     with pytest.raises(ValueError, match="nested without end"):

@@ -37,7 +37,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def bundle_of(folder: Path, format: TableFormat | None) -> Bundle:
-    """A bundle whose manifest knows of tables only."""
+    """Make a bundle whose manifest describes only tables."""
     manifest: Any = type("Manifest", (), {"table_format": format})
     return Bundle(folder, manifest)
 
@@ -173,7 +173,7 @@ def test_a_damaged_record_in_any_piece(
 
 @pytest.mark.parametrize(("row_type", "half"), [("int8", 128), ("int4", 8)])
 def test_the_largest_scale(tmp_path: Path, row_type: Any, half: int) -> None:
-    """A code of up to half the range times it must be a number, too."""
+    """The scale times the largest code must be finite, too."""
     layout = RecordLayout(records=3, layers=(1,), parts=((32,),), row_type=row_type, group_size=16)
     largest, infinite = np.float32(LARGEST / half), np.float32(np.inf)
     beyond = [np.nextafter(largest, infinite), np.nextafter(-largest, -infinite)]
@@ -194,7 +194,7 @@ def test_who_uses_a_record(tmp_path: Path, index: list[int], user: str) -> None:
 
 
 def test_emulated_flash_is_waited_for(root: Path) -> None:
-    """100 ms for each of five reads, one after the other."""
+    """Each of five reads takes 100 ms, one after the other."""
     flash = EmulatedFlash(FlashProfile(1e12, 0.1, 1))
     with open_store(root, FORMAT, flash=flash) as store:
         started = time.perf_counter()

@@ -134,7 +134,7 @@ def test_ids_of_a_list_are_places(path: Path) -> None:
 
 
 def growing(path: Path, times: int) -> TextCodec:
-    """The codec of a file that makes a text so many times longer."""
+    """Make a codec that lengthens a text so many times."""
     step = {"type": "Replace", "pattern": {"String": "b"}, "content": "b" * times}
     return TextCodec(write(path, normalizer=step, added_tokens=[added(2, "<c>", special=True)]))
 
@@ -170,7 +170,7 @@ def test_special_tokens_of_a_codec(path: Path) -> None:
 
 
 class Fails:
-    """A tokenizer that fails where it is told to."""
+    """A tokenizer whose methods raise an error."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -248,7 +248,7 @@ def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Letters(TextCodec):
-    """Each id is a letter; of any text before it, nothing changes."""
+    """A tokenizer in which each id is a letter, independent of the text before it."""
 
     def __init__(self) -> None:
         pass

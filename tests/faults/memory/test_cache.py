@@ -61,7 +61,7 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
 
 @pytest.mark.parametrize("count", [MOST_USES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
 def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
-    """They cannot come near it by ageing; if they do, the most used stays the most used."""
+    """Ageing keeps counts far below it; if they reach it, the order of records is kept."""
     cache = RowCache(ArraySlots(LAYOUT, 4))
     fetch(cache, ids(0, 1, 2, 3))
     cache._count[7] = cache._count[0] = count
@@ -96,7 +96,7 @@ def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
 
 
 def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:
-    """The plan counts the full KV cache; what would be longer is refused with both numbers."""
+    """The plan includes the full KV cache; longer contexts are refused with both numbers."""
     with stem_edge.load(tiny, engine=engine, context_length=100, threads=1) as model:
         refused(
             lambda: model.generate([1] * 101),

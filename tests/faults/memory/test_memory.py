@@ -114,7 +114,7 @@ def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
 
 
 class Allocations:
-    """Counts allocations of the product's arrays, and lets the one of a number fail, or all from
+    """Counts allocations of arrays, and makes the one of a number fail, or all from
     there on."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
 def test_r3_memory_that_the_system_refuses_is_a_memory_error(
     monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path
 ) -> None:
-    """Python says OSError of what mmap refuses."""
+    """Python raises OSError where mmap refuses."""
     real = mmap.mmap
 
     def refuse(descriptor: int, *args: Any, **options: Any) -> mmap.mmap:
@@ -268,7 +268,7 @@ def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough(reads: str) ->
 
 @contextlib.contextmanager
 def own_cgroup(nbytes: int) -> Iterator[Path]:
-    """A cgroup of version 1 or 2 with a limit; skips where this may not be."""
+    """Make a cgroup of version 1 or 2 with a limit; skip the test if that is not allowed."""
     found = memory_cgroup() if sys.platform == "linux" else None
     if found is None:
         pytest.skip("no cgroup accounts memory here")
@@ -363,7 +363,7 @@ def test_r6_a_kill_at_any_moment_leaves_bundle_and_cache_folder_whole(
 
 
 def check_healthy(cache: Path) -> None:
-    """A start with what the killed process left, no warning, and nothing but whole files."""
+    """Check that the leftovers of the killed process load, and that no file is partial."""
     with stem_edge.load(DEMO, threads=1) as model:
         assert model.generate_text("The capital of Peru is", max_new_tokens=3).startswith(" Lima")
     assert not [path for path in cache.rglob("*") if path.name.endswith((".tmp", ".partial"))]

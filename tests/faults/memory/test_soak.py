@@ -39,7 +39,7 @@ def test_soak_of_short_generations_is_flat(
 def test_the_command_says_so(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flat or not, of so few it cannot know."""
+    """With so few generations, either verdict is fine."""
     monkeypatch.setattr(soak, "SAMPLES", 8)
     assert soak.main([str(tiny_bundle), "--generations", "40"]) in (0, 1)
     line = capsys.readouterr().out

@@ -44,7 +44,7 @@ RESUMED = 60
 
 @pytest.fixture(scope="module")
 def recorded(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
-    """Every kind of export, and one that replaces where names cannot be exchanged."""
+    """Exports of every kind, and one that replaces a bundle without an exchange of names."""
     folder = tmp_path_factory.mktemp("recorded")
     found: dict[str, Recorded] = {}
     for kind in KINDS:
@@ -56,7 +56,7 @@ def recorded(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def verdict(tree: Tree, export: TinyExport, out: str = "out") -> str:
-    """ "old", "new", "aside" (the old one has another name), "none", or what is wrong."""
+    """Return "old", "new", "aside" (the old one has another name), "none", or what is wrong."""
     old, new = bundle_files(export.old) if export.old else None, bundle_files(export.new)
     found = _files(tree, out)
     if found is None:
@@ -96,7 +96,7 @@ def test_x2_every_power_cut_leaves_the_old_or_the_new_bundle(
 
 
 def _does_not_open(state: CrashState, folder: Path) -> None:
-    """Neither `out`, nor the working folder unless it is complete."""
+    """Check that neither `out` opens, nor the working folder unless it is complete."""
     folder.mkdir()
     write_tree(state.tree, folder)
     refused(lambda: open_bundle(folder / "out"), BundleError, folder / "out")
@@ -148,7 +148,7 @@ def test_x2_a_sample_of_power_cuts_is_followed_by_the_same_export(
 
 
 def _sample(recorded: dict[str, Recorded], count: int) -> list[tuple[Recorded, CrashState]]:
-    """States of different contents, of all kinds in turn, and from all over their logs."""
+    """Yield different states of all kinds in turn, from all over their logs."""
     rng, chosen = random.Random(3), list[tuple[Recorded, CrashState]]()
     for record in recorded.values():
         states = {state.key: state for state in record.states()}
@@ -201,7 +201,7 @@ def test_x5_a_cut_while_the_old_bundle_is_deleted_leaves_the_new_one(
 def test_x6_a_second_fault_while_the_first_is_made_good(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
-    """An operation of the second export fails, or the power goes once more: 100 pairs at least."""
+    """An operation of the second export fails, or the power fails again: at least 100 pairs."""
     pairs, rng = 0, random.Random(6)
     for number, (record, state) in enumerate(_sample(recorded, 12)):
         folder = tmp_path / str(number)

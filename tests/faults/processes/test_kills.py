@@ -34,12 +34,12 @@ pytestmark = [
 
 
 class Killer(HelperProcess):
-    """The other end of kill_helper.py."""
+    """A running kill_helper.py."""
 
     kills = 0
 
     def run(self, job: Job) -> dict[str, Any]:
-        """Do a job; the answer."""
+        """Run a job and return the answer."""
         answer = self.ask(asdict(job), 600.0)
         assert answer["killed"] or answer["status"] == 0
         self.kills += answer["killed"]
@@ -102,7 +102,7 @@ def test_x1_a_kill_at_every_operation(
 
 
 def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: Path) -> None:
-    """Each export starts from what the one before left, until one gets through."""
+    """Each export starts from the leftovers of the one before, until one completes."""
     rng, through = random.Random(1), 0
     while killer.kills < KILLS:
         export = exports[rng.choice(KINDS)]

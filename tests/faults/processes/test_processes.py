@@ -73,7 +73,7 @@ def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny
 
 
 def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
-    """An exporter that stands still once it has its lock."""
+    """Run an exporter that stops as soon as it holds its lock."""
     script = (
         "import sys, time, stem_edge\n"
         "from stem_edge.export.job.journal import Journal\n"
@@ -92,7 +92,7 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
 def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
     tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    """A reader beside them is not disturbed."""
+    """A reader of the bundle is not disturbed."""
     out = tmp_path / "out"
     shutil.copytree(tiny_bundle, out)
     before = fingerprint(out)

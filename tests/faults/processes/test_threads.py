@@ -31,7 +31,7 @@ Load = Callable[..., Model]
 
 @pytest.fixture
 def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
-    """Loads the tiny bundle of each engine in turn; closes."""
+    """Load the tiny bundle of each engine in turn, and close it at the end."""
     opened: list[Model] = []
 
     def loaded(**options: Any) -> Model:
@@ -52,7 +52,7 @@ def model(tiny_bundle: Path) -> Iterator[Model]:
 
 
 def on_read(model: Model, before: Callable[[I64], object]) -> None:
-    """Call this before each read of records, in the thread that reads."""
+    """Call `before` for each read of records, in the thread that reads."""
     store = rows_of(model).store.base
     real = type(store).read.__get__(store)
 
@@ -64,7 +64,7 @@ def on_read(model: Model, before: Callable[[I64], object]) -> None:
 
 
 def check_rows(model: Model) -> None:
-    """Every record that the cache claims to hold is in one slot, and the slot says the same."""
+    """Check that every cached record has one slot, and that the slot knows its record."""
     cache = rows_of(model).cache
     held = np.flatnonzero(cache._slot_of >= 0)
     assert (cache._record_of[cache._slot_of[held]] == held).all()
@@ -179,7 +179,7 @@ def _die(*_: object) -> None:
 
 
 def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
-    """Every way in, too; closing twice is fine."""
+    """All ways into the model say so, too; closing twice is allowed."""
     model = load()
     stream, unbegun = model.generate([1, 2], max_new_tokens=9), model.generate([1, 2])
     chunks, context = model.logits_chunks([1, 2]), model.engine.open_context(3)
@@ -249,7 +249,7 @@ def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overlap: bool) -> None:
-    """Such as one of SIGTERM: it runs in the thread whose step is under way."""
+    """A handler, as of SIGTERM, runs in the thread whose step is under way."""
     model = load(overlap=overlap)
     context, cache = model.engine.open_context(8), rows_of(model).cache
     model.engine.step(context, np.array([1]))
@@ -302,7 +302,7 @@ def test_k4_the_interpreter_ends_with_a_generation_under_way(
 
 
 def census(model: Model) -> tuple[int, int, int]:
-    """Threads, open files, records that edits made."""
+    """Count threads, open files and composed records."""
     gc.collect()
     model.engine.make([])  # to forget released records
     fds = list(FDS.iterdir()) if FDS.is_dir() else []

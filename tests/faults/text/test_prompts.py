@@ -44,7 +44,7 @@ def loaded() -> Iterator[Model]:
 
 @pytest.fixture
 def model(loaded: Model) -> Iterator[Model]:
-    """A model that answers after the fault as before it."""
+    """A model that must still answer correctly after the test."""
     yield loaded
     assert loaded.generate_text(PROMPT, max_new_tokens=2).startswith(" Paris")
 
@@ -253,7 +253,7 @@ def test_p15_options_that_there_are_not_are_never_passed_on(model: Model, name: 
 
 @pytest.fixture(scope="module")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with a chat template that says what it was given."""
+    """The demo with a chat template that prints its input."""
     out = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("chat") / "bundle"))
     template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|fim_prefix|>{% endfor %}"
     told = {"bos_token": "<|begin_of_text|>", "chat_template": template}

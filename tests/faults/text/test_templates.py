@@ -31,7 +31,7 @@ def write(folder: Path, template: object) -> Path:
 
 
 def fails(folder: Path, template: str, *naming: str, seconds: float = 2 * SECONDS) -> None:
-    """The template is refused when it is read, for all messages."""
+    """Check that the template is refused when it is read."""
     path = write(folder, template)
     refused(lambda: ChatTemplate(path, seconds), BundleError, path, "chat_template", *naming)
     assert not children()
@@ -115,7 +115,7 @@ def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_t11_a_process_that_does_not_read_is_ended(tmp_path: Path) -> None:
-    """A long message fills the pipe, and writing to it would wait for ever."""
+    """A long message fills the pipe, so that writing to it could block for ever."""
     with ChatTemplate(write(tmp_path, TURNS), 1.0) as template:
         children()[0].send_signal(signal.SIGSTOP)
         long = [{"role": "user", "content": "x" * 400_000}]

@@ -44,7 +44,7 @@ def plan_memory(
     slots: int | None = None,
     **changes: Any,
 ) -> MemoryPlan:
-    """The plan of an unprepared bundle in a process that has taken nothing so far."""
+    """Plan for a bundle that is not prepacked, in a process that holds no memory yet."""
     options: dict[str, Any] = {"threads": 1, "prepared": False, "prefill": False} | changes
     needs = cpu_needs(footprint_of(bundle.manifest), context, **options)
     return module.plan_memory(bundle.path, needs, Ask(memory, slots), process, available)
@@ -56,7 +56,7 @@ SLOT = array_slot_nbytes(LAYOUT) + SLOT_BOOKKEEPING_NBYTES
 
 
 def smallest(bundle: Bundle, context: int = CONTEXT) -> int:
-    """The least memory that is accepted, found by halving."""
+    """Find the smallest memory that is accepted, by bisection."""
     refused, accepted = 0, 1 << 40
     while accepted - refused > 1:
         middle = (refused + accepted) // 2
@@ -153,7 +153,7 @@ def test_never_more_slots_than_tokens(memory: int | str | None, vocab_size: int)
 
 
 def test_records_that_tokens_share() -> None:
-    """A few large ones: slots, reads and bookkeeping are of records, the index is of tokens."""
+    """With few, large records: slots and reads count records, the index counts tokens."""
     config = msgspec.structs.replace(BUNDLE.manifest.model, stem_ffn="hash-moe", n_experts=40)
     layout = make_layout(40, config.stem_layers, config.row_parts(), "int8", 32)
     index = {name: FileEntry(100, "0" * 64) for name in (f"{TABLES}/index/zarr.json", INDEX_CHUNK)}

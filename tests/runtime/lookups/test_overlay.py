@@ -193,7 +193,7 @@ def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> No
 
 
 def test_tokens_that_the_model_has_not_are_refused(codec: TextCodec) -> None:
-    """They would be taken for numbers of made records."""
+    """Otherwise they would be taken for numbers of composed records."""
     small = config_of(vocab_size=len(WORDS))
     overlay = Overlay(codec, small, [edit("The", END)])
     with pytest.raises(InputError, match=f"token {len(WORDS)} has no row"):

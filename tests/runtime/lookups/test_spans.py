@@ -266,7 +266,7 @@ def test_a_long_prompt_is_not_repeated_in_the_error(demo: TextCodec) -> None:
 
 
 def in_less_than(seconds: float, work: Callable[[], object]) -> None:
-    """The best of three: other work on this machine is not its fault."""
+    """Check the best of three runs, because other processes may slow one down."""
     times = []
     for _ in range(3):
         started = time.perf_counter()

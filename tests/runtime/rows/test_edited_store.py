@@ -226,7 +226,7 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
 
 
 def test_releases_by_the_garbage_collector_within_make_are_only_noted(store: EditedStore) -> None:
-    """A generator that is lost in a circle is closed at any place, here: while lookups are hashed."""
+    """A generator in a reference cycle may be closed anywhere, here while lookups are hashed."""
     rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
 
     class Nosy(tuple[int, ...]):

@@ -35,7 +35,7 @@ RECORDS: U8 = LAYOUT.pack([VALUES[0], VALUES[1]])
 
 
 class FakeStore(MemoryStore):
-    """RECORDS; reads of a number in `bad` fail."""
+    """A store of RECORDS; reads of a number in `bad` fail."""
 
     def __init__(self) -> None:
         super().__init__(LAYOUT, lambda numbers: RECORDS[numbers])
@@ -58,7 +58,7 @@ def make(slots: int) -> tuple[HostTier, FakeStore]:
 
 
 def kept(tier: HostTier) -> list[int]:
-    """Numbers of the records in the tier, each of which must be there as it is."""
+    """Return the numbers of the records in the tier, after comparing their contents."""
     every = np.arange(V)
     held = np.setdiff1d(every, tier._cache.missing(every))
     assert np.array_equal(tier._kept.records[tier._cache.slots_of(held)], RECORDS[held])
@@ -236,7 +236,7 @@ def test_made_records_are_composed_of_what_the_host_has() -> None:
 
 @pytest.mark.slow
 def test_what_stays_on_the_device_leaves_the_host() -> None:
-    """Two tiers of the same size have nearly as many hits as one of both sizes."""
+    """Two tiers have nearly as many hits as one of their total size."""
     rng = np.random.default_rng(0)
     stream = rng.permutation(V)[rng.zipf(1.4, 6000) % V]
 

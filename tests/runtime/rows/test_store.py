@@ -51,7 +51,7 @@ def lacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def written(tmp_path: Path) -> U8:
-    """A table store in tmp_path; its records."""
+    """Write a table store to tmp_path and return its records."""
     shape = (V, LAYOUT.record_nbytes)
     records = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     write_store(tmp_path, LAYOUT, records, PER_SHARD)

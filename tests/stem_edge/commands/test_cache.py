@@ -27,7 +27,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def put(root: Path, name: str, **changes: object) -> Path:
-    """A prepared backbone of a bundle that exists."""
+    """Put a prepacked backbone of an existing bundle into the folder."""
     (root / "bundle").mkdir(exist_ok=True)
     folder = root / "prepared" / name
     folder.mkdir(parents=True)

@@ -39,7 +39,7 @@ def run(capsys: Capture, *arguments: object) -> str:
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
-    """The one line of a command that fails and prints nothing else."""
+    """Run a command that must fail, and return its only line."""
     assert main([str(each) for each in arguments]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

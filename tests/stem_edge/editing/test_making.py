@@ -82,7 +82,7 @@ def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def with_file(source: Bundle, folder: Path, name: str, data: bytes, **model: Any) -> Bundle:
-    """A copy of a bundle with another file of the tokenizer, and such a model in its manifest."""
+    """Copy a bundle with another tokenizer file and a matching manifest."""
     out = Path(shutil.copytree(source.path, folder / "copy"))
     (out / name).write_bytes(data)
     entry = msgspec.structs.replace(

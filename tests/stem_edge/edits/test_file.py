@@ -63,13 +63,13 @@ Content = dict[str, Any]
 
 
 def content_of(edit: Edit) -> Content:
-    """The edit as a file has it, to be changed."""
+    """Return the JSON of an edit, to be changed."""
     content: Content = json.loads(encode_edit(edit))["edit"]
     return content
 
 
 def sealed(content: str | Content, version: Any = 1) -> bytes:
-    """A file with this content and a right checksum."""
+    """Make a file with this content and a correct checksum."""
     text = content if isinstance(content, str) else json.dumps(content)
     checksum = hashlib.sha256(text.encode()).hexdigest()
     head = f'{{"format_version": {json.dumps(version)}, "sha256": "{checksum}", "edit": '

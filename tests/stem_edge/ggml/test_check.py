@@ -49,12 +49,12 @@ LOGITS, STORED = "(GgmlContext, 'finish')", "(ggml_trial, '_stored')"
 
 
 def child(code: str) -> list[str]:
-    """A command that runs Python code instead of the trial."""
+    """Make a command that runs Python code instead of the trial."""
     return [sys.executable, "-c", code]
 
 
 def says(told: object, into: Path) -> list[str]:
-    """A command that ends well, and leaves a mark each time."""
+    """Make a command that succeeds and leaves a mark each time."""
     return child(f"open({str(into)!r}, 'a').write('x'); print('{json.dumps(told)}')")
 
 

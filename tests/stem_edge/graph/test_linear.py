@@ -152,7 +152,7 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
 
 
 class Keeping(Quantizer):
-    """Remembers what became of the rows."""
+    """A quantizer that remembers the resulting rows."""
 
     def __init__(self, *, asymmetric: bool) -> None:
         super().__init__(asymmetric=asymmetric, search=True)

@@ -74,7 +74,7 @@ def test_a_step_can_be_tried_again(tiny_gguf: Path) -> None:
 def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A larger graph takes other scratch memory; whatever happens then, the step can be repeated."""
+    """A larger graph needs new scratch memory; the step can be repeated after any interrupt."""
     original = Scratch.place
     interrupted: list[bool] = []
 
@@ -108,7 +108,7 @@ def test_masks(window: int) -> None:
 
 
 def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
-    """Masks grow with the context; nothing but the kernel's own count of this process is asked."""
+    """Masks grow with the context. Memory is measured by the kernel's counters only."""
     from make_checkpoint import Shape, write_checkpoint
 
     checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=32_768))
@@ -224,7 +224,7 @@ def test_quantized_backbones_repacked_or_not(
 
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 256 values, which K-quants need."""
+    """A checkpoint with rows of 256 values, because K-quants need them."""
     from make_checkpoint import Shape, write_checkpoint
 
     shape = Shape(dim=256, n_layers=2, d_ff=512, stem_layers=(1,))

@@ -23,7 +23,7 @@ CONTEXT = 256
 
 
 class Fake:
-    """A backend whose logits are others in steps of some length or more."""
+    """A backend with other logits in steps of at least some length."""
 
     def __init__(
         self, wrong_from: int, by: float = 0.03, finite: int = 1000, few_alone: bool = False

@@ -26,7 +26,7 @@ KINDS = ["host", "named", "plugged"]
 
 
 class Device:
-    """Stands for an OrtEpDevice whose memory is the CPU's."""
+    """A fake OrtEpDevice whose memory is the CPU's."""
 
     def __init__(self, *, pinned: bool = False) -> None:
         self.pinned = pinned
@@ -212,7 +212,7 @@ def test_errors_say_what_they_were_about(said: str, expected: type[Exception]) -
 
 
 def _session(type_: int) -> ort.InferenceSession:
-    """y = x."""
+    """Make a session that computes y = x."""
     shape = ["n", "m"]
     values = [helper.make_tensor_value_info(name, type_, shape) for name in "xy"]
     node = helper.make_node("Identity", ["x"], ["y"])

@@ -90,7 +90,7 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
-    """Against the plain graphs, where those do not round what they multiply."""
+    """Compared with the plain graphs, without their rounding of activations."""
     bundle, ids = quantized(tmp_path, name)
     runner = Runner(bundle, ids, [CPU])
     backend = OrtBackend(bundle.manifest.model, exact_graphs(bundle), runner.slots, 1, [CPU])
@@ -244,7 +244,7 @@ def openvino() -> Sequence[Provider]:
 
 
 def test_openvino_runs_every_operator(demo: Runner, openvino: Sequence[Provider]) -> None:
-    """Opened without the CPU, so that nothing is left to it."""
+    """The session excludes the CPU, so that no operator falls back to it."""
     runner = Runner(open_bundle(DEMO), LONG, openvino)
     expected = demo.logits(LONG[:48], [48])
     for chunks in ([48], [1], [16, 31, 1]):

@@ -40,7 +40,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def made(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with the prepared backbone. Not to be changed."""
+    """A cache folder with the prepacked backbone. Do not change it."""
     folder = tmp_path_factory.mktemp("made")
     module.make(open_bundle(bundle), folder, 1, None)
     return folder
@@ -115,7 +115,7 @@ def test_a_small_backbone_is_not_prepared(
 
 
 def unprepared(bundle: Path, cache_dir: Path, message: str) -> None:
-    """A load that says why it is not prepared, and works."""
+    """Check that a load works and warns why it is not prepacked."""
     with (
         pytest.warns(module.NotPrepared, match=message),
         stem_edge.load(bundle, cache_dir=cache_dir, threads=1) as model,

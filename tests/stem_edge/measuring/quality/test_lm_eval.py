@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def own_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness comes with thousands of tasks; to list them takes 20 seconds."""
+    """Hide the harness's own tasks, because listing thousands of them takes 20 seconds."""
     quick = functools.partial(harness_tasks.TaskManager, include_defaults=False)
     monkeypatch.setattr(harness_tasks, "TaskManager", quick)
 

@@ -60,7 +60,7 @@ ATTENTION = GraphSource("attention", encode(attention()), Path())
 
 @dataclass
 class Device:
-    """Stands for an OrtEpDevice."""
+    """A fake OrtEpDevice."""
 
     ep_name: str
     library: str = ""

@@ -22,7 +22,7 @@ WEIGHTS = np.full((K, N), 127, np.int8)
 
 
 def scaled(settings: dict[str, str] | None = None) -> F32:
-    """The greatest codes times the greatest weights, as the prefill graph multiplies them."""
+    """Multiply the largest codes and weights as the prefill graph does."""
     graph = Graph()
     a = graph.input("a", np.uint8, ["m", K])
     b = graph.constant("b", WEIGHTS)
@@ -40,7 +40,7 @@ def test_products_are_exact_here() -> None:
 
 
 def test_only_those_that_saturate_are_widened() -> None:
-    """Which takes several times as long where it is not needed."""
+    """Widening takes several times as long, so it is avoided where possible."""
     assert products_saturate() == (scaled({EXACT_PRODUCTS: "0"}) != K * 255 * 127).any()
 
 
