@@ -54,7 +54,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
     indirect=["runner"],
     ids=[f"{n}-{p.name}" for n, p in SEED_FILES],
 )
-def test_seeds_are_accepted_and_what_was_found_is_refused(runner: Runner, path: Path) -> None:
+def test_seeds_are_accepted_and_findings_are_refused(runner: Runner, path: Path) -> None:
     how = runner.run(path.read_bytes())
     assert how == "accepted" or path.name.startswith(FINDING)
 
@@ -122,7 +122,7 @@ def test_an_input_that_ends_its_process_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "edit" / fuzz.RUNNING).read_bytes()
 
 
-def test_files_in_one_come_apart_again() -> None:
+def test_packed_files_are_unpacked_again() -> None:
     files = {"zarr.json": b"{}", "c/0": b"== zarr.json 1\n", "records/c/0/0": b""}
     assert split(join(files)) == files
     assert split(b"no files") == {}

@@ -40,7 +40,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["train_demo.py", *map(str, arguments), *threads])
 
 
-def test_a_model_of_texts_is_written_with_what_it_makes_of_held_out_text(
+def test_a_model_of_texts_is_written_with_its_held_out_perplexity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -114,7 +114,7 @@ def test_the_loss_falls_and_the_answers_come() -> None:
     assert np.array_equal(fit(model, []).rows, fitted.rows)
 
 
-def test_what_is_kept_stays_nearer_to_what_it_was() -> None:
+def test_kept_sentences_change_less() -> None:
     model = random_model(64, 0)
     moved = []
     for kept in ([], KEPT):

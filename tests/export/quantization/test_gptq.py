@@ -104,7 +104,7 @@ def test_fewer_tokens_than_inputs(tokens: int) -> None:
     assert loss(everything, exact, solved, 4) < 2 * loss(everything, exact, plain, 4)
 
 
-def test_inputs_that_never_come_are_no_reason_to_fail() -> None:
+def test_inputs_that_never_occur_do_not_fail() -> None:
     x = correlated(3)
     x[:, 5] = 0
     x[:, 9] = 1e-30

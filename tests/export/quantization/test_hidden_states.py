@@ -71,7 +71,9 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("gptq", [False, True])
 @pytest.mark.parametrize("dim", [64, 48])  # heads of 16, and of 12 that are padded to 16
-def test_the_next_layer_sees_what_became_of_the_text(tmp_path: Path, dim: int, gptq: bool) -> None:
+def test_the_next_layer_sees_the_quantized_hidden_states(
+    tmp_path: Path, dim: int, gptq: bool
+) -> None:
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(dim=dim)))
     config, states = source.config, HiddenStates(source, IDS)
     calibrated = Calibrated(states, config, asymmetric=False, gptq=gptq)

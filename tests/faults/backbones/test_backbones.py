@@ -106,7 +106,7 @@ def test_b14_tensors_of_another_model_in_a_file_of_the_same_size(
 
 @needs_ggml
 @pytest.mark.parametrize("nbytes", [0, 31, 1000, -32, -1, 1, 32])
-def test_b8_a_gguf_file_that_is_cut_or_goes_on(
+def test_b8_a_gguf_file_that_is_cut_or_too_long(
     nbytes: int, tiny_gguf: Path, tmp_path: Path
 ) -> None:
     """It is refused even if the manifest lists its size, because the size follows from the model."""

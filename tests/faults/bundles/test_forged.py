@@ -261,7 +261,7 @@ def test_tokenizer_config(bundles: dict[EngineName, Path], forged: Forged) -> No
 
 
 @engines
-def test_models_that_nobody_trained(engine: EngineName, forged: Forged) -> None:
+def test_arbitrary_models(engine: EngineName, forged: Forged) -> None:
     """Models of any description, with weights and tables of matching sizes."""
 
     @cases(200)

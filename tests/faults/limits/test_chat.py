@@ -33,7 +33,7 @@ def test_p12_the_number_and_length_of_messages() -> None:
     )
 
 
-def test_p12_messages_of_every_role_come_back() -> None:
+def test_p12_messages_of_every_role_are_rendered() -> None:
     given = [turn(role, role) for role in ("system", "developer", "user", "assistant", "tool")]
     assert checked_messages(tuple(given)) == given
     for other in ("Hello", b"Hello", None, turn(), 3):

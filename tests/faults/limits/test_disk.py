@@ -38,7 +38,7 @@ def test_only_a_regular_file_is_opened(file: Path, make: Callable[[Path], None])
 
 
 @pytest.mark.parametrize("number", [errno.ELOOP, errno.EMLINK, errno.ENXIO])
-def test_what_systems_say_of_links_and_sockets(
+def test_errors_of_systems_for_links_and_sockets(
     file: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -50,9 +50,7 @@ def test_what_systems_say_of_links_and_sockets(
 
 
 @posix
-def test_a_link_is_seen_whatever_the_system_says(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_is_recognized_on_every_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EACCES, "Permission denied")
 
@@ -162,7 +160,7 @@ def test_numbers_are_written_as_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == DATA[:8]
 
 
-def test_a_device_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "write", lambda descriptor, data: 0)
     with pytest.raises(OSError, match="takes no more bytes") as caught:
         disk.write_all(1, b"x")

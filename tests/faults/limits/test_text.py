@@ -60,7 +60,7 @@ def test_the_length_of_a_token(path: Path, place: str) -> None:
     )
 
 
-def test_the_longest_token_is_counted_in_bytes_and_told_in_short(path: Path) -> None:
+def test_the_longest_token_is_counted_in_bytes_and_shown_in_part(path: Path) -> None:
     vocab = {"a": 0, "\u00e9" * 3: 1, "xxxx": 2}
     assert check_tokenizer(write(path, WORDS | {"vocab": vocab})).longest_nbytes == 6
     write(path, WORDS | {"vocab": {"a": 0, "x" * 5000: 1}})
@@ -115,7 +115,7 @@ def test_long_reasons_are_cut(path: Path) -> None:
     assert f"(the token '{'x' * (500 - len('the token ') - 1)}); export" in message
 
 
-def test_special_tokens_and_growth_are_told(path: Path) -> None:
+def test_special_tokens_and_growth_are_reported(path: Path) -> None:
     tokens = [added(2, "<c>", special=True), added(3, "<d>"), added(4, "<e>", special=True)]
     pattern = {"String": "a"}
     step = {"type": "Replace", "pattern": pattern, "content": "aaa"}
@@ -139,7 +139,7 @@ def growing(path: Path, times: int) -> TextCodec:
     return TextCodec(write(path, normalizer=step, added_tokens=[added(2, "<c>", special=True)]))
 
 
-def test_the_bytes_that_a_text_may_become(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_texts_growth(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MAX_GROWN", 30)
     codec = growing(path, 3)
     assert codec.encode("aaaaaaaa\u00e9")

@@ -51,7 +51,7 @@ def test_x7_leftovers_are_used_or_deleted_and_reported(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> None:
+def test_x7_a_bundle_moved_aside_is_restored(exports: Exports, tmp_path: Path) -> None:
     """A kill between two renames leaves no bundle of that name, but two others."""
     export = exports["force"]
     assert export.old is not None

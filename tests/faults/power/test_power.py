@@ -198,7 +198,7 @@ def test_x5_a_cut_while_the_old_bundle_is_deleted_leaves_the_new_one(
     assert {verdict(state.tree, record.export) for state in states} == {"new"}
 
 
-def test_x6_a_second_fault_while_the_first_is_made_good(
+def test_x6_a_second_fault_during_recovery_from_the_first(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
     """An operation of the second export fails, or the power fails again: at least 100 pairs."""

@@ -65,7 +65,7 @@ def test_t1_a_missing_empty_cut_or_other_file_is_refused(path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
-def test_t1_what_is_no_file_is_refused(path: Path) -> None:
+def test_t1_paths_that_are_not_files_are_refused(path: Path) -> None:
     path.mkdir()
     refused(lambda: TextCodec(path), BundleError, path)
     path.rmdir()

@@ -114,7 +114,7 @@ def test_slots_that_cannot_be(slots: int) -> None:
         plan_memory(BUNDLE, CONTEXT, None, slots=slots)
 
 
-def test_each_part_is_what_it_says() -> None:
+def test_the_parts_of_a_plan() -> None:
     plan = plan_memory(BUNDLE, CONTEXT, "60MB")
     assert plan.weights == (12 << 20) + 1_000_000  # without the embedding
     assert plan.kv_cache == 2 * 4 * 2 * CONTEXT * 16 * 4

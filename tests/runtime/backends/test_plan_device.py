@@ -89,7 +89,7 @@ def test_what_a_device_has_free_bounds_the_usual_size() -> None:
     assert on.total <= least + 1_000_000
 
 
-def test_slots_hold_rows_as_they_lie_on_the_device() -> None:
+def test_slots_count_rows_as_stored_on_the_device() -> None:
     assert BUNDLE.manifest.tables is not None
     for variant, width in (("fp32", 4), ("fp16", 2)):
         _, on = planned(variant=variant, slots=100)

@@ -197,7 +197,7 @@ def test_a_worker_that_cannot_work(command: list[str], said: str, trials: Trials
         ("__doc__", BackendError),
     ],
 )
-def test_an_error_of_ours_comes_as_it_is(
+def test_our_own_errors_are_passed_on_unchanged(
     name: str, expected: type[Exception], trials: Trials
 ) -> None:
     code = f"import sys; print('{name}: x: is wrong; copy it', file=sys.stderr); sys.exit(11)"

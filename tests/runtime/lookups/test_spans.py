@@ -134,7 +134,7 @@ def test_a_text_is_found_where_it_is_a_word(
         assert all(text.endswith(end.strip()) for text, end in zip(texts, found, strict=True))
 
 
-def test_spans_say_what_is_in_front(demo: TextCodec) -> None:
+def test_spans_know_the_character_before_them(demo: TextCodec) -> None:
     ids = demo.encode("Spain or Spain", add_special_tokens=False)
     first, second = find_spans(demo, ids, "Spain")
     assert (first.start, first.before) == (0, "")
@@ -152,7 +152,7 @@ def test_words_in_scripts_without_spaces_are_found_within_others(byte_level: Tex
             find_spans(byte_level, byte_level.encode(text), wanted)
 
 
-def test_tokens_that_go_over_the_ends_of_characters(byte_level: TextCodec) -> None:
+def test_tokens_that_span_the_ends_of_characters(byte_level: TextCodec) -> None:
     ids = ids_of(b"x", *PIECES[3:6], b" Spain")
     assert check(byte_level, ids) == "x本日 Spain"
     assert find_spans(byte_level, ids, "本") == [Span(1, 3, "")]

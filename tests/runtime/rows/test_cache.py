@@ -215,7 +215,7 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     check_contents(cache, records)
 
 
-def test_forgetting_what_is_in_no_slot_changes_nothing() -> None:
+def test_forgetting_records_without_a_slot_changes_nothing() -> None:
     cache, records = RowCache(ArraySlots(INT4, 4)), make_records(INT4)
     fetch(cache, records, ids(1, 2, 3, 4))
     cache.make_room(V + 3)
@@ -225,7 +225,7 @@ def test_forgetting_what_is_in_no_slot_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_an_interrupt_while_room_is_made_does_no_harm(
+def test_an_interrupt_during_eviction_does_no_harm(
     calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, records, left = RowCache(ArraySlots(INT4, 4)), make_records(INT4), [calls]

@@ -267,7 +267,9 @@ def test_a_damaged_record_is_reported_by_all_that_need_it(
 
 
 @pytest.mark.parametrize("slots", [V, V + 3])
-def test_with_all_records_resident_made_ones_take_turns(store: EditedStore, slots: int) -> None:
+def test_with_all_records_resident_composed_ones_share_the_rest(
+    store: EditedStore, slots: int
+) -> None:
     cache = RowCache(ArraySlots(LAYOUT, slots))
     rows = Prefetcher(store.base, cache, overlap=False)
     rows.fill(np.arange(V), 8)

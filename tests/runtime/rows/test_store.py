@@ -232,7 +232,7 @@ def mixed(tmp_path: Path) -> U8:
 
 
 @every_way
-def test_rare_records_come_widened(reads: ReadMode, system: str, mixed: U8, tmp_path: Path) -> None:
+def test_rare_records_are_widened(reads: ReadMode, system: str, mixed: U8, tmp_path: Path) -> None:
     with open_store(tmp_path, MIXED, reads) as store:
         for numbers in ORDERS:
             assert np.array_equal(store.read(ids(*numbers)), mixed[numbers])
@@ -241,7 +241,7 @@ def test_rare_records_come_widened(reads: ReadMode, system: str, mixed: U8, tmp_
 
 
 @every_way
-def test_rare_records_cost_what_they_are_stored_in(
+def test_rare_records_count_their_stored_bytes(
     reads: ReadMode, system: str, mixed: U8, tmp_path: Path
 ) -> None:
     sizes = [LAYOUT.record_nbytes + 4] * 5 + [RARE.record_nbytes + 4] * 6

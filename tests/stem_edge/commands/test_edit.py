@@ -99,7 +99,7 @@ def test_options_are_those_of_make_edit(
         ("Spain", "germany", "", "'Germany' into 1: did you mean that?"),
     ],
 )
-def test_what_to_know_of_an_edit_is_told(
+def test_notes_on_an_edit_are_printed(
     bundle: Path, capsys: Capture, source: str, target: str, options: str, said: str
 ) -> None:
     texts = ["--source", source, "--target", target]
@@ -156,7 +156,7 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--remove", "x" * 300], "no such edit file"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(
+def test_contradicting_options_are_one_line(
     bundle: Path, capsys: Capture, arguments: list[str], message: str
 ) -> None:
     assert message in refused(capsys, "edit", bundle, *arguments)
@@ -220,7 +220,7 @@ def test_names_are_safe_for_files(bundle: Path, capsys: Capture) -> None:
     assert "東京 -> Côte d'Ivoire" in found
 
 
-def test_the_list_tells_others_and_damaged_ones(
+def test_the_list_counts_other_and_damaged_edits(
     bundle: Path, tiny_bundle: Path, capsys: Capture
 ) -> None:
     run(capsys, "edit", bundle, *SPAIN)

@@ -100,7 +100,7 @@ def test_new_rows_have_no_target_prompt() -> None:
     assert "target prompt ||" not in table
 
 
-def test_targets_stand_where_sources_stood(codec: TextCodec) -> None:
+def test_targets_replace_sources_in_the_prompt(codec: TextCodec) -> None:
     def words(prompt: str, *pairs: tuple[str, str], scope: str = "positions") -> str | None:
         edits = [stem_edge.make_edit(DEMO, *pair, scope=scope) for pair in pairs]  # type: ignore[arg-type]
         return target_prompt(codec, prompt, edits)

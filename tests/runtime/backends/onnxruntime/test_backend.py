@@ -53,7 +53,7 @@ def test_the_graphs_of_the_cpu_round_a_little_more(expected: F32) -> None:
     assert np.abs(found - expected[: sum(CHUNKED)]).max() < 0.5
 
 
-def test_few_slots_and_each_missing_record_goes_over_once(expected: F32) -> None:
+def test_with_few_slots_each_missing_record_is_uploaded_once(expected: F32) -> None:
     sizes = [8, 8] + [1] * 28
     with on_device("fp32", slots=16, overlap=True) as (backend, slots, rows, _):
         context = backend.open_context(LENGTH)
@@ -73,7 +73,7 @@ def test_few_slots_and_each_missing_record_goes_over_once(expected: F32) -> None
         assert slots.uploaded_nbytes == slots.uploaded_rows * (4 * slots.rows.words + 8)
 
 
-def test_the_largest_logits_are_all_that_comes_over(expected: F32) -> None:
+def test_only_the_largest_logits_are_copied_back(expected: F32) -> None:
     with on_device("fp32") as (backend, _, rows, _):
         context = backend.open_context(LENGTH)
         all_logits(context, rows, [10])

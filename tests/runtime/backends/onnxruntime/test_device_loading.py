@@ -257,6 +257,6 @@ def test_free_memory_is_what_the_driver_says(
     assert machine.free_on_nvidia("0") == expected
 
 
-def test_without_a_driver_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert machine.free_on_nvidia("0") is None

@@ -94,7 +94,7 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_retired_goes_with_the_next_call(memory: DeviceMemory) -> None:
+def test_retired_memory_is_freed_by_the_next_call(memory: DeviceMemory) -> None:
     memory.retire([memory.empty((4,), np.int32, "a test")])
     gc.collect()
     assert memory.nbytes == (16 if memory.kind == "device" else 0)
@@ -202,7 +202,7 @@ def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> Non
         ("Non-zero status code returned while running X", BackendError),
     ],
 )
-def test_errors_say_what_they_were_about(said: str, expected: type[Exception]) -> None:
+def test_errors_name_their_operation(said: str, expected: type[Exception]) -> None:
     with (
         pytest.raises(expected, match="for the backbone") as caught,
         onnxruntime_errors("for the backbone"),

@@ -86,7 +86,7 @@ def test_uploads_are_counted() -> None:
     assert slots.uploaded_nbytes == 4 * (4 * slots.rows.words + 8)  # and an int64 for the slot
 
 
-def test_large_batches_go_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_uploaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     slots, _ = make(40)
     monkeypatch.setattr(device_slots, "PIECE_NBYTES", 7 * 4 * slots.rows.words + 3)
     assert piece_records(slots.rows, 40) == 7 and piece_records(slots.rows, 5) == 5

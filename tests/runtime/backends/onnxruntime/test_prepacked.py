@@ -200,7 +200,7 @@ def test_a_worker_that_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
-def test_a_damaged_one_is_made_again(bundle: Path, own: Path, damage: str) -> None:
+def test_a_damaged_graph_is_prepared_again(bundle: Path, own: Path, damage: str) -> None:
     (folder,) = (own / "prepared").iterdir()
     data = folder / "late.onnx.data"
     if damage == "cut":

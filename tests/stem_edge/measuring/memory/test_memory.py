@@ -138,9 +138,7 @@ def test_what_a_program_takes_is_of_its_kind(
 
 
 @LINUX
-def test_names_with_spaces_newlines_and_what_python_takes_for_line_ends(
-    program: Program, tmp_path: Path
-) -> None:
+def test_names_with_spaces_newlines_and_other_line_ends(program: Program, tmp_path: Path) -> None:
     odd = tmp_path / "a b\nc\r d\x85e (deleted)"
     reader = LinuxReader(program.pid, FileKinds(odd / "tables.zarr", (odd,)))
     path = a_file(odd / "tables.zarr" / "x\n\ty")

@@ -71,7 +71,7 @@ def test_files_that_are_empty_or_end_within_a_page(folder: Path) -> None:
     assert cached_nbytes([empty, odd]) == 0
 
 
-def test_nothing_is_said_of_a_file_that_linux_tells_lies_about(
+def test_the_page_cache_of_a_foreign_file_is_unknown(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder / "a", 4096)

@@ -78,7 +78,7 @@ def test_a_whole_run(own_cache_folder: Path) -> None:
 
 
 @LINUX
-def test_the_first_phase_has_nothing_of_an_engine_and_tables_are_told_from_the_backbone() -> None:
+def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -> None:
     with WorkerProcess(demo(reads="mmap")) as worker:
         worker.start()
         before = Path(f"/proc/{worker.pid}/maps").read_text()
@@ -254,7 +254,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
         assert worker.start().steps == []
 
 
-def test_the_engine_gets_nothing_before_it_is_loaded() -> None:
+def test_nothing_runs_before_the_engine_is_loaded() -> None:
     worker = Worker()
     for do in ("start", "prefill", "decode"):
         answer = worker.answer({"do": do, "ids": [1]})

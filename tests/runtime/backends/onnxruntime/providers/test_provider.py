@@ -169,7 +169,7 @@ def test_invalid_providers_are_refused(machine: Machine, wanted: Any, message: s
         ("Xnnpack", "xnnpack is not available: nothing that is installed brings it"),
     ],
 )
-def test_an_absent_provider_names_what_brings_it(machine: Machine, name: str, message: str) -> None:
+def test_an_absent_provider_names_its_package(machine: Machine, name: str, message: str) -> None:
     with pytest.raises(BackendError, match=message) as caught:
         resolve(name)
     assert "\n" not in str(caught.value)
@@ -263,7 +263,7 @@ def test_auto_does_not_pass_over_a_library_that_is_named(machine: Machine, tmp_p
         resolve("auto", {"mine": tmp_path / "no.so"})
 
 
-def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
+def test_cuda_names_missing_libraries(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
     products_saturate()  # cached before sessions are replaced
     machine.built_in = [CUDA]
     monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
@@ -421,7 +421,7 @@ def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -
         (["model", "--device-memory", "1GB"], "add --memory"),
     ],
 )
-def test_inspect_refuses_what_does_not_go_together(
+def test_inspect_refuses_contradicting_options(
     capsys: Capture, given: list[str], message: str
 ) -> None:
     assert main(["inspect", *given]) == 1

@@ -45,7 +45,7 @@ def test_only_those_that_saturate_are_widened() -> None:
 
 
 @pytest.mark.parametrize("saturate", [False, True])
-def test_each_session_is_told(saturate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_session_gets_the_setting(saturate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort_session, "products_saturate", lambda: saturate)
     graph = Graph()
     graph.output(graph.add("Abs", [graph.input("x", np.float32, [1])], "y"), np.float32, [1])
