@@ -190,7 +190,7 @@ def test_sentencepiece_as_transformers_writes_it(
     parsed |= {"normalizer": None, "pre_tokenizer": spaces}
     converted = replace(converted, json=json.dumps(parsed))
     texts = with_special(converted)
-    if scheme != "never":  # because llama.cpp adds a space there, and it does not
+    if scheme != "never":  # it puts no space where there is one, llama.cpp does
         assert "treats spaces" in differences(converted)[0]
         texts = [text for text in TEXTS if not text.startswith((" ", "▁"))]
     else:

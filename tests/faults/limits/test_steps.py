@@ -231,7 +231,7 @@ def test_what_a_model_may_hold() -> None:
 
 
 @pytest.mark.parametrize("step", ["NFC", 3, [], {}, {"type": None}, {"type": "x" * 100}])
-def test_invalid_steps(step: object) -> None:
+def test_what_is_no_step(step: object) -> None:
     found = "no object" if not isinstance(step, dict) else repr(step.get("type"))[:80]
     with pytest.raises(ValueError, match=f"normalizer.type is {found}, expected Sequence, Bert"):
         check_steps({"normalizer": step}, SIZE)

@@ -58,7 +58,7 @@ def test_columns_stay_apart_and_other_tokenizers_are_told(
     assert main(["eval", str(DEMO), str(tiny_bundle), "--text", str(text)]) == 0
     out = capsys.readouterr().out
     (row,) = (line.split() for line in out.splitlines() if line.startswith(f"{tiny_bundle} "))
-    assert len(row) == 4 and all(float(cell) > 0 for cell in row[1:])  # without a change
+    assert len(row) == 4 and all(float(cell) > 0 for cell in row[1:])  # and no change
     assert f"{tiny_bundle}: another tokenizer than that of {DEMO}" in " ".join(out.split())
 
 
