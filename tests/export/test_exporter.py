@@ -31,7 +31,7 @@ def test_every_combination_stays_near_the_checkpoint(
     bundle = stem_edge.export_bundle(
         tiny_checkpoint, tmp_path / "out", backbone=backbone, tables=tables
     )
-    # Random weights forgive nothing; these bounds are two to three times what was measured.
+    # Errors are large with random weights; the bounds are two to three times the measured ones.
     bound = max(
         {"fp32": 1e-4, "int8": 0.3, "int4": 3}[backbone],
         {"fp16": 1e-2, "int8": 0.2, "int4": 2}.get(tables, 0),
@@ -195,7 +195,7 @@ def test_the_limit_holds_for_a_prefill_graph_that_was_asked_for(
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", max_kl=1e-6, **exact)
 
 
-def test_the_limit_changes_no_byte(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_limit_does_not_change_the_result(tiny_checkpoint: Path, tmp_path: Path) -> None:
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a")
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", max_kl=10)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's form, changed and refused."""
+"""Models and checkpoint folders of Hugging Face's transformers, to be changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any])
 
 
 def refused(folder: Path, *parts: str) -> None:
-    """Reading fails in one line that names the folder and these parts."""
+    """Check that reading the folder is refused with a message that has these parts."""
     exports.refused(lambda: read_checkpoint(folder), folder, *parts)
 
 
@@ -43,7 +43,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
-STEEP = YARN | {"beta_fast": 4.0, "beta_slow": 0.2}  # a ramp within the pairs of a small head
+STEEP = YARN | {"beta_fast": 4.0, "beta_slow": 0.2}  # so that the ramp lies within a small head
 EVERY_SECOND = ["full_attention", "sliding_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -90,7 +90,7 @@ CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Q
 
 
 def make_model(name: str, seed: int = 0) -> Any:
-    """A model of transformers in which every tensor matters."""
+    """Make a model of random weights in which every tensor affects the logits."""
     kind, options = MODELS[name]
     config = getattr(transformers, CLASSES[kind] + "Config")(**(SIZES | options))
     config._attn_implementation = "eager"

@@ -53,7 +53,7 @@ def corpus() -> list[str]:
 
 
 def train_sp(path: Path, **options: Any) -> sentencepiece.SentencePieceProcessor:
-    """A tiny model; trained here since the NFKC rules alone are 240 kB."""
+    """Train a tiny model, because the NFKC rules alone of a stored one would take 240 kB."""
     defaults: dict[str, Any] = {"vocab_size": 550, "character_coverage": 0.98}
     defaults |= {"hard_vocab_limit": False, "minloglevel": 2, "num_threads": 1}
     written = io.BytesIO()
@@ -65,7 +65,7 @@ def train_sp(path: Path, **options: Any) -> sentencepiece.SentencePieceProcessor
 
 
 def train_ranks(size: int) -> dict[bytes, int]:
-    """Plain byte pair merging of the corpus; single bytes first, in an order that is not theirs."""
+    """Train byte pair merges on the corpus, after the single bytes in a shuffled order."""
     order = [bytes([byte]) for byte in range(256)]
     random.Random(1).shuffle(order)
     ranks = {token: rank for rank, token in enumerate(order)}

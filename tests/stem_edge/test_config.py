@@ -1,3 +1,5 @@
+"""ModelConfig: derived sizes, and descriptions that are refused."""
+
 import pytest
 from configs import config
 

@@ -35,7 +35,7 @@ class Way(NamedTuple):
 
 WAYS = [Way("cpu", variant) for variant in TOLERANCES]
 WAYS += [Way("webgpu", variant) for variant in TOLERANCES]
-# Without the hint it computes in what the processor does fastest.
+# Needed because otherwise it computes in whatever type the processor is fastest with.
 EXACT = (("load_config", '{"CPU": {"EXECUTION_MODE_HINT": "ACCURACY"}}'),)
 WAYS += [Way("openvino", "portable", EXACT)]
 

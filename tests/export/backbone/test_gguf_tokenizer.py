@@ -1,4 +1,4 @@
-"""llama.cpp itself reads the keys that are written, and must find the tokenizer's own ids."""
+"""Tokenizers in GGUF: llama.cpp reads the keys and must find the same ids as the tokenizer."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_sentencepiece_as_transformers_writes_it(
     check(converted, opened(converted, converted.vocab_size), texts)
 
 
-def test_what_llama_cpp_does_otherwise_is_said(tmp_path: Path, pairs: ExportedTokenizer) -> None:
+def test_differences_from_llama_cpp_are_reported(tmp_path: Path, pairs: ExportedTokenizer) -> None:
     train_sp(tmp_path / "nfkc", model_type="bpe", byte_fallback=True)
     normalising = convert_tokenizer("sp", tmp_path / "nfkc", add_bos=False)
     assert "normalises text" in differences(normalising)[0]

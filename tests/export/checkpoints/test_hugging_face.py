@@ -1,4 +1,4 @@
-"""Models of the transformers library, and what of theirs is refused."""
+"""Models of the transformers library: supported ones, and options that are refused."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_config_that_is_not_understood(
     refused(llama, "config.json", *parts)
 
 
-def test_keys_that_say_nothing(llama: Path) -> None:
+def test_keys_that_do_not_matter(llama: Path) -> None:
     before = read_checkpoint(llama).config
     nothing = {"pretraining_tp": 2, "attention_dropout": 0.1, "rope_interleaved": False}
     assert config_of(llama, **nothing, num_local_experts=None, use_cache=False) == before

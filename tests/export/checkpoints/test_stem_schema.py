@@ -1,4 +1,4 @@
-"""This project's schema for STEM models: what tools/stem_format.py writes, and what is read."""
+"""Checkpoints in this project's schema: written by tools/stem_format.py, read, and refused."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_names_of_modules(tmp_path: Path) -> None:
     assert "layers.0.wq.bias" not in names.values()
 
 
-def test_windows_in_no_layer_are_none() -> None:
+def test_a_window_of_no_layer_is_not_written() -> None:
     config = ModelConfig(**SIZES, stem_layers=(), sliding_window=5, window_layers=())
     assert "sliding_window" not in describe(config)
 

@@ -1,4 +1,4 @@
-"""What an export can be asked for, and what is refused by its name before anything is read."""
+"""Options of an export, and those that are refused by name before anything is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table writer: the same bytes whatever the threads and pieces, many shards, all of them right."""
+"""The table writer: bytes do not depend on threads and pieces, and all shards are right."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rows_come_back_from_any_number_of_shards(
     index: I32 | None,
 ) -> None:
     if row_type == "fp16" and index is not None:
-        return  # refused, see below
+        return  # left out because it is refused, see below
     monkeypatch.setattr(module, "SHARD_NBYTES", shard_nbytes)
     monkeypatch.setattr(module, "PIECE_NBYTES", 5000)
     source = checkpoint(model, index)

@@ -1,4 +1,4 @@
-"""Each converted tokenizer against the library that the trainer itself uses."""
+"""Converted tokenizers, compared with the trainer's own library."""
 
 import json
 import random
@@ -195,7 +195,7 @@ def test_json_alone(tmp_path: Path) -> None:
 
 
 BAD_MODEL = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})
-NULL_MAP = json.dumps(  # makes the library panic
+NULL_MAP = json.dumps(  # because it makes the library panic
     {
         "version": "1.0",
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": None},

@@ -1,4 +1,4 @@
-"""Hostile and damaged safetensors: headers, offsets, indexes; and what else bears that name."""
+"""Hostile and damaged safetensors: headers, offsets, indexes, and other files of that name."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "[" * 100_000]
 )
-def test_c9_an_index_that_is_none(tmp_path: Path, text: str) -> None:
+def test_c9_a_file_that_is_not_an_index(tmp_path: Path, text: str) -> None:
     index_refused(tmp_path, text, "not an index of safetensors files")
 
 
@@ -295,7 +295,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 
 
 def test_links_to_other_folders_are_followed(tmp_path: Path) -> None:
-    """As caches of models are laid out."""
+    """Caches of models consist of such links."""
     (tmp_path / "blob").write_bytes(encoded())
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
     assert TensorFiles(tmp_path).names == ["a", "b"]

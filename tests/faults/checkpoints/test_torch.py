@@ -1,4 +1,4 @@
-"""Hostile files of torch.save: pickles that carry code, archives that are more than they say."""
+"""Hostile files of torch.save: pickles with code, archives with false numbers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "mars
 
 
 def test_c4_nothing_in_the_package_unpickles_or_evaluates() -> None:
-    """So there is no way to fall back to it, either."""
+    """Nothing can fall back to it, either."""
     import ast
 
     calls = {"eval", "exec", "compile", "__import__"}
@@ -170,7 +170,7 @@ def test_c4_nothing_in_the_package_unpickles_or_evaluates() -> None:
 
 def test_c4_reading_a_checkpoint_needs_no_torch() -> None:
     for path in (ROOT / "export").glob("*.py"):
-        if path.name not in ("gptq.py",):  # which factors matrices with it
+        if path.name not in ("gptq.py",):  # because it factors matrices with torch
             assert not re.search(
                 r"^\s*(import|from) torch", path.read_text("utf-8"), re.MULTILINE
             ), path

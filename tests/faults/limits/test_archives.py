@@ -1,4 +1,4 @@
-"""Limits of archives of torch.save: every number in them, at what it may be and beside it."""
+"""Limits of torch.save archives: every number in them, at its limit and beyond."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 0xFFFFFFFF
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
-    """Reads an archive: name -> contents; with other bytes around it in the file."""
+    """Read an archive with other bytes around it in the file. Returns name -> contents."""
 
     def read(data: bytes, before: bytes = b"") -> dict[str, bytes]:
         (tmp_path / "x.pth").write_bytes(before + data + before)
@@ -113,7 +113,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-# What a member says of itself, and the extra field that should have its sizes in 64 bits.
+# Numbers of a member, and the extra field that should hold its sizes in 64 bits.
 WITHOUT_SIZE: dict[str, tuple[Changes, bytes]] = {
     "a size of too few bytes": ({"size": LONG}, struct.pack("<HHI", 1, 4, 8)),
     "sizes of too few bytes": ({"size": LONG, "packed": LONG}, struct.pack("<HHQ", 1, 8, 8)),
@@ -128,7 +128,7 @@ BAD |= {
 
 @pytest.mark.parametrize("case", BAD)
 def test_c16_archives_that_torch_does_not_write(read: Read, case: str) -> None:
-    """No member is ever unpacked into a file, so links, devices and paths have nowhere to lead."""
+    """Links, devices and paths are harmless, because no member is ever unpacked into a file."""
     options, said = BAD[case]
     made = archive(**options)
     for before in (b"", b"other bytes"):

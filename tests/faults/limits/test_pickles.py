@@ -1,4 +1,4 @@
-"""Limits of pickles of torch, read as data: each instruction by itself, and what tensors are made of."""
+"""Limits of torch's pickles, read as data: each instruction, and the parts of tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stem_edge.export.tensor_files.torch_pickle import CONSTANT, Made, Name, rea
 
 
 def value(data: bytes, most: int | None = None) -> Any:
-    """What a pickle describes; names of the module m are allowed, m.pair makes a list."""
+    """Read a pickle. Some names of the module m are allowed; m.pair makes a list."""
     return read_pickle(
         data,
         {"m.x", "m.x y", "m.pair"},
@@ -144,12 +144,12 @@ def test_what_is_in_calls_and_keys_is_counted_too() -> None:
 
 
 def doubled(times: int, size: int) -> bytes:
-    """A list of so many values, so many times in a tuple."""
+    """Make a tuple that holds the same list several times."""
     return b"(](" + b"N" * size + b"eq\0" + b"h\0" * times + b"t."
 
 
 def test_values_may_be_shared_within_reason() -> None:
-    """64 times as many as there are instructions, and as many as instructions may be."""
+    """A pickle may stand for 64 values per instruction, up to the limit of instructions."""
     assert len(value(doubled(60, 60))) == 61
     assert len(value(doubled(2, 2))) == 3
     with pytest.raises(ValueError, match="nested without end"):
@@ -273,7 +273,7 @@ def test_c8_tensors_beyond_their_values(file: Path, offset: int, size: Any, stri
         loaded(file, plain(offset=offset, size=size, stride=stride))
 
 
-def test_what_makes_no_tensor(file: Path) -> None:
+def test_values_that_make_no_tensor(file: Path) -> None:
     typed = b"ctorch._tensor\n_rebuild_from_type_v2\n("
     for made in (
         typed + b"NN)NtR",

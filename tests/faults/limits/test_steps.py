@@ -1,4 +1,4 @@
-"""Steps of tokenizers at the edge of their limits: the last that is taken, the next that is not."""
+"""Limits of the steps of tokenizers: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_pieces_around_a_text() -> None:
     for single in ([], [TOKEN], [TEXT, TEXT], "Sequence", None, ["Sequence"]):
         with pytest.raises(ValueError, match="expected once"):
             check_steps(template(single), SIZE)
-    # What is no list of ids is left to the library, which refuses it.
+    # Anything else than a list of ids is left to the library, which must refuse it.
     check_steps(template([TEXT], None), SIZE)
     check_steps(template([TEXT], special_tokens=[1]), SIZE)
     check_steps(template([TEXT], special_tokens={"a": [1]}), SIZE)

@@ -1,4 +1,4 @@
-"""What an export that was cut off leaves behind: used, deleted or reported, and never taken for a bundle."""
+"""Leftovers of interrupted exports are used, deleted or reported, and never taken for a bundle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
 def test_x7_leftovers_are_used_or_deleted_and_reported(
     exports: Exports, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """A lock, a working folder of the same export, one of another, stray temporary files."""
+    """Leftovers: a lock, working folders of this and another export, temporary files."""
     export, out = exports["new"], tmp_path / "out"
     (tmp_path / f"{WORK}.lock").write_text("")
     recorded = record_export(export, tmp_path_factory.mktemp("recorded") / "new")
@@ -51,8 +51,8 @@ def test_x7_leftovers_are_used_or_deleted_and_reported(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> None:
-    """Killed between two renames: there is no bundle of that name, but two others."""
+def test_x7_a_bundle_moved_aside_is_restored(exports: Exports, tmp_path: Path) -> None:
+    """A kill between two renames leaves no bundle of that name, but two others."""
     export = exports["force"]
     assert export.old is not None
     shutil.copytree(export.old, tmp_path / ASIDE)
@@ -66,8 +66,8 @@ def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> No
     finish(export, tmp_path / "out")
 
 
-def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
-    """What is left of an export does not open, whatever is in it."""
+def test_x7_working_folders_and_locks_are_not_bundles(tmp_path: Path) -> None:
+    """Leftovers do not open, whatever they contain."""
     (tmp_path / WORK).mkdir()
     (tmp_path / WORK / "export.journal").write_bytes(b"{}")
     refused(lambda: open_bundle(tmp_path / WORK), BundleError, tmp_path / WORK)
@@ -79,7 +79,7 @@ def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
 def test_x8_a_damaged_counts_file_is_discarded(
     damage: str, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    """The row cache starts cold then, and the file is written anew."""
+    """The row cache starts cold, and the file is written again."""
     prompt = list(range(5, 40))
 
     def generate() -> list[int]:

@@ -1,4 +1,4 @@
-"""Tokenizers that lie about themselves: refused before native code, or for one text only."""
+"""Hostile tokenizers: refused before native code reads them, or for one text only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, **parts: Any) -> Path:
-    """The demo's tokenizer with other parts; `model` changes fields of its model."""
+    """Write the demo's tokenizer with other parts; `model` changes fields of its model."""
     document = copy.deepcopy(DEMO_JSON)
     document["model"] |= parts.pop("model", {})
     path.write_text(json.dumps(document | parts))
@@ -65,7 +65,7 @@ def test_t1_a_missing_empty_cut_or_other_file_is_refused(path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
-def test_t1_what_is_no_file_is_refused(path: Path) -> None:
+def test_t1_paths_that_are_not_files_are_refused(path: Path) -> None:
     path.mkdir()
     refused(lambda: TextCodec(path), BundleError, path)
     path.rmdir()
@@ -77,7 +77,7 @@ def test_t1_what_is_no_file_is_refused(path: Path) -> None:
 
 
 def test_t2_a_panic_at_load_that_no_check_foresees(path: Path) -> None:
-    """The merges name a token that the prefix cuts away."""
+    """The merges name a token that the prefix removes."""
     model = {"vocab": {"a": 0, "b": 1, "aa": 2}, "merges": [["a", "a"]]}
     model["continuing_subword_prefix"] = "xyz"
     write(path, added_tokens=[], post_processor=None, model=model)
@@ -183,7 +183,7 @@ def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
 def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file is a good tokenizer, of another model."""
+    """The file is a valid tokenizer, but of another model."""
     bundle = tmp_path / "bundle"
     shutil.copytree(DEMO, bundle)
     file = bundle / "tokenizer.json"

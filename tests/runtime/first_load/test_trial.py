@@ -1,4 +1,4 @@
-"""When a bundle is tried in another process, and what is kept of that. Crashes: faults/test_b_native."""
+"""Trial of a bundle in another process, and what is kept of it. Crashes: faults/backbones/test_native.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bo
 
 
 class Trials:
-    """A copy of a bundle, and how often it is tried."""
+    """A copy of a bundle, which counts its trials."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.cache = Path(shutil.copytree(DEMO, folder / "model")), folder / "cache"
@@ -51,7 +51,7 @@ def trials(tmp_path: Path) -> Trials:
 
 
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of files, as they are hashed."""
+    """Record the names of files that are hashed."""
     real, seen = checksums.sha256_of, list[str]()
 
     def watch(path: Path, nbytes: int, progress: object) -> str:
@@ -90,7 +90,7 @@ def test_a_copy_is_hashed_and_not_tried(
 def test_tables_of_another_export_are_found_at_the_first_load(
     trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their records have right checksums; only the manifest knows whose they are."""
+    """Their records have correct checksums; only the manifest shows whose they are."""
     trials.count()
     copy = Path(shutil.copytree(trials.path, tmp_path / "copy"))
     shard = copy / "tables.zarr/records/c/0/0"
@@ -197,7 +197,7 @@ def test_a_worker_that_cannot_work(command: list[str], said: str, trials: Trials
         ("__doc__", BackendError),
     ],
 )
-def test_an_error_of_ours_comes_as_it_is(
+def test_our_own_errors_are_passed_on_unchanged(
     name: str, expected: type[Exception], trials: Trials
 ) -> None:
     code = f"import sys; print('{name}: x: is wrong; copy it', file=sys.stderr); sys.exit(11)"
@@ -285,7 +285,7 @@ def test_messages_are_cut(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_files_are_hashed_under_a_bar(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is shown for large files alone."""
+    """The bar is shown for large files only."""
     told: list[tuple[int, str, bool | None]] = []
 
     def bar(nbytes: int, name: str, show: bool | None) -> Any:

@@ -1,12 +1,14 @@
+"""Manifests: exact bytes, required fields, and contradictions that are refused."""
+
 import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from changing import edit
 from configs import config
 from manifests import ARRAY, GROUP, LAYOUT, NAMES, SHARDS, make_bundle, make_manifest
-from shard_bytes import edit
 
 import stem_edge
 from stem_edge.bundle.manifest import (
@@ -86,7 +88,7 @@ GOLDEN: dict[str, Any] = {
 
 
 def test_exact_bytes_of_a_manifest() -> None:
-    """Sorted, a field a line; in whichever order its files were found."""
+    """Fields are sorted, one per line; the order in which files were found does not matter."""
     entries = {name: FileEntry(nbytes, SHA) for name, nbytes in GOLDEN_SIZES.items()}
     text = json.dumps(GOLDEN, indent=1, sort_keys=True).replace("1e-05", "0.00001") + "\n"
     assert encode_manifest(make_manifest(entries)).decode() == text
@@ -111,7 +113,7 @@ REQUIRED = [
         "reports onnxruntime errors tables worst",
     ],
     *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
-    # Without these two nothing could be read of the tables.
+    # Required, because without these two no table could be read.
     *[f"files {GROUP}", f"files {ARRAY}"],
 ]
 
@@ -242,7 +244,7 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
         (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
     ],
 )
-def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
+def test_folders_that_are_not_bundles(tmp_path: Path, name: str, said: str) -> None:
     for file in ("notes.txt", "model.gguf"):
         (tmp_path / file).touch()
     message = refusal(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The user's cache folder as `stem-edge cache` sees it."""
+"""`stem-edge cache`: listing and cleaning the user's cache folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def put(root: Path, name: str, **changes: object) -> Path:
-    """A prepared backbone of a bundle that exists."""
+    """Put a prepacked backbone of an existing bundle into the folder."""
     (root / "bundle").mkdir(exist_ok=True)
     folder = root / "prepared" / name
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The command `stem-edge eval` as people and scripts use it."""
+"""`stem-edge eval`, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance import CHECKPOINT, TEXT
 from installed import DEMO
-from scored_text import CHECKPOINT, TEXT
 
 import stem_edge
 from stem_edge.commands.main import main

@@ -1,3 +1,5 @@
+"""`stem-edge inspect`: figures of a bundle, as a table and as JSON."""
+
 import json
 import os
 import subprocess
@@ -228,7 +230,7 @@ def test_each_of_these_is_a_question_of_its_own(other: str, capsys: Capture) -> 
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_complaint(bundle: Path) -> None:
+def test_a_closed_pipe_is_not_reported(bundle: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     code = f"from stem_edge.commands.main import main; raise SystemExit(main(['inspect', {str(bundle)!r}]))"

@@ -1,4 +1,4 @@
-"""The command `stem-edge verify`: one line that says whether a bundle is safe to load, and why."""
+"""`stem-edge verify`: whether a bundle is safe to load, and why not."""
 
 import json
 import os
@@ -71,16 +71,16 @@ def test_a_trial_that_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("part", ["check_tables", "read_tokenizer"])
-def test_a_part_that_is_not_as_it_should_be(
+def test_an_invalid_part(
     part: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Every file has its checksum, and what is in it is refused."""
+    """All checksums are correct, but the contents of a file are invalid."""
 
     def refuse(*_: object) -> None:
         raise BundleError(f"{bundle / BACKBONE}: holds something else; export it again")
 
     monkeypatch.setattr(safety, part, refuse)
-    monkeypatch.setattr(safety, "try_first", None)  # such a bundle is not tried
+    monkeypatch.setattr(safety, "try_first", None)  # because such a bundle is not tried
     assert main(["verify", str(bundle)]) == 1
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,4 +1,4 @@
-"""Making edits: what they hold, and what cannot be one."""
+"""Making edits: their contents, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_numpys_integers_can_be_saved(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def with_file(source: Bundle, folder: Path, name: str, data: bytes, **model: Any) -> Bundle:
-    """A copy of a bundle with another file of the tokenizer, and such a model in its manifest."""
+    """Copy a bundle with another tokenizer file and a matching manifest."""
     out = Path(shutil.copytree(source.path, folder / "copy"))
     (out / name).write_bytes(data)
     entry = msgspec.structs.replace(
@@ -136,7 +136,7 @@ def test_without_begin_padding_and_end_only_padding_schemes_are_refused(
 
 
 @pytest.mark.parametrize("config", [b"[]", b"\xff", b"[" * 100_000], ids=range(3))
-def test_a_tokenizer_config_that_is_none_is_reported(
+def test_an_invalid_tokenizer_config_is_reported(
     config: bytes, bundle: Bundle, tmp_path: Path
 ) -> None:
     copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, config, bos_id=None)

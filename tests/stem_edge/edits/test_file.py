@@ -1,4 +1,4 @@
-"""Edit files: their exact bytes, and that no other bytes are taken for one."""
+"""Edit files: their exact bytes, and refusal of all others."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ Content = dict[str, Any]
 
 
 def content_of(edit: Edit) -> Content:
-    """The edit as a file has it, to be changed."""
+    """Return the JSON of an edit, to be changed."""
     content: Content = json.loads(encode_edit(edit))["edit"]
     return content
 
 
 def sealed(content: str | Content, version: Any = 1) -> bytes:
-    """A file with this content and a right checksum."""
+    """Make a file with this content and a correct checksum."""
     text = content if isinstance(content, str) else json.dumps(content)
     checksum = hashlib.sha256(text.encode()).hexdigest()
     head = f'{{"format_version": {json.dumps(version)}, "sha256": "{checksum}", "edit": '
@@ -83,7 +83,7 @@ def read(folder: Path, data: bytes) -> Edit:
 
 
 def names(folder: Path) -> list[str]:
-    """Of all files in it, hidden ones too."""
+    """Names of all files in a folder, including hidden ones."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -107,7 +107,7 @@ def test_the_same_edit_gives_the_same_bytes_whatever_the_order_of_its_rows() -> 
 @pytest.mark.parametrize("edit", [EDIT, ROWS], ids=["replacement", "rows"])
 def test_every_cut_file_is_refused(edit: Edit, tmp_path: Path) -> None:
     data = encode_edit(edit)
-    for length in range(len(data) - 1):  # without the last newline it is whole
+    for length in range(len(data) - 1):  # the last newline is not needed
         with pytest.raises(EditError, match="make it again"):
             read(tmp_path, data[:length])
     assert read(tmp_path, data[:-1]) == edit

@@ -1,4 +1,4 @@
-"""Graphs for devices compute what the graphs that they are derived from compute, over the same weights."""
+"""Graphs for devices compute the same as the graphs from which they are derived."""
 
 from __future__ import annotations
 

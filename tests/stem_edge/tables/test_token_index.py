@@ -1,4 +1,4 @@
-"""The index of a table store: exact bytes, and nothing that is not one is believed."""
+"""The index of a table store: its exact bytes, and other files, which are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from shard_bytes import edit, slow_crc32c, summed
+from changing import edit
+from shard_bytes import slow_crc32c, summed
 from stores import write_index
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
@@ -107,7 +108,7 @@ def test_metadata_of_another_kind(root: Path, where: str, value: object) -> None
 
 
 def test_a_hostile_length_allocates_nothing(root: Path) -> None:
-    """The file is what decides."""
+    """The size of the file is compared first."""
     tokens = 1 << 50
     (root / "zarr.json").write_text(json.dumps(index_metadata(tokens)))
     assert f"index has 20 bytes, expected {4 * tokens + 4}" in refusal(root, tokens)

@@ -1,4 +1,4 @@
-"""Loading on a device: which graphs run, and everything in its place. Here the CPU plays the device."""
+"""Loading on a device, emulated by the CPU: which graphs run, and what lies where."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_few_slots_and_any_host_tier_give_the_same_text(host_slots: int, expecte
 @pytest.mark.slow
 @pytest.mark.parametrize("context_length", (1, 5, 16, 17, 24, 33, 40, 63, 64, 65))
 def test_contexts_of_any_length_load(context_length: int) -> None:
-    """What is computed while loading fits, and finds nothing wrong with a device that is right."""
+    """The checks while loading fit into any context, and accept a correct device."""
     with stem_edge.load(DEMO, device_memory=SIZE, context_length=context_length) as model:
         assert model.engine.chunk_tokens == model.plan.chunk_tokens
         assert model.logits([5] * min(context_length, 3)).shape[0] == min(context_length, 3)
@@ -203,7 +203,7 @@ def test_a_failing_trial_token_leaves_nothing_open(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
     with pytest.raises(BackendError, match=r"cpu fp32: .*does not know f16"):
-        stem_edge.load(DEMO, device_memory=SIZE)  # the fixture no_leaks looks
+        stem_edge.load(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks
 
 
 def test_memory_that_runs_out_while_loading_is_no_missing_operator(
@@ -257,6 +257,6 @@ def test_free_memory_is_what_the_driver_says(
     assert machine.free_on_nvidia("0") == expected
 
 
-def test_without_a_driver_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert machine.free_on_nvidia("0") is None

@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, with the CPU's memory in its place."""
+"""Arrays in the memory of a device, emulated by the CPU's memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ["host", "named", "plugged"]
 
 
 class Device:
-    """Stands for an OrtEpDevice whose memory is the CPU's."""
+    """A fake OrtEpDevice whose memory is the CPU's."""
 
     def __init__(self, *, pinned: bool = False) -> None:
         self.pinned = pinned
@@ -48,7 +48,7 @@ def allocator() -> None:
 
 @pytest.fixture
 def plugged(monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
-    """Of a plug-in; onnxruntime knows no copies between the CPU and the CPU."""
+    """Memory of a fake plug-in, because onnxruntime has no copies from CPU to CPU."""
 
     def copy(sources: list[ort.OrtValue], targets: list[ort.OrtValue]) -> None:
         for source, target in zip(sources, targets, strict=True):
@@ -94,7 +94,7 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_retired_goes_with_the_next_call(memory: DeviceMemory) -> None:
+def test_retired_memory_is_freed_by_the_next_call(memory: DeviceMemory) -> None:
     memory.retire([memory.empty((4,), np.int32, "a test")])
     gc.collect()
     assert memory.nbytes == (16 if memory.kind == "device" else 0)
@@ -204,7 +204,7 @@ def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> Non
         ("Non-zero status code returned while running X", BackendError),
     ],
 )
-def test_errors_say_what_they_were_about(said: str, expected: type[Exception]) -> None:
+def test_errors_name_their_operation(said: str, expected: type[Exception]) -> None:
     with (
         pytest.raises(expected, match="for the backbone") as caught,
         onnxruntime_errors("for the backbone"),
@@ -214,7 +214,7 @@ def test_errors_say_what_they_were_about(said: str, expected: type[Exception]) -
 
 
 def _session(type_: int) -> ort.InferenceSession:
-    """y = x."""
+    """Make a session that computes y = x."""
     shape = ["n", "m"]
     values = [helper.make_tensor_value_info(name, type_, shape) for name in "xy"]
     node = helper.make_node("Identity", ["x"], ["y"])

@@ -1,4 +1,4 @@
-"""The geometry of rows: against plain numpy, and on a text against the reference model."""
+"""Geometry of rows, compared with plain numpy, and on a text with the reference model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TEXT = "The cat sat on the mat, and the dog on the hat. 0123456789 ABCDEFGHIJKLM
 
 
 def all_cosines(vectors: F32) -> F32:
-    """Of all pairs, the obvious way."""
+    """Cosines of all pairs, computed the obvious way."""
     long = vectors.astype(np.float64)
     units = long / np.linalg.norm(long, axis=1, keepdims=True)
     cosines: F32 = (units @ units.T)[np.triu_indices(len(units), 1)]
@@ -50,7 +50,7 @@ def all_cosines(vectors: F32) -> F32:
 
 
 def agrees(found: Spread | None, vectors: F32, tolerance: float = 1e-6) -> bool:
-    """Whether a spread is that of these vectors."""
+    """Return whether a spread is that of these vectors."""
     cosines = all_cosines(vectors)
     assert found is not None
     assert (found.vectors, found.pairs) == (len(vectors), len(cosines))
@@ -169,7 +169,7 @@ def test_neighbours_are_the_nearest_of_the_whole_table(
             assert np.allclose(found.cosines[number, : len(expected)], cosines[expected], atol=1e-6)
 
 
-def test_norms_beyond_the_squares_of_float32_and_values_that_are_no_numbers() -> None:
+def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
     rows = np.array([[3e25, 4e25], [3e-25, 4e-25], [0, 0], [3, 4]], np.float32)
     assert np.allclose(row_norms(rows, 1, 0), [5e25, 5e-25, 0, 5], rtol=1e-6, atol=0)
     rows = np.array([[1, 2], [1, np.inf], [np.nan, 1]], np.float32)

@@ -1,4 +1,4 @@
-"""`stem-edge bench` on the demo model: what is measured and printed, never how fast it is."""
+"""`stem-edge bench` with the demo: measured and printed figures, but never their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a device: files of cgroups of both versions, and words that say what is real."""
+"""Limits of an emulated device: cgroups of both versions, and how they are described."""
 
 from __future__ import annotations
 

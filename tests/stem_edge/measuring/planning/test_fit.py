@@ -42,7 +42,7 @@ def test_what_is_planned_can_be_loaded(tiny_bundle: Path) -> None:
 
 
 def least_memory() -> int:
-    """Of the demo with a context of 64 tokens, to three digits and a little more."""
+    """Memory that the demo needs at least with 64 tokens of context, plus a rounding margin."""
     with pytest.raises(MemoryPlanError) as caught:
         stem_edge.fit(DEMO, "1MB", bandwidth="10GB", context_length=64)
     match = re.search(r"at least ([\d.]+ MB) must", str(caught.value))

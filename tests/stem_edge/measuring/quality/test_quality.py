@@ -1,4 +1,4 @@
-"""Figures of `stem-edge eval` against plain float64 formulas over Model.logits."""
+"""Figures of `stem-edge eval`, compared with float64 formulas over Model.logits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from make_checkpoint import Shape, write_checkpoint
-from scored_text import CHECKPOINT, TEXT
 
 import stem_edge
 from stem_edge import BundleError, InputError
@@ -26,7 +26,7 @@ from stem_edge.numerics.reference import forward
 
 
 def evaluate(bundle: Path, text: str, **options: Any) -> Quality:
-    """Of a text, not of a file."""
+    """Score a text instead of a file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
         file.write_bytes(text.encode())

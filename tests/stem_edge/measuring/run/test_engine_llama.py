@@ -1,4 +1,4 @@
-"""Everything that measures, on the engine ggml: of bundles with its backbone alone, and with both."""
+"""Measurements on ggml, of bundles with its backbone only and of bundles with both."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
     engines = [one.plan.engine for one in (of_alone, of_both, chosen)]
     assert engines == ["ggml", "onnxruntime", "ggml"]
     assert chosen.mapped == chosen.footprint.step_nbytes > 0
-    assert of_both.mapped == 0  # small ones are not prepared
+    assert of_both.mapped == 0  # because small ones are not prepared
     assert main(["fit", str(both), "--memory", "100MB", "--bandwidth", "1GB"]) == 0
     assert "--engine" not in capsys.readouterr().out
     arguments = ["--bandwidth", "1GB", "--engine", "ggml", "--repack"]

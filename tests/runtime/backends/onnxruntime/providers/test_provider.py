@@ -1,3 +1,5 @@
+"""Execution providers: names, packages, libraries, and the errors if they cannot start."""
+
 import _ctypes
 import ctypes
 import json
@@ -38,7 +40,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.start import check_starts
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 CUDA = KNOWN["cuda"].full
-# What onnxruntime-gpu 1.31.1 says where something lacks.
+# Messages of onnxruntime-gpu 1.31.1 about missing libraries.
 NO_CUBLAS = (
     "Failed to load libcublasLt.so.13: libcublasLt.so.13: cannot open shared object file: No such "
     "file or directory\nPlease follow https://onnxruntime.ai/docs/install/#cuda-and-cudnn to install "
@@ -58,7 +60,7 @@ ATTENTION = GraphSource("attention", encode(attention()), Path())
 
 @dataclass
 class Device:
-    """Stands for an OrtEpDevice."""
+    """A fake OrtEpDevice."""
 
     ep_name: str
     library: str = ""
@@ -86,7 +88,7 @@ class Device:
 
 @dataclass
 class Machine:
-    """What onnxruntime finds: built-in providers, devices, and what each library would bring."""
+    """A fake onnxruntime: built-in providers, devices, and the devices of plug-in libraries."""
 
     built_in: list[str] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
@@ -147,7 +149,7 @@ def test_the_cpu_has_several_names(wanted: Wanted) -> None:
         ({"cuda"}, "providers is {'cuda'}; expected a name"),
     ],
 )
-def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> None:
+def test_invalid_providers_are_refused(machine: Machine, wanted: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         resolve(wanted)
     assert "\n" not in str(caught.value)
@@ -167,7 +169,7 @@ def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> Non
         ("Xnnpack", "xnnpack is not available: no installed package has it"),
     ],
 )
-def test_an_absent_provider_names_what_brings_it(machine: Machine, name: str, message: str) -> None:
+def test_an_absent_provider_names_its_package(machine: Machine, name: str, message: str) -> None:
     with pytest.raises(BackendError, match=message) as caught:
         resolve(name)
     assert "\n" not in str(caught.value)
@@ -199,12 +201,12 @@ def test_a_library_of_the_users_own(machine: Machine, tmp_path: Path) -> None:
     (found,) = resolve("Mine", {"mine": library})
     assert found == Provider("mine", "MineExecutionProvider", {}, (device,))
     assert not found.own_memory
-    # Once it is there, onnxruntime's name will do.
+    # Once it is registered, onnxruntime's own name works, too.
     assert resolve("mineexecutionprovider")[0].full == "MineExecutionProvider"
     machine.brings(tmp_path / "none.so")
     with pytest.raises(BackendError, match=r"mine: .*none.so finds no device here"):
         resolve("mine", {"mine": tmp_path / "none.so"})
-    with pytest.raises(BackendError, match="finds no device here"):  # registered, by now
+    with pytest.raises(BackendError, match="finds no device here"):  # registered by now
         resolve("mine", {"mine": tmp_path / "none.so"})
 
 
@@ -261,8 +263,8 @@ def test_auto_does_not_pass_over_a_library_that_is_named(machine: Machine, tmp_p
         resolve("auto", {"mine": tmp_path / "no.so"})
 
 
-def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
-    products_saturate()  # which is asked once, of a real session
+def test_cuda_names_missing_libraries(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
+    products_saturate()  # cached before sessions are replaced
     machine.built_in = [CUDA]
     monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
     with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is missing"):
@@ -419,7 +421,7 @@ def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -
         (["model", "--device-memory", "1GB"], "add --memory"),
     ],
 )
-def test_inspect_refuses_what_does_not_go_together(
+def test_inspect_refuses_contradicting_options(
     capsys: Capture, given: list[str], message: str
 ) -> None:
     assert main(["inspect", *given]) == 1
