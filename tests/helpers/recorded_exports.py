@@ -18,7 +18,7 @@ from crash_states import (
 )
 from tiny_exports import OPTIONS, TinyExport, bundle_files, many_writes, run_export
 
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 
 EACH = 16  # states at each operation
 WORK, ASIDE = ".stem-edge-out", ".stem-edge-out-old"

@@ -276,7 +276,7 @@ def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
         convert_tokenizer("mock", None, add_bos=False)
     with pytest.raises(CheckpointError, match="no gone; add one or pass --tokenizer FILE"):
         convert_tokenizer("sp", tmp_path / "gone", add_bos=False)
-    with pytest.raises(CheckpointError, match="'sp' needs the path of its file"):
+    with pytest.raises(CheckpointError, match="'sp' needs the path of a file"):
         convert_tokenizer("sp", None, add_bos=False)
 
 
