@@ -224,7 +224,7 @@ def _special(
 
 
 def _prefixed(parsed: dict[str, Any]) -> bool:
-    """True if a text gets a space before it."""
+    """Return whether a text gets a space before it."""
     if _steps(parsed.get("normalizer"), "normalizers", "Prepend"):
         return True
     spaces = _steps(parsed.get("pre_tokenizer"), "pretokenizers", "Metaspace")
@@ -232,7 +232,7 @@ def _prefixed(parsed: dict[str, Any]) -> bool:
 
 
 def _plain_spaces(parsed: dict[str, Any]) -> bool:
-    """True if the tokenizer at most replaces spaces and puts one before each ordinary text."""
+    """Return whether the tokenizer at most replaces spaces and puts one before each ordinary text."""
     for step in _steps(parsed.get("normalizer"), "normalizers"):
         match step:
             case {"type": "Prepend", "prepend": "▁"}:

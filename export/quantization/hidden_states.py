@@ -103,7 +103,7 @@ def damped(squares: F32) -> F32:
     """Return the importance [K] of channels by their squares, all positive.
 
     A share of the mean is added, because inputs that the text lacks are not impossible, and ggml
-    writes zeros for blocks whose channels all have importance 0.
+    loses blocks whose channels all have importance 0.
     """
     return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
 

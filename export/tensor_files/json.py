@@ -36,11 +36,11 @@ def read_json(
         return msgspec.json.decode(data, type=type)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path.parent}: has no {path.name}; {missing or 'copy it, too'}"
+            f"{path.parent}: no {path.name}; {missing or 'copy it, too'}"
         ) from None
     except (OSError, ValueError, RecursionError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path}: is not {what} ({reason_of(error)}); copy the file again from where the model "
+            f"{path}: not {what} ({reason_of(error)}); copy the file again from where the model "
             "was made"
         ) from error
 

@@ -185,7 +185,7 @@ def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) ->
         raise ValueError(f"tensor {shown} {what}, at byte {start + first}")
     wanted = math.prod(shape) * VALUE_NBYTES[entry.dtype]
     if end - first != wanted:
-        raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes; expected {wanted}")
+        raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
     if start + end > file.nbytes:
         raise ValueError(
             f"tensor {shown} ends at byte {start + end}, but the file at {file.nbytes}"

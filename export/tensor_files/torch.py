@@ -172,7 +172,7 @@ class _Tensors:
         typed = name.text.removeprefix("torch.").removesuffix("Storage")
         dtype = "U8" if name.text == UNTYPED else STORAGES.get(typed, "")
         if dtype not in VALUE_NBYTES or type(count) is not int:
-            raise ValueError(f"values of the unknown kind {name.text}")
+            raise ValueError(f"values of the kind {name.text}")
         if count * VALUE_NBYTES[dtype] != member.nbytes:
             raise ValueError(f"{member.nbytes} bytes for {count} values of {dtype}")
         if key not in self._checksums and member.crc32:
@@ -201,7 +201,7 @@ class _Tensors:
     ) -> StoredTensor:  # fmt: skip
         text = dtype.text.removeprefix("torch.") if isinstance(dtype, Name) else ""
         if text not in DTYPES:
-            raise ValueError(f"values of the unknown kind {text or describe(dtype)}")
+            raise ValueError(f"values of the kind {text or describe(dtype)}")
         return self._plain(storage, offset, size, stride, dtype=DTYPES[text])
 
     def _of_type(self, maker: Any, kind: Any, arguments: Any, *_: Any) -> Any:

@@ -215,7 +215,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _adds(path: Path, text: str, bos: str | None) -> bool:
-    """True if the tokenizer itself puts its first token before a text."""
+    """Return whether the tokenizer itself puts its first token before a text."""
     with _reading(path, "a tokenizer that puts nothing or its bos_token before a text"):
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()

@@ -135,7 +135,7 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
         ({"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 0}, []),
         ({"rope_scaling": YARN}, ["both rope_scaling and rope_parameters"]),
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, ["layer_types", "3 layers"]),
-        ({"model_type": "qwen3", "layer_types": EVERY_SECOND}, ["no sliding_window is in use"]),
+        ({"model_type": "qwen3", "layer_types": EVERY_SECOND}, ["no sliding_window is set"]),
     ],
 )
 def test_a_config_that_is_not_understood(
@@ -155,7 +155,7 @@ def test_keys_that_say_nothing(llama: Path) -> None:
     ("change", "said"),
     [
         (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
-        (lambda tensors: tensors.update(BEYOND), f"tensor {next(iter(BEYOND))} is no part of the"),
+        (lambda tensors: tensors.update(BEYOND), f"tensor {next(iter(BEYOND))} is not part of the"),
         (lambda tensors: tensors.update({"score.weight": torch.ones(2)}), "tensor score.weight is"),
         (add_biases, "self_attn.k_proj.bias"),
     ],
