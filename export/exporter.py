@@ -191,10 +191,7 @@ def _make_job(
 
 
 def _subject(job: Job, files: object) -> str:
-    """Return a digest of everything that changes the bytes of the bundle.
-
-    files: those of the checkpoint, with size and time of change.
-    """
+    """Return a digest of all that changes the bundle's bytes; files: as Sources.used returns."""
     text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
     base = encode_manifest(job.base.manifest) if job.base else None
     ggml = job.ggml.version if job.ggml else None

@@ -142,11 +142,10 @@ def _manifest(
     """Describe the bundle as written so far; measured: fields of the quality report."""
     base = job.base.manifest if job.base else None
     backbone, gguf = (base.backbone, base.gguf) if base else (None, None)
-    match format:
-        case BackboneFormat() as backbone:
-            pass
-        case GgufFormat() as gguf:
-            pass
+    if isinstance(format, GgufFormat):
+        gguf = format
+    else:
+        backbone = format
     tables = job.tables.format if job.tables else None
     engine, files = job.options.runs_on, journal.files()
     report = QualityReport(

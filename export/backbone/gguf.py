@@ -40,10 +40,7 @@ def write_backbone(
     meter: ErrorMeter,
     advance: Advance,
 ) -> dict[Path, FileEntry]:
-    """Write backbone.gguf.
-
-    written: returns the files of the steps before, which include the table store.
-    """
+    """Write backbone.gguf; written: returns the files of earlier steps, as the table store's."""
     if job.ggml is None:
         raise ValueError("an export for ggml needs the library")
     source, config, weights = job.source, job.source.config, format.weights
@@ -56,8 +53,8 @@ def write_backbone(
             gguf_schema.gguf_name(name),
             source.backbone[name],
             types[name],
-            kind=_kind(name),
-            importance=importance.get(name),
+            KINDS.get(part := name.rsplit(".", 1)[-1], part),
+            importance.get(name),
         )
         for name in config.backbone_shapes()
     ]
@@ -86,8 +83,3 @@ def importance_by_text(
     vectors = importance_vectors(source, ids, tell)
     tell("exporting")
     return vectors
-
-
-def _kind(name: str) -> str:
-    part = name.rsplit(".", 1)[-1]
-    return KINDS.get(part, part)

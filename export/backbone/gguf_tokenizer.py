@@ -54,10 +54,7 @@ UNKNOWN_PATTERN = "default"
 
 
 def tokenizer_metadata(converted: ExportedTokenizer, vocab_size: int) -> dict[str, GgufValue]:
-    """Return the keys tokenizer.* and their values.
-
-    vocab_size: tokens of the model, no fewer than the tokenizer's.
-    """
+    """Return the keys tokenizer.*; vocab_size: tokens of the model, at least the tokenizer's."""
     parsed = json.loads(converted.json)
     kind = _kind(parsed)
     values: dict[str, GgufValue] = {"tokenizer.ggml.model": kind}
@@ -107,9 +104,8 @@ def differences(converted: ExportedTokenizer) -> tuple[str, ...]:
 def _kind(parsed: dict[str, Any]) -> str:
     """Return the tokenizer.ggml.model of a tokenizer.json."""
     model = parsed["model"]
-    if model["type"] != "BPE" or model.get("continuing_subword_prefix"):
-        return NONE
-    if model.get("end_of_word_suffix") or model.get("dropout"):
+    unknown = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+    if model["type"] != "BPE" or any(model.get(key) for key in unknown):
         return NONE
     if _steps(parsed.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
         return BYTE_LEVEL
@@ -242,8 +238,7 @@ def _plain_spaces(parsed: dict[str, Any]) -> bool:
         return False
     for step in _steps(parsed.get("pre_tokenizer"), "pretokenizers"):
         match step:
-            # Only "never", because the other schemes put no space before a text that begins with
-            # one, and llama.cpp does.
+            # No other scheme, because llama.cpp puts a space even before a text that has one.
             case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}:
                 continue
         return False

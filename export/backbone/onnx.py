@@ -25,10 +25,7 @@ PREFILL_STEP = "prefill"
 
 
 def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
-    """Return the format with what the observed inputs decide. Raises ExportError if none fits.
-
-    peaks: as OnnxBackbone takes them.
-    """
+    """Return the format with what the peaks decide (OnnxBackbone). Raises ExportError."""
     format = job.options.format
     if not isinstance(format, BackboneFormat):
         raise TypeError(f"{format} is not for onnxruntime")

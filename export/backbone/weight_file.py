@@ -53,10 +53,9 @@ class PaddedTensors(Mapping[str, Matrix]):
 
 
 class WeightFile:
-    """Weight file being written.
+    """Weight file being written. Matrices in blocks need a quantizer.
 
-    quantizer: quantizes matrices in blocks; peaks: consumer of the prefill graph -> greatest
-    magnitude of each input channel [K], as calibration.observe returns.
+    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K].
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class WeightFile:
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])
             case Floats():
-                pieces = self._weights.stream(item.tensor.name, self._rows(item.parts), _same)
-                self._put(item.tensor, pieces)
+                rows = self._rows(item.parts)
+                self._put(item.tensor, self._weights.stream(item.tensor.name, rows, lambda x: x))
             case Blocks():
                 self._blocks(item)
             case Columns():
@@ -178,10 +177,6 @@ class WeightFile:
         made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
-
-
-def _same(values: F32) -> F32:
-    return values
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:

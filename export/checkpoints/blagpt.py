@@ -80,8 +80,7 @@ class Options(msgspec.Struct):
     """Options in `model_config` that describe the model; one that is missing is off."""
 
     vocab_size: int
-    # Limited here, because it sizes lists before ModelConfig checks it.
-    n_layer: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
+    n_layer: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]  # limited, since it sizes lists
     n_head: Annotated[int, msgspec.Meta(ge=1)]
     n_embd: int
     block_size: int

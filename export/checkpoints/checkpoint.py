@@ -76,8 +76,7 @@ def module_names(
 ) -> dict[str, str]:
     """Return the trainer's name of each module -> this project's name of its weight.
 
-    inside: the trainer's prefix of names in a layer, with {} for its number; top, parts: names
-    outside and inside of layers.
+    inside: the trainer's prefix of names in a layer, with {} for its number.
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"
@@ -87,10 +86,7 @@ def module_names(
 
 
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint, if it has exactly the tensors and shapes that its config asks for.
-
-    Raises CheckpointError.
-    """
+    """Return the checkpoint. Raises CheckpointError unless its tensors are those of its config."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
     table = (config.records, config.record_values // max(1, len(config.stem_layers)))
@@ -138,10 +134,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
-    """Return `values`, rows of the matrix `name` from row `start` on, if all are finite.
-
-    Raises CheckpointError.
-    """
+    """Return rows from `start` on of the matrix `name`. Raises CheckpointError for NaN and inf."""
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(np.argwhere(bad)[0][0]) + start

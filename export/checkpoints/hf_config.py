@@ -206,10 +206,7 @@ class Qwen3(Qwen2, kw_only=True):
 
 
 def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfig, tuple[str, ...]]:
-    """Read a config.json whose model_type is one of `kinds`; return the model and notes.
-
-    Raises CheckpointError.
-    """
+    """Read a config.json of one of `kinds`; return model and notes. Raises CheckpointError."""
     given = read_json(path, "a model's configuration", dict[str, Any])
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:

@@ -83,10 +83,8 @@ def read_rope(
     newer: dict[str, Any] | None,
     context: int,
 ) -> tuple[float, RopeScaling | None]:
-    """Return rope_theta and the scaling. Raises ValueError.
-
-    The parameters are rope_theta, rope_scaling, rope_parameters and max_position_embeddings of a
-    config.json.
+    """Return rope_theta and the scaling, from rope_theta, rope_scaling, rope_parameters and
+    max_position_embeddings of a config.json. Raises ValueError.
     """
     if older and newer:
         raise ValueError("both rope_scaling and rope_parameters are given; expected one of them")

@@ -27,10 +27,7 @@ SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of atte
 
 
 def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_size: int) -> I64:
-    """Read the ids of a text, or a file of ids (.npy, or .int32 as little-endian); empty without one.
-
-    Raises ExportError.
-    """
+    """Read ids of a text, a .npy or a little-endian .int32; empty for None. Raises ExportError."""
     if file is None:
         return np.zeros(0, np.int64)
     path = Path(file)
@@ -102,11 +99,8 @@ def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
 
 
 def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str, F32]]:
-    """Compute the checkpoint's logits [T, V], and the peaks of the inputs of its matrices.
-
-    The peaks are the greatest magnitudes of each channel [K], by the input's name as in
-    stem_edge.numerics.reference.Observer.
-    """
+    """Compute the checkpoint's logits [T, V], and of each input of matrices the greatest magnitude
+    of every channel [K], by its name in stem_edge.numerics.reference.Observer."""
     peaks: dict[str, F32] = {}
 
     def see(name: str, x: F32) -> None:

@@ -27,10 +27,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yield work(item) of every item, in order.
-
-        At most one item more than there are threads is in work or waits, to keep memory small.
-        """
+        """Yield work(item) in order; to save memory, few more items than threads wait at a time."""
         pending: deque[Future[R]] = deque()
         try:
             for item in items:
@@ -58,10 +55,7 @@ class Weights(Threads):
         self.meter, self.progress = meter, progress
 
     def stream(self, name: str, parts: Sequence[Rows], work: Callable[[F32], R]) -> Iterator[R]:
-        """Yield work(rows [n, K]) for the rows of `parts`, in order; `name` is for messages.
-
-        Raises CheckpointError for values that are not finite.
-        """
+        """Yield work(rows [n, K]) in order. Raises CheckpointError for values that are not finite."""
 
         def read(span: Rows) -> R:
             matrix, start, stop = span

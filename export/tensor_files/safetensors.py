@@ -113,8 +113,6 @@ def _some(problems: list[str]) -> str:
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
-    """Entry of a header."""
-
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]

@@ -73,8 +73,6 @@ class _Piece(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct):
-    """Tensor of the index."""
-
     size: tuple[int, ...]
     chunks: list[Any]
 
@@ -87,8 +85,6 @@ class _Index(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct):
-    """Index of a distributed checkpoint."""
-
     state_dict_metadata: dict[str, Any]
     storage_data: dict[Any, Any]
 
