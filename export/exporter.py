@@ -170,7 +170,7 @@ def read_source(
     source = read_checkpoint(checkpoint)
     if options.lora is not None:
         source = merge_lora(source, options.lora)
-    return source, _tokenizer_of(source, options.tokenizer)
+    return source, _convert_tokenizer(source, options.tokenizer)
 
 
 def _make_job(
@@ -254,7 +254,7 @@ def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> N
         )
 
 
-def _tokenizer_of(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
+def _convert_tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
     wanted = source.tokenizer
     if override is not None:
         wanted = TokenizerSource("json", Path(override), wanted.add_bos)

@@ -58,19 +58,23 @@ def write_backbone(
         )
         for name in config.backbone_shapes()
     ]
-    values: dict[str, GgufValue] = {
-        "general.architecture": gguf_schema.ARCHITECTURE,
-        "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
-        "general.file_type": FILE_TYPES[weights],
-        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
-        "general.alignment": gguf_schema.ALIGNMENT,
-        **gguf_schema.model_metadata(config),
-    }
+    values = _metadata(source, weights)
     if config.stem_layers:
         values[gguf_schema.TABLES_KEY] = tables_hash(written())
     values |= tokenizer_metadata(job.converted, config.vocab_size)
     threads, path = job.options.cpus, job.folder / GGUF
     return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
+
+
+def _metadata(source: Checkpoint, weights: GgufType) -> dict[str, GgufValue]:
+    return {
+        "general.architecture": gguf_schema.ARCHITECTURE,
+        "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
+        "general.file_type": FILE_TYPES[weights],
+        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
+        "general.alignment": gguf_schema.ALIGNMENT,
+        **gguf_schema.model_metadata(source.config),
+    }
 
 
 def importance_by_text(

@@ -29,6 +29,7 @@ from tokenizers import Tokenizer
 
 from stem_edge.export.backbone.gguf_writer import GgufValue
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
+from stem_edge.numerics.quantize import F32, I32
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BYTE_LEVEL, SENTENCEPIECE, NONE = "gpt2", "llama", "no_vocab"
@@ -70,7 +71,7 @@ def tokenizer_metadata(converted: ExportedTokenizer, vocab_size: int) -> dict[st
         values["tokenizer.ggml.scores"] = _scores(names, merges)
         values["tokenizer.ggml.add_space_prefix"] = _prefixed(parsed)
     values["tokenizer.ggml.tokens"] = names
-    values["tokenizer.ggml.token_type"] = _types(parsed, names, kind, converted.vocab_size)
+    values["tokenizer.ggml.token_type"] = _types(parsed, names, kind)
     values |= _special(converted, names, parsed["model"].get("unk_token"))
     return values | {"tokenizer.huggingface.json": converted.json}
 
@@ -173,17 +174,13 @@ def _names(converted: ExportedTokenizer, vocab_size: int) -> list[str]:
     return names
 
 
-def _scores(
-    names: list[str], merges: list[tuple[str, str]]
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _scores(names: list[str], merges: list[tuple[str, str]]) -> F32:
     """Return scores: greater for tokens made by earlier merges, least for those that none makes."""
     rank = {a + b: number for number, (a, b) in reversed(list(enumerate(merges)))}
     return np.array([-float(rank.get(name, len(merges))) for name in names], np.float32)
 
 
-def _types(
-    parsed: dict[str, Any], names: list[str], kind: str, known: int
-) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _types(parsed: dict[str, Any], names: list[str], kind: str) -> I32:
     added = {token["content"]: token["special"] for token in parsed["added_tokens"]}
     vocab = parsed["model"]["vocab"]
     types = []
@@ -238,7 +235,7 @@ def _plain_spaces(parsed: dict[str, Any]) -> bool:
         return False
     for step in _steps(parsed.get("pre_tokenizer"), "pretokenizers"):
         match step:
-            # No other scheme, because llama.cpp puts a space even before a text that has one.
+            # No other scheme, since llama.cpp puts a space before texts that begin with one, too.
             case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}:
                 continue
         return False

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
@@ -23,7 +22,7 @@ from stem_edge.export.quantization.weights import Weights, all_rows
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml
-from stem_edge.numerics.quantize import U8
+from stem_edge.numerics.quantize import F32, I32, U8
 from stem_edge.numerics.reference import whole
 
 MAGIC, VERSION = b"GGUF", 3
@@ -32,16 +31,7 @@ UINT32, INT32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 
 # An int is written as uint32 and a tuple of them as an array of uint32; arrays of numpy keep their
 # type.
-GgufValue = (
-    str
-    | bool
-    | int
-    | float
-    | tuple[int, ...]
-    | Sequence[str]
-    | npt.NDArray[np.int32]
-    | npt.NDArray[np.float32]
-)
+GgufValue = str | bool | int | float | tuple[int, ...] | Sequence[str] | I32 | F32
 
 
 def write_gguf(

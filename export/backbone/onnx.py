@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,10 @@ class OnnxBackbone:
     def steps(self) -> list[tuple[str, WriteStep]]:
         """Return the name and function of each step."""
         steps: list[tuple[str, WriteStep]] = [("backbone", self._backbone)]
-        return steps + ([(PREFILL_STEP, self._prefill)] if self._options.prefill else [])
+        if self._options.prefill:
+            plan = prompts(self._config, self._job.layout, self._format).plan
+            steps.append((PREFILL_STEP, partial(self._write, plan)))
+        return steps
 
     def _backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
         """Write the weights for decoding, and a graph over them for other tools."""
@@ -60,10 +64,6 @@ class OnnxBackbone:
         plan, graph = decoding(*described).plan, self._job.folder / BACKBONE_GRAPH
         written = self._write(plan, meter, advance, quantizer=self._quantizer())
         return written | {graph: write_file(graph, encode(whole(*described)))}
-
-    def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
-        plan = prompts(self._config, self._job.layout, self._format).plan
-        return self._write(plan, meter, advance)
 
     def _write(
         self,

@@ -175,11 +175,7 @@ def _untied(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _merged(
-    path: Path,
-    module: str,
-    base: SourceMatrix,
-    parts: Mapping[str, StoredTensor],
-    options: Options,
+    path: Path, module: str, base: SourceMatrix, parts: Mapping[str, StoredTensor], options: Options
 ) -> SourceMatrix:
     for part in BASE:
         if part in parts:

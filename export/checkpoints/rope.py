@@ -78,10 +78,7 @@ _TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def read_rope(
-    theta: float | None,
-    older: dict[str, Any] | None,
-    newer: dict[str, Any] | None,
-    context: int,
+    theta: float | None, older: dict[str, Any] | None, newer: dict[str, Any] | None, context: int
 ) -> tuple[float, RopeScaling | None]:
     """Return rope_theta and the scaling, from rope_theta, rope_scaling, rope_parameters and
     max_position_embeddings of a config.json. Raises ValueError.

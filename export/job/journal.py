@@ -1,4 +1,4 @@
-"""Journal of an export's finished steps, from which the next export continues if it is killed.
+"""Journal of the finished steps of an export, by which it can be continued if it is killed.
 
 An export is a sequence of steps, each of which writes whole files. The journal is a file of the
 working folder with one line for each finished step: its files with their checksums, and the errors

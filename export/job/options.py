@@ -139,7 +139,13 @@ class ExportOptions:
                 f"{engine}{where}"
             )
         if engine == "gguf":
-            self._refuse_options_of_onnx()
+            _refuse(
+                self._given(
+                    "head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"
+                ),
+                "for the engine onnx only: a type of the engine gguf leaves nothing else to choose; "
+                "leave this out, or take --engine onnx",
+            )
             weighted = self.calibration is not None and weights not in UNWEIGHTED
             return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
         return self._quantized(self._plain(cast(WeightType, weights)))
@@ -199,13 +205,6 @@ class ExportOptions:
             return format
         chosen = self.quantizer or ("gptq" if calibrated else "search")
         return msgspec.structs.replace(format, asymmetric=self.asymmetric, quantizer=chosen)
-
-    def _refuse_options_of_onnx(self) -> None:
-        _refuse(
-            self._given("head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"),
-            "for the engine onnx only: a type of the engine gguf leaves nothing else to choose; "
-            "leave this out, or take --engine onnx",
-        )
 
     def _given(self, *names: str) -> list[str]:
         """Return those of the options that differ from their defaults."""

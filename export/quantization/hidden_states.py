@@ -80,18 +80,9 @@ class HiddenStates:
 
     def _forward(self, number: int, weights: Mapping[str, Matrix], see: Observer) -> F32:
         ids, x = self._sequences[number], self._states[number]
+        config, rows = self._checkpoint.config, self._checkpoint.rows
         cos, sin = (table[: len(ids)] for table in self._rope)
-        return layer_forward(
-            self._checkpoint.config,
-            self.layer,
-            weights,
-            self._checkpoint.rows,
-            x,
-            ids,
-            cos,
-            sin,
-            see,
-        )
+        return layer_forward(config, self.layer, weights, rows, x, ids, cos, sin, see)
 
 
 def squares(x: F32) -> F32:

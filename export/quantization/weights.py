@@ -27,7 +27,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yield work(item) in order; to save memory, few more items than threads wait at a time."""
+        """Yield work(item) in order; to save memory, only one item more than threads is pending."""
         pending: deque[Future[R]] = deque()
         try:
             for item in items:

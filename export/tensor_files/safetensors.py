@@ -185,7 +185,5 @@ def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) ->
     if end - first != wanted:
         raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
     if start + end > file.nbytes:
-        raise ValueError(
-            f"tensor {shown} ends at byte {start + end}, but the file at {file.nbytes}"
-        )
+        raise ValueError(f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}")
     return StoredTensor(file, name, entry.dtype, shape, start + first)

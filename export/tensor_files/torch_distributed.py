@@ -28,24 +28,19 @@ from stem_edge.files import disk
 
 MAX_METADATA_NBYTES = 1 << 28
 _CHECKPOINT = "torch.distributed.checkpoint."
-_INDEX_NAMES = frozenset(
-    {
-        "torch.Size",
-        "collections.OrderedDict",
-        "builtins.getattr",  # in pickles of some Python versions, for members of an enum
-        "torch.serialization._get_layout",
-        *(f"pathlib.{name}" for name in ("Path", "PosixPath", "WindowsPath")),
-        "pathlib._local.PosixPath",
-        f"{_CHECKPOINT}filesystem._StorageInfo",
-    }
-).union(
-    f"{_CHECKPOINT}metadata.{name}"
-    for name in (
-        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
-        *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-        "TensorProperties._MEM_FORMAT_ENCODING",
-    )
+_METADATA_NAMES = (
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+    *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    "TensorProperties._MEM_FORMAT_ENCODING",
 )
+_PATHS = [f"pathlib.{n}" for n in ("Path", "PosixPath", "WindowsPath", "_local.PosixPath")]
+_INDEX_NAMES = {
+    *("torch.Size", "collections.OrderedDict", "torch.serialization._get_layout"),
+    "builtins.getattr",  # in pickles of some Python versions, for members of an enum
+    f"{_CHECKPOINT}filesystem._StorageInfo",
+    *(f"{_CHECKPOINT}metadata.{name}" for name in _METADATA_NAMES),
+    *_PATHS,
+}
 T = TypeVar("T")
 
 
@@ -93,11 +88,10 @@ def _read_metadata(path: Path) -> Any:
     data = disk.read_file(path.resolve(), MAX_METADATA_NBYTES)
     if len(data) > MAX_METADATA_NBYTES:
         raise ValueError(f"larger than {MAX_METADATA_NBYTES} bytes")
-    paths = [name for name in _INDEX_NAMES if name.startswith("pathlib")]
     makers: dict[str, Callable[..., Any]] = {
         "torch.Size": lambda sizes: sizes,
         "collections.OrderedDict": dict,
-        **dict.fromkeys(paths, lambda *parts: "/".join(parts)),
+        **dict.fromkeys(_PATHS, lambda *parts: "/".join(parts)),
     }
     return read_pickle(data, _INDEX_NAMES, makers)
 

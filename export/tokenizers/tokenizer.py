@@ -105,9 +105,7 @@ def _finish(
         tokenizer = _load(text)
         bos_id, eos_id = (_special_id(tokenizer, name) for name in (bos, eos))
         if add_bos and bos is None:
-            raise ValueError(
-                "add_bos, but no bos_token here or in a tokenizer_config.json beside it"
-            )
+            raise ValueError("add_bos, but no bos_token in it or in tokenizer_config.json")
         if add_bos:
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, bos_id)]
