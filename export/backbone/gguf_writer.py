@@ -29,8 +29,7 @@ MAGIC, VERSION = b"GGUF", 3
 # Numbers of the value types that are written here.
 UINT32, INT32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 
-# An int is written as uint32 and a tuple of them as an array of uint32; arrays of numpy keep their
-# type.
+# An int is written as uint32, a tuple of them as an array of uint32; numpy arrays keep their type.
 GgufValue = str | bool | int | float | tuple[int, ...] | Sequence[str] | I32 | F32
 
 
@@ -48,8 +47,7 @@ def write_gguf(
     metadata: keys -> values in their order, general.architecture first.
     advance: gets the bytes of values that were read, as float32.
 
-    Raises CheckpointError for values that are not finite, ExportError for values beyond the range
-    of the type.
+    Raises CheckpointError for values that are not finite, ExportError for those out of range.
     """
     header = encode_header(metadata, tensors)
     with Weights(threads, meter, advance) as weights, BundleFile(path) as file:

@@ -91,11 +91,8 @@ def squares(x: F32) -> F32:
 
 
 def damped(squares: F32) -> F32:
-    """Return the importance [K] of channels by their squares, all positive.
-
-    A share of the mean is added, because inputs that the text lacks are not impossible, and ggml
-    loses blocks whose channels all have importance 0.
-    """
+    """Return the importance [K] of channels by their squares, all positive. A share of the mean is
+    added, because a text lacks some inputs, and ggml loses blocks whose channels all count 0."""
     return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
 
 
