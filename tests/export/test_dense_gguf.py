@@ -117,7 +117,7 @@ def test_models_of_transformers(name: str, tmp_path: Path) -> None:
     model = make_transformer(name)
     model.save_pretrained(tmp_path / "model")
     Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "t.json"))
-    with pytest.warns(TokenizerDiffers, match=r"model\.gguf: .* no text"):
+    with pytest.warns(TokenizerDiffers, match=r"model\.gguf: .* not text"):
         out = export_dense_gguf(
             tmp_path / "model",
             tmp_path / "model.gguf",
@@ -286,7 +286,7 @@ def test_a_file_is_replaced_only_by_force_and_only_a_gguf_file(
     out = tmp_path / "m.gguf"
     export_dense_gguf(folder, out, backbone="f32")
     before = out.read_bytes()
-    with pytest.raises(ExportError, match=r"m\.gguf: exists already; .*--force"):
+    with pytest.raises(ExportError, match=r"m\.gguf: already exists; .*--force"):
         export_dense_gguf(folder, out)
     assert out.read_bytes() == before
     assert export_dense_gguf(folder, out, backbone="f16", force=True).read_bytes() != before
@@ -405,6 +405,6 @@ def test_the_command_writes_an_ordinary_file(
     assert str(out) in capsys.readouterr().out
     assert out.read_bytes()[:4] == b"GGUF"
     assert main(command) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main([*command, "--force", "--tables", "int8"]) == 1
     assert "--tables is for bundles" in capsys.readouterr().err

@@ -42,7 +42,10 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
 }  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
 STEEP = YARN | {"beta_fast": 4.0, "beta_slow": 0.2}  # so that the ramp lies within a small head
 EVERY_SECOND = ["full_attention", "sliding_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

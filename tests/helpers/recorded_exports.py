@@ -12,7 +12,7 @@ import pytest
 from crash_states import CrashState, Medium, Op, Recorder, crash_states
 from tiny_exports import OPTIONS, TinyExport, bundle_files, many_writes, run_export
 
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 
 EACH = 16  # states per operation
 WORK, ASIDE = ".stem-edge-out", ".stem-edge-out-old"

@@ -237,8 +237,8 @@ def test_an_unknown_option_that_is_off_changes_nothing(good: Path, value: object
         ({"bias": False}, ["bias is not part"]),
         ({"rmsnorm_before_qk": False}, ["q_norm", "not part"]),
         ({"use_pre_post_norm": True}, ["attention_post_norm is missing"]),
-        ({"stem_ratio": "full"}, ["tables in layers [1, 2, 3], the weights have them in [1, 3]"]),
-        ({"use_stem": False}, ["tables in layers [], the weights have them in [1, 3]"]),
+        ({"stem_ratio": "full"}, ["tables in layers [1, 2, 3], but the weights have them in [1, 3]"]),
+        ({"use_stem": False}, ["tables in layers [], but the weights have them in [1, 3]"]),
     ],
 )  # fmt: skip
 def test_options_that_contradict_the_tensors(

@@ -110,7 +110,7 @@ def test_missing_folder() -> None:
     [
         (
             "consolidated.pth",
-            ["no weights", "consolidated.pth", "found only consolidated_stem.pth"],
+            ["no weights", "consolidated.pth", "found consolidated_stem.pth"],
         ),
         ("consolidated_stem.pth", ["no tables", "stem_shards"]),
     ],
@@ -227,7 +227,7 @@ def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) 
 
 def test_rows_that_no_rank_has_are_reported(training: Path) -> None:
     cut_over_two_ranks(training, keep=lambda name, part: part == 0 or "wq" not in name)
-    refused(training, "attention.wq", "16 of 32 rows", "another rank is missing")
+    refused(training, "attention.wq", "16 of 32 rows", "file of a rank is missing")
 
 
 def cut_over_two_ranks(folder: Path, keep: Callable[[str, int], bool] = lambda *_: True) -> None:

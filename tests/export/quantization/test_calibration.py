@@ -40,9 +40,9 @@ def test_a_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.int32", np.array([1, 300], "<i4").tobytes(), "it holds 1 to 300"),
-        ("a.int32", np.array([-1], "<i4").tobytes(), "it holds -1 to -1"),
-        ("a.int32", b"", "it holds none"),
+        ("a.int32", np.array([1, 300], "<i4").tobytes(), "found 1 to 300"),
+        ("a.int32", np.array([-1], "<i4").tobytes(), "found -1 to -1"),
+        ("a.int32", b"", "found none"),
         ("a.txt", b"\xff\xfe", "cannot read"),
         ("a.npy", b"no npy", "cannot read"),
     ],

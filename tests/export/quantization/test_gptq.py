@@ -137,5 +137,5 @@ def test_inputs_beyond_float32_are_an_error_and_not_an_endless_search(bad: float
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ExportError, match=r"with torch, which cannot be .* --quantizer search"):
+    with pytest.raises(ExportError, match=r"needs torch, which cannot be .* --quantizer search"):
         inverse_factor(np.eye(4, dtype=np.float32))

@@ -161,7 +161,7 @@ def test_c13_code_that_a_config_names_is_not_run_but_noted(stem: Path) -> None:
     edit_json(stem / "config.json", auto_map={"AutoModel": "evil.Model"}, trust_remote_code=True)
     (stem / "evil.py").write_text("raise SystemExit('run')")
     (note,) = read_checkpoint(stem).notes
-    assert note == "config.json names code (auto_map, trust_remote_code), which was not run"
+    assert note == "config.json names code (auto_map, trust_remote_code), which is not run"
 
 
 NUMBERS = [-1, 0, 10**9, 2**31, 2**63, 2**64, 10**40]

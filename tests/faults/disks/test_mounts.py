@@ -17,7 +17,7 @@ from faulty_disk import CHANGES, Counter, watch
 from tiny_exports import Exports, bundle_files
 
 from stem_edge.errors import ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 
 
 def mounting() -> str | None:
@@ -62,7 +62,7 @@ def test_d1_a_real_disk_that_is_full(
     export = exports["force"]
     out = export.prepare(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("stem_edge.export.job.files.free_nbytes", lambda _: 1 << 40)
+        patch.setattr("stem_edge.export.job.publish.free_nbytes", lambda _: 1 << 40)
         refused(lambda: export.run(out), ExportError, out, "the disk is full", "B free", kept=[out])
     command("mount", "-o", "remount,size=4m", folder)
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from faulty_disk import CHANGES, Failing, shorten, watch
 from tiny_exports import Exports, Kind, TinyExport, bundle_files
 
 from stem_edge.errors import ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk
 
 MAX_CALLS = 500
@@ -76,7 +76,7 @@ def test_d1_a_full_disk_at_every_change(kind: Kind, exports: Exports, tmp_path: 
     assert len(messages) > 40
     full = [message for message in messages.values() if "the disk is full" in message]
     assert len(full) > 40
-    with_needs = [m for m in full if " free, about " in m and " more are needed)" in m]
+    with_needs = [m for m in full if " free, about " in m and " more needed)" in m]
     assert len(with_needs) > 30
 
 
@@ -87,9 +87,9 @@ def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     export, out = exports["force"], exports["force"].prepare(tmp_path)
     message = refused(
-        lambda: export.run(out), ExportError, out, "1 kB are free", kept=[out], seconds=60
+        lambda: export.run(out), ExportError, out, "1 kB free", kept=[out], seconds=60
     )
-    assert "B are needed" in message
+    assert "B needed" in message
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -136,7 +136,7 @@ def test_d3_a_step_whose_sync_failed_is_done_again(
     monkeypatch.setattr(disk, "create", noted)
     with monkeypatch.context() as patch:
         watch(patch, ["fsync"], Failing(4, errno.ENOSPC))
-        with pytest.raises(ExportError, match="go on from there"):
+        with pytest.raises(ExportError, match="continue from there"):
             export.run(out)
     failed = created[-1]
     assert failed == "backbone.onnx.data"

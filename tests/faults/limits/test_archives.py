@@ -78,8 +78,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "claims 1099511627778 members",
     ),
     "a place in 64 bits": ({"long": (0, 0, 1 << 40), "end": {"place": LONG}}, "directory ends at"),
-    "no long end": ({"long": (0, 0, 0), "locator": {"long": 0}}, "is not where it says"),
-    "a long end elsewhere": ({"long": (0, 0, 0), "locator": {"place": 0}}, "is not where it says"),
+    "no long end": ({"long": (0, 0, 0), "locator": {"long": 0}}, "is not where its end says"),
+    "a long end elsewhere": (
+        {"long": (0, 0, 0), "locator": {"place": 0}},
+        "is not where its end says",
+    ),
     "a locator of another kind": ({"long": (0, 0, 0), "locator": {"mark": 0}}, "directory ends at"),
     "fewer members": ({"end": {"count": 1}}, "stray bytes follow its directory"),
     "more members": ({"end": {"count": 3}}, "its directory is short"),
@@ -99,7 +102,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "compressed there": ({"local": {"method": 8}}, "is not where the directory says"),
     "another mark there": ({"local": {"mark": 0x04034B51}}, "is not where the directory says"),
     "a link": ({"entry": {"mode": 0o120777}}, "encrypted or a link"),
-    "a place behind all": ({"entry": {"place": 1 << 20}}, "behind all members"),
+    "a place behind all": ({"entry": {"place": 1 << 20}}, "after all members"),
     "a longer name there": ({"local": {"name": 9}}, "a/data/0 ends at byte"),
     "a longer extra field there": ({"local": {"extra": 4}}, "a/data/0 ends at byte"),
     "another size": ({"entry": {"size": 9, "packed": 9}}, "a/data/0 ends at byte"),
@@ -108,7 +111,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"entry": {"size": LONG}, "extra": struct.pack("<HHQ", 1, 8, 9)},
         "is compressed",
     ),
-    "the same place": ({"entry": {"place": 0}}, "members lie over each other"),
+    "the same place": ({"entry": {"place": 0}}, "members overlap"),
     "the first bytes": ({"parts": {}}, "an empty zip archive"),
 }
 

@@ -173,9 +173,7 @@ def test_files_that_cannot_be_read_to_their_end(
 ) -> None:
     opened = source(file, bytes(100))
     file.write_bytes(bytes(90))
-    refused(
-        lambda: opened.read(80, 20), CheckpointError, file, "ends at byte 90, and there were 100"
-    )
+    refused(lambda: opened.read(80, 20), CheckpointError, file, "ends at byte 90, but had 100")
     assert opened.read(80, 10) == bytes(10)
 
     def broken(*_: object) -> int:

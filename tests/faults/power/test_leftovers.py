@@ -16,7 +16,7 @@ from tiny_exports import Exports, bundle_files, run_export
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk
 
 
@@ -29,7 +29,9 @@ def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
         if not exchange:
             patch.setattr(disk, "exchange", lambda first, second: False)
         watch(patch, ["remove_folder"], Failing(0, 5, for_ever=True))
-        with pytest.warns(Leftover, match=r"what was replaced could not be deleted.*; delete it"):
+        with pytest.warns(
+            Leftover, match=r"the replaced version could not be deleted.*; delete it"
+        ):
             export.run(out)
     assert bundle_files(out) == bundle_files(export.new)
     finish(export, out)
@@ -45,7 +47,7 @@ def test_x7_leftovers_are_used_or_deleted_and_reported(
     states = [s for s in recorded.states() if below(s.tree, WORK) is not None]
     unfinished = next(s for s in states if f"{WORK}/backbone.onnx.data" in s.tree)
     write_tree(unfinished.tree, tmp_path)
-    with pytest.warns(Leftover, match=r"\.stem-edge-out: .*(used again: 1|it is deleted)"):
+    with pytest.warns(Leftover, match=r"\.stem-edge-out: .*(used again: 1|they are deleted)"):
         export.run(out)
     assert bundle_files(out) == bundle_files(export.new)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -57,11 +59,11 @@ def test_x7_a_bundle_moved_aside_is_restored(exports: Exports, tmp_path: Path) -
     assert export.old is not None
     shutil.copytree(export.old, tmp_path / ASIDE)
     shutil.copytree(export.new, tmp_path / WORK)
-    with pytest.warns(Leftover, match="the bundle is here again"):
+    with pytest.warns(Leftover, match="the bundle is restored"):
         message = refused(
             lambda: run_export(export.checkpoint, tmp_path / "out", {}), ExportError, "--force"
         )
-    assert "exists already" in message
+    assert "already exists" in message
     assert bundle_files(tmp_path / "out") == bundle_files(export.old)
     finish(export, tmp_path / "out")
 

@@ -33,7 +33,7 @@ from tiny_exports import KINDS, Exports, TinyExport, bundle_files, many_writes
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk
 
 pytestmark = pytest.mark.slow

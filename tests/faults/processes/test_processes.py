@@ -104,7 +104,7 @@ def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
                 lambda: stem_edge.export_bundle(tiny_checkpoint, out, force=True),
                 ExportError,
                 out,
-                "another export to it is under way; wait for it",
+                "another export to it is running; wait for it",
                 kept=[out],
             )
         finally:
