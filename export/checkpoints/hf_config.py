@@ -13,18 +13,23 @@ A key that no one here knows may change what the model computes, so it is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
+from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, RopeScaling
 from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
+from stem_edge.export.tensor_files.safetensors import TensorFiles
 
-TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+TOP = {"embedding": "embed_tokens", "norm": "norm"}
+HEAD_NAME, HEAD = "head", "lm_head"
 LAYER = {
     "attention_norm": "input_layernorm",
     "wq": "self_attn.q_proj",
@@ -42,6 +47,16 @@ LAYER = {
     "ffn_post_norm": "post_mlp_layernorm",
 }
 
+
+class Names(NamedTuple):
+    """Hugging Face's names of modules."""
+
+    top: Mapping[str, str]  # beside the layers
+    layer: Mapping[str, str]  # in a layer
+    inside: str = "model."  # what all of these begin with
+
+
+NAMES = Names(TOP, LAYER)
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Of training, of generating text (the tokenizer's reader takes eos_token_id), and of no meaning now.
 _HARMLESS = """
@@ -102,15 +117,50 @@ class Decoder(msgspec.Struct, kw_only=True):
             if not 0 < getattr(self, key) <= most:
                 raise ValueError(f"{key} is {getattr(self, key)}; expected 1 to {most}")
 
+    def read_rope(self) -> tuple[float, RopeScaling | None]:
+        """rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
+        return read_rope(
+            self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
+        )
+
     def extras(self) -> dict[str, Any]:
         """Fields of ModelConfig that this kind of model sets."""
         return {}
 
+    @classmethod
+    def text(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The part of config.json that describes the text model."""
+        return given
+
+    def names(self) -> Names:
+        """What its tensors are called."""
+        return NAMES
+
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
+        """Tensors of ModelConfig.backbone_shapes(), taken out of `files`."""
+        return {
+            name: files.take(tensor_name(name, self.names())) for name in config.backbone_shapes()
+        }
+
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+        """STEM layer -> table, taken out of `files`."""
+        return {}
+
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+        """The record of each token [V]; None where token i has record i."""
+        return None
+
+    def unused(self, name: str) -> bool:
+        """Whether a tensor that was not taken is known to say nothing of the model."""
+        return False
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know, a sentence each."""
+        return ()
+
     def model(self) -> ModelConfig:
         """Raises ValueError."""
-        theta, scaling = read_rope(
-            self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
-        )
+        theta, scaling = self.read_rope()
         fields: dict[str, Any] = {
             "vocab_size": self.vocab_size,
             "dim": self.hidden_size,
@@ -205,10 +255,20 @@ class Qwen3(Qwen2, kw_only=True):
         return super().extras() | {"biases": biases, "qk_norm_eps": self.rms_norm_eps}
 
 
-def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The model that the config.json at `path` describes, if it is one of `kinds`; and notes."""
+class Described(NamedTuple):
+    """What a config.json says."""
+
+    config: ModelConfig
+    decoder: Decoder
+    notes: tuple[str, ...]  # what the user should know, a sentence each
+
+
+def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
+    """The model that the config.json at `path` describes, if it is one of `kinds`."""
     given = read_json(path, "a model's configuration", dict[str, Any])
     kind = given.get("model_type")
+    if isinstance(kind, str) and kind in kinds:
+        given = kinds[kind].text(given)
     if not isinstance(kind, str) or kind not in kinds:
         raise CheckpointError(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
@@ -233,20 +293,24 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfi
     except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
-    return config, (f"{path.name} names code ({named}), which was not run",) if named else ()
+    notes = (f"{path.name} names code ({named}), which was not run",) if named else ()
+    return Described(config, decoder, notes + decoder.notes())
 
 
-def tensor_name(name: str) -> str:
+def tensor_name(name: str, names: Names = NAMES) -> str:
     """Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
     matrix = name.removesuffix(".bias")
     ending = ".weight" if matrix == name else ".bias"
-    if matrix in TOP:
-        return TOP[matrix] + ending
+    if matrix == HEAD_NAME:
+        return HEAD + ending
+    if matrix in names.top:
+        return names.inside + names.top[matrix] + ending
     _, layer, part = matrix.split(".")
-    return f"model.layers.{layer}.{LAYER[part]}{ending}"
+    return f"{names.inside}layers.{layer}.{names.layer[part]}{ending}"
 
 
-def module_names(names: Iterable[str]) -> dict[str, str]:
+def module_names(tensors: Iterable[str], names: Names = NAMES) -> dict[str, str]:
     """Hugging Face's name of a module -> this project's name of its weight."""
-    weights = [name for name in names if not name.endswith(".bias")]
-    return {tensor_name(name).removesuffix(".weight"): name for name in weights}
+    known = {HEAD_NAME, *names.top, *names.layer}
+    weights = [name for name in tensors if name.rpartition(".")[2] in known]
+    return {tensor_name(name, names).removesuffix(".weight"): name for name in weights}
