@@ -266,8 +266,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
-            values = [getattr(kind, field) for kind in kinds]
-            return next(filter(None, values), getattr(self, field))
+            values: list[int] = [getattr(one, field) for one in (*kinds, self)]
+            return next(filter(None, values))
 
         theta, scaling = self.rope_theta, self.rope_scaling
         for kind in kinds:

@@ -147,9 +147,11 @@ def _rope(config: ModelConfig, architecture: str) -> tuple[dict[str, GgufValue],
                 at + "attn_factor": float(scaling.attention_factor / usual),
             }, None
         case YarnRope():
-            return {at + "attn_factor": float(scaling.attention_factor)}, frequency_factors(config)
+            return {at + "attn_factor": float(scaling.attention_factor)}, frequency_factors(
+                config.layer(0).rope
+            )
         case Llama3Rope():
-            return {}, frequency_factors(config)
+            return {}, frequency_factors(config.layer(0).rope)
     return {}, None
 
 

@@ -196,9 +196,9 @@ class Gemma4(Windowed, kw_only=True):
                     f"per_layer_config has {one_line(repr({number: own}))}; expected layers with "
                     "head_dim or num_key_value_heads"
                 )
-            heads = own.get("head_dim", 0), own.get("num_key_value_heads", 0)
-            found.setdefault(heads, []).append(int(number))
-        return {heads: sorted(layers) for heads, layers in found.items()}
+            sizes = own.get("head_dim", 0), own.get("num_key_value_heads", 0)
+            found.setdefault(sizes, []).append(int(number))
+        return {sizes: sorted(layers) for sizes, layers in found.items()}
 
     def _rounded(self, scale: float) -> float:
         """A factor in the type of the weights, as transformers multiplies with it."""

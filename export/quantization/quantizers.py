@@ -143,5 +143,5 @@ def head_positions(config: ModelConfig) -> dict[str, tuple[Positions, int]]:
         for name, size in (("wq", q), ("wk", kv), ("wv", kv), ("wo", q))
     }
     probes = {n: ArrayMatrix(v[None] if n == "wo" else v[:, None]) for n, v in numbers.items()}
-    padded = {n: whole(matrix).ravel() for n, matrix in pad_heads(config, probes).items()}
+    padded = {n: whole(matrix).ravel() for n, matrix in pad_heads(config, 0, probes).items()}
     return {name: (np.flatnonzero(values), len(values)) for name, values in padded.items()}

@@ -25,7 +25,7 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import RowLookup, Row
+from stem_edge.tables.lookup import Row, RowLookup
 
 if TYPE_CHECKING:
     from stem_edge.runtime.engine import Engine

@@ -28,6 +28,8 @@ SYMMETRIC = 0x88  # two zero points of 4 bits
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
     """Why a model has no graphs that keep everything on a device; empty if it can have them."""
+    if reason := obstacle_of_layers(config):
+        return reason
     if layout is not None and not fits(layout):
         kind = "experts" if config.stem_ffn == "hash-moe" else "rows"
         return f"{kind} of {layout.parts} in groups of {layout.group_size} cannot lie on a device"
@@ -37,6 +39,13 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
             f"the embedding has {groups} blocks of {block} in 4 bits in a row, an odd number of "
             "which some accelerators refuse; a smaller --block-size or --bits embedding=8 helps"
         )
+    return ""
+
+
+def obstacle_of_layers(config: ModelConfig) -> str:
+    """Why only the CPU has graphs of a model's layers; empty if accelerators have."""
+    if config.ple_width or config.borrowed_kv_layers or config.layer_kinds:
+        return "per-layer embeddings, and layers of several kinds, run on the CPU only"
     return ""
 
 

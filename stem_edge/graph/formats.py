@@ -13,7 +13,11 @@ EngineName = Literal["onnxruntime", "ggml"]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
 # qkv are the three matrices before attention, stacked; project makes rows of low-rank tables.
-MatrixKind = Literal["embedding", "head", "qkv", "wo", "gate", "up", "down", "project"]
+# ple_: of per-layer embeddings.
+MatrixKind = Literal[
+    "embedding", "head", "qkv", "wo", "gate", "up", "down", "project",
+    "ple_context", "ple_gate", "ple_out",
+]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stem_edge.config import FFN_TERMS, ModelConfig
+from stem_edge.config import FFN_TERMS, Layer, ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import Products, vector
-from stem_edge.graph.names import head_width
+from stem_edge.graph.names import SLOT_IDS, head_width
 from stem_edge.tables.rows import RecordLayout
 
 Shapes = dict[str, tuple[int, ...]]
@@ -25,12 +25,18 @@ class LayerGraph:
     """
 
     def __init__(
-        self, config: ModelConfig, layout: RecordLayout | None, products: Products, number: int
+        self,
+        config: ModelConfig,
+        layout: RecordLayout | None,
+        products: Products,
+        number: int,
+        slot_ids: str = SLOT_IDS,
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
+        self.slot_ids = slot_ids  # [1, T] of the tokens' rows
         self.graph: Graph = products.graph
         self.at = f"layers.{number}."  # begins the name of everything in this layer
-        self.kind = config.ffn_kind(number)
+        self.kind, self.shape = config.ffn_kind(number), config.layer(number)
         self._products, self._shapes = products, layer_shapes(config, number)
 
     @property
@@ -61,11 +67,24 @@ class LayerGraph:
         weight = vector(self.graph, self._products.plan, name, size, (self.at + part,))
         return norm(self.graph, x, weight, eps)
 
+    def activated(self, gate: str, name: str) -> str:
+        """What the model's activation makes of a gate."""
+        if self.config.activation == "gelu":
+            return self.graph.node("FastGelu", [gate], [self.at + name], CONTRIB)
+        return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
+
     def post_norm(self, name: str, x: str) -> str:
         """The norm after attention or FFN, in models that have one."""
         if not self.config.post_norms:
             return x
         return self.rms_norm(self.at + name, x, name, self.config.norm_eps)
+
+    def scaled(self, residual: str, delta: str) -> str:
+        """What the layer gives, times its own number."""
+        name = self.at + "layer_scale"
+        scale = vector(self.graph, self._products.plan, name, 1, (name,))
+        total = self.graph.add("Add", [residual, delta], name + ".sum")
+        return self.graph.add("Mul", [total, scale], name + ".out")
 
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
         """RMS norm of residual + delta, and that sum.
@@ -107,12 +126,19 @@ def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> st
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Name -> shape of a layer's tensors (ModelConfig.layer_shapes)."""
-    return {n: _padded(config, n, s) for n, s in config.layer_shapes(layer).items()}
+    described = config.layer(layer)
+    return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
     """Name -> shape of all tensors (ModelConfig.backbone_shapes)."""
-    return {n: _padded(config, n, s) for n, s in config.backbone_shapes().items()}
+    shapes: Shapes = {}
+    for name, shape in config.backbone_shapes().items():
+        in_layer = name.startswith("layers.")
+        shapes[name] = (
+            _padded(config.layer(int(name.split(".")[1])), name, shape) if in_layer else shape
+        )
+    return shapes
 
 
 def kind_of(name: str) -> MatrixKind:
@@ -122,10 +148,10 @@ def kind_of(name: str) -> MatrixKind:
     return kind
 
 
-def _padded(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    width, part = head_width(config), name.removesuffix(".bias").rsplit(".", 1)[-1]
+def _padded(layer: Layer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    width, part = head_width(layer), name.removesuffix(".bias").rsplit(".", 1)[-1]
     if part in ("wq", "wk", "wv", "q_norm", "k_norm"):
-        return (shape[0] // config.head_dim * width, *shape[1:])
+        return (shape[0] // layer.head_dim * width, *shape[1:])
     if part == "wo" and len(shape) == 2:
-        return shape[0], shape[1] // config.head_dim * width
+        return shape[0], shape[1] // layer.head_dim * width
     return shape

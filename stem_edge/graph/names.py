@@ -8,6 +8,7 @@ still on its way from flash. A step runs the graphs in this order:
 | embed | token ids -> hidden state |
 | early | the layers before the first STEM layer, if there are any |
 | late | the layers from the first STEM layer on, if there are any |
+| rest | the layers that read K and V of others, if there are any, for the wanted positions alone |
 | head | the last norm and the head, for those positions whose logits are wanted |
 
 `prefill` stands for early and late together when a prompt is processed: its matrices are int8, which
@@ -16,12 +17,13 @@ is faster for many tokens and slower for one. All graphs share one KV cache.
 | input | type, shape | meaning |
 |---|---|---|
 | token_ids | int64 [1, T] | embed only |
-| hidden | float32 [1, T, dim] | all others: what the graph before gave |
-| wanted | int64 [n] | head only: the places in the step whose logits are wanted |
+| hidden | float32 [1, T, dim] | all others: what the graph before gave; the head after rest: [1, n, dim] |
+| embedded | float32 [1, T, dim] | rest only, with per-layer embeddings: what embed gave |
+| wanted | int64 [n] | rest and head: the places in `hidden` whose logits are wanted |
 | slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [1] | tokens in the context after this call, less one |
 | total_length | int32 scalar | tokens in the context after this call |
-| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded |
+| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
 | keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
@@ -30,7 +32,7 @@ is faster for many tokens and slower for one. All graphs share one KV cache.
 
 | output | type, shape | meaning |
 |---|---|---|
-| new_hidden | float32 [1, T, dim] | of all but the head |
+| new_hidden | float32 [1, T, dim] | of all but the head; of rest [1, n, dim] |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
 | logits | float32 [1, n, V] | of the head |
 
@@ -64,7 +66,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from stem_edge.config import ModelConfig
+from stem_edge.config import Layer, ModelConfig
 
 Variant = Literal["fp32", "fp16", "portable"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -72,6 +74,7 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 EMBED = "embed"
 EARLY = "early"
 LATE = "late"
+REST = "rest"
 HEAD = "head"
 PREFILL = "prefill"
 ROWS = "rows"  # of variants for devices
@@ -79,6 +82,7 @@ TOP = "top"
 
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
+EMBEDDED = "embedded"
 SLOT_IDS = "slot_ids"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"
@@ -125,8 +129,9 @@ def row_scales(layer: int, part: int = 0) -> str:
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:
     """Graph -> its layers, of those graphs with layers that decoding needs, in order."""
-    first = config.stem_layers[0] if config.stem_layers else config.n_layers
-    graphs = {EARLY: range(first), LATE: range(first, config.n_layers)}
+    own = config.own_kv_layers
+    first = min(config.stem_layers[0] if config.stem_layers else own, own)
+    graphs = {EARLY: range(first), LATE: range(first, own), REST: range(own, config.n_layers)}
     return {name: layers for name, layers in graphs.items() if layers}
 
 
@@ -135,6 +140,13 @@ def decode_graphs(config: ModelConfig) -> list[str]:
     return [EMBED, *layer_graphs(config), HEAD]
 
 
-def head_width(config: ModelConfig) -> int:
+def head_width(layer: Layer) -> int:
     """Width of a head in the graph: head_dim, padded with zeros to what the operator accepts."""
-    return -(-config.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    return -(-layer.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+
+def rope_names(config: ModelConfig, layer: Layer) -> tuple[str, str]:
+    """Inputs that hold the rotation of a layer: cosines and sines."""
+    number = config.ropes.index(layer.rope)
+    end = f".{number}" if number else ""
+    return ROPE_COS + end, ROPE_SIN + end

@@ -59,6 +59,7 @@ class OrtBackend:
         if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
             raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
         self.config, self.slots, self.variant = config, slots, variant
+        self.dtype = np.dtype(np.float16 if variant == "fp16" else np.float32)  # of activations
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
         self.sessions: dict[str, ort.InferenceSession] = {}
@@ -94,7 +95,7 @@ class OrtContext:
 
     def __init__(self, backend: OrtBackend, length: int) -> None:
         self._memory, self._config, self.length = backend.memory, backend.config, length
-        self._dtype = np.dtype(np.float16 if backend.variant == "fp16" else np.float32)
+        self._dtype = backend.dtype
         self._kv: list[DeviceArray] = []
         self._graphs = {
             name: BoundSession(session, in_place=backend.on_cpu)
@@ -164,18 +165,18 @@ class OrtContext:
 
     def _bind_fixed(self) -> None:
         """What stays the same as long as the context lives; the largest first, lest it does not fit."""
-        config, length, width = self._config, self.length, io.head_width(self._config)
-        shape = (1, config.n_kv_heads, length, width)
-        for layer in range(config.n_layers):
-            for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
+        config, length = self._config, self.length
+        for number in range(config.own_kv_layers):
+            layer = config.layer(number)
+            shape = (1, layer.n_kv_heads, length, io.head_width(layer))
+            for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
                 array = self._memory.empty(shape, self._dtype, f"the KV cache of {length:,} tokens")
                 self._kv.append(array)
                 self._bind({name: array.value(), io.NEW + name: array.value()})
-        padding = ((0, 0), (0, (width - config.head_dim) // 2))
-        names = (io.ROPE_COS, io.ROPE_SIN)
-        for name, table in zip(names, rope_tables(config, length), strict=True):
-            padded = np.pad(table, padding).astype(self._dtype)
-            self._bind({name: self._memory.put(padded, "tables of RoPE").value()})
+        for name, table in padded_ropes(config, length).items():
+            self._bind(
+                {name: self._memory.put(table.astype(self._dtype), "tables of RoPE").value()}
+            )
         self._feed({io.SEQLENS_K: self._seqlens_k, io.TOTAL_LENGTH: self._total_length})
 
     def _bind_hidden(self, count: int, prefill: bool) -> None:
@@ -187,9 +188,12 @@ class OrtContext:
         values = [self._memory.empty(shape, self._dtype, what).value() for _ in names]
         self._step = (0, False)
         self._output.forget()
-        for name, value, following in zip(names, values, [*names[1:], io.HEAD], strict=True):
+        last = io.REST if io.REST in self._graphs else io.HEAD
+        for name, value, following in zip(names, values, [*names[1:], last], strict=True):
             self._graphs[name].bind({io.NEW + io.HIDDEN: value})
             self._graphs[following].bind({io.HIDDEN: value})
+        if last == io.REST:
+            self._graphs[last].bind({io.EMBEDDED: values[0]})
         self._token_ids, self._slot_ids = np.zeros((2, 1, count), np.int64)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
@@ -197,12 +201,27 @@ class OrtContext:
         self._step = (count, prefill)
 
 
+def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:
+    """Tables of RoPE by the names that graphs have for them, [positions, head_width / 2] each."""
+    tables: dict[str, F32] = {}
+    for layer in map(config.layer, range(config.n_layers)):
+        names = io.rope_names(config, layer)
+        if names[0] not in tables:
+            padding = ((0, 0), (0, (io.head_width(layer) - layer.head_dim) // 2))
+            padded = (np.pad(table, padding) for table in rope_tables(layer.rope, positions))
+            tables |= dict(zip(names, padded, strict=True))
+    return tables
+
+
 class _Output:
-    """The head of a context, and what of its logits goes to the host."""
+    """What comes of the wanted positions alone: the rest of the layers, the head, and what of its
+    logits goes to the host."""
 
     def __init__(self, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
         self._head, self._top = graphs[io.HEAD], graphs.get(io.TOP)
+        self._rest = graphs.get(io.REST)
         self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
+        self._dim, self._dtype = backend.config.dim, backend.dtype
         self._bound: tuple[int, int] | None = None  # logits, and how many of the largest of each
         self._logits: F32 = np.empty((1, 0, 0), np.float32)
         self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
@@ -218,6 +237,8 @@ class _Output:
         if self._bound != (wanted, top):
             self._bind(count, wanted, top)
         try:
+            if self._rest is not None:
+                self._rest.run()
             self._head.run()
             if self._top is not None and top:
                 self._top.run()
@@ -237,6 +258,13 @@ class _Output:
         self._bound = None  # where memory runs out, the next step begins anew
         shape = (1, wanted, self._vocab_size)
         places = np.arange(count - wanted, count, dtype=np.int64)
+        if self._rest is not None:
+            hidden = self._memory.empty(
+                (1, wanted, self._dim), self._dtype, "hidden states"
+            ).value()
+            self._rest.bind({io.WANTED: from_numpy(places), io.NEW + io.HIDDEN: hidden})
+            self._head.bind({io.HIDDEN: hidden})
+            places = np.arange(wanted)  # all that come out of it
         self._head.bind({io.WANTED: from_numpy(places)})
         if self._top is None or not top:
             self._logits = np.empty(shape, np.float32)

@@ -51,7 +51,8 @@ def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
     needs = cpu_needs(footprint, context, 1, prepared=False, prefill=False)
     config, seen = footprint.model, context + CHUNK_TOKENS
     windows = len({config.window(layer) for layer in range(config.n_layers)})
-    cached = 2 * config.n_kv_heads * head_width(config)  # values of a token and a layer
+    layer = config.layer(0)
+    cached = 2 * layer.n_kv_heads * head_width(layer)  # values of a token and a layer
     row = footprint.tables.row_width if footprint.tables else 0
     values = row * (len(config.stem_layers) + 2)
     values += SCORE_ARRAYS * config.n_heads * seen + config.n_layers * cached
@@ -101,11 +102,13 @@ def _activations(
 ) -> tuple[int, int]:
     """Bytes whatever the chunk, and for each of its tokens, at the end of a context."""
     config = footprint.model
-    heads, width = config.n_heads, head_width(config)
+    layers = [config.layer(number) for number in range(config.n_layers)]
+    heads, width = config.n_heads, max(map(head_width, layers))
+    d_ff = max(layer.d_ff for layer in layers)
     # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. Measured:
     # onnxruntime has more of these alive at once than the graph needs, and most of them in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * config.d_ff
+    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
     # Tables of RoPE and, twice, logits of one position.
     fixed = context * width + 2 * config.vocab_size + _experts_values(footprint, threads)
     return FLOAT * fixed, FLOAT * (per_token + heads * context)
@@ -121,5 +124,6 @@ def _experts_values(footprint: Footprint, threads: int) -> int:
 
 def _largest_product(config: ModelConfig) -> int:
     """Values of the largest matrix that is one product."""
-    wide = max((config.n_heads + 2 * config.n_kv_heads) * head_width(config), config.d_ff)
+    layer = config.layer(0)
+    wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
     return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

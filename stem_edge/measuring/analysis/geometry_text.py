@@ -194,9 +194,10 @@ def _run(
 
 def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
     """The inputs but for rows, from an empty context."""
-    count, width = len(token_ids), io.head_width(config)
+    layer, count = config.layer(0), len(token_ids)
+    width = io.head_width(layer)
     padding = ((0, 0), (0, (width - config.head_dim) // 2))
-    cos, sin = (np.pad(table, padding) for table in rope_tables(config, count))
+    cos, sin = (np.pad(table, padding) for table in rope_tables(layer.rope, count))
     feeds: Feeds = {
         io.TOKEN_IDS: token_ids[None],
         io.SEQLENS_K: np.array([count - 1], np.int32),

@@ -76,7 +76,7 @@ def test_the_next_layer_sees_what_became_of_the_text(tmp_path: Path, dim: int, g
     config, states = source.config, HiddenStates(source, IDS)
     calibrated = Calibrated(states, config, asymmetric=False, gptq=gptq)
     at = {n: source.backbone[f"layers.0.{n}"] for n in config.layer_shapes(0)}
-    padded, kept = pad_heads(config, at), dict[str, F32]()
+    padded, kept = pad_heads(config, 0, at), dict[str, F32]()
     for name, (kind, parts) in PRODUCTS.items():
         exact = np.concatenate([whole(padded[part]) for part in parts])
         block = 16
