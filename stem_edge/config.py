@@ -154,6 +154,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ple_records: int = 0  # per-layer embeddings: ids with rows; those beyond use row 0. 0: all ids
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    placeholders: dict[str, int] = {}  # what a token stands for that is no text -> its id
 
     def __post_init__(self) -> None:
         for field, largest in LARGEST.items():
@@ -175,7 +176,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         self._check_extras()
         if (count := self.backbone_parameters) > MAX_PARAMETERS:
             raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
-        for token in (*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])):
+        special = (*self.eos_ids, *self.placeholders.values())
+        for token in (*special, *([] if self.bos_id is None else [self.bos_id])):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"special token id {token} outside of vocab_size {self.vocab_size}"
@@ -283,6 +285,17 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if (found.rope, found.window, found.n_kv_heads) == (rope, window, layer.n_kv_heads):
                 return msgspec.structs.replace(layer, kv_layer=lender)
         raise ValueError(f"layer {number} has no K and V, and no layer before it has its kind")
+
+    @property
+    def plain(self) -> bool:
+        """Whether all layers are of the model's sizes, with SiLU and K and V of their own.
+
+        Everything runs such models; the others run on onnxruntime's CPU graphs alone.
+        """
+        scales = (self.embedding_scale, self.attention_scale)
+        unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
+        unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
+        return not unusual and scales == (1.0, 0.0)
 
     @property
     def own_kv_layers(self) -> int:

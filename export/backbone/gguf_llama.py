@@ -113,6 +113,7 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[str]:
         f"q and k norms of epsilon {norm} beside others of {config.norm_eps}": norm is not None
         and norm != config.norm_eps,
         "norms after attention and FFN": config.post_norms,
+        "layers of several kinds": not config.plain,
         f"a logit_softcap of {config.logit_softcap}": config.logit_softcap != 0,
         f"a sliding_window of {config.sliding_window}": any(
             0 < config.window(layer) < config.max_context for layer in range(config.n_layers)

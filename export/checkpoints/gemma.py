@@ -63,10 +63,16 @@ ROPES: dict[str, dict[str, Any]] = {
 BORROWED = r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\.weight"
 PATTERN = 6  # one layer in so many has full attention
 MULTIMODAL_INSIDE = "model.language_model."
+# What a token stands for -> where config.json has its id.
+PLACEHOLDERS = {
+    "an image": "image_token_id",
+    "a video": "video_token_id",
+    "sound": "audio_token_id",
+}
 MULTIMODAL = (
-    *("audio_config", "vision_config", "vision_soft_tokens_per_image"),
-    *("image_token_id", "video_token_id", "audio_token_id", "audio_token_index"),
-    *("boi_token_id", "eoi_token_id", "boa_token_id", "eoi_token_index", "eoa_token_index"),
+    *("audio_config", "vision_config", "vision_soft_tokens_per_image", *PLACEHOLDERS.values()),
+    *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id"),
+    *("audio_token_index", "eoi_token_index", "eoa_token_index"),
 )
 # Modules of a multimodal checkpoint that text has no use for.
 TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..+")
@@ -102,6 +108,7 @@ class Gemma4(Windowed, kw_only=True):
     moe_intermediate_size: int | None = None
     per_layer_config: dict[str, dict[str, int]] | None = None
     inside: str = "model."  # what the names of tensors begin with
+    placeholders: dict[str, int] = {}  # of a multimodal model: what a token stands for -> its id
 
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -128,7 +135,10 @@ class Gemma4(Windowed, kw_only=True):
         if given.get("model_type") != "gemma4" or not isinstance(text, dict):
             return given
         outside = given.keys() - {"text_config", *MULTIMODAL}
-        return {key: given[key] for key in outside} | text | {"inside": MULTIMODAL_INSIDE}
+        ids = {what: given.get(key) for what, key in PLACEHOLDERS.items()}
+        found = {what: number for what, number in ids.items() if number is not None}
+        own = {"inside": MULTIMODAL_INSIDE, "placeholders": found}
+        return {key: given[key] for key in outside} | text | own
 
     def notes(self) -> tuple[str, ...]:
         towers = "only the text model is exported: what sees images and hears sound is left out"
@@ -160,6 +170,10 @@ class Gemma4(Windowed, kw_only=True):
             "post_norms": True,
             "layer_scale": True,
             "logit_softcap": self.final_logit_softcapping or 0.0,
+            # Those beyond the vocabulary no prompt can have.
+            "placeholders": {
+                k: n for k, n in self.placeholders.items() if 0 <= n < self.vocab_size
+            },
         }
         if not width:
             return extras

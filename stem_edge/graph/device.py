@@ -44,9 +44,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 
 def obstacle_of_layers(config: ModelConfig) -> str:
     """Why only the CPU has graphs of a model's layers; empty if accelerators have."""
-    if config.ple_width or config.borrowed_kv_layers or config.layer_kinds:
-        return "per-layer embeddings, and layers of several kinds, run on the CPU only"
-    return ""
+    return "" if config.plain else "layers as Gemma 4 has them run on the CPU only"
 
 
 def _embedding_blocks(config: ModelConfig, format: BackboneFormat) -> tuple[int, int]:

@@ -19,6 +19,8 @@ MatrixKind = Literal[
     "ple_context", "ple_gate", "ple_out",
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
+# Few parameters that much depends on: 4 bits there cost more than anywhere else.
+PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
 # As llama.cpp names its mixtures of tensor types (stem_edge.ggml.gguf_schema).
@@ -42,7 +44,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def type_of(self, kind: MatrixKind) -> WeightType:
         """Type of the matrices of a kind."""
-        return self.kinds.get(kind, self.head if kind in VOCABULARY_KINDS else self.weights)
+        return self.kinds.get(kind, usual_type(kind, self.weights, self.head))
 
     def bits(self, kind: MatrixKind) -> int:
         """Bits of a value in the matrices of a kind."""
@@ -52,6 +54,13 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def quantized(self) -> bool:
         """Whether any matrix is."""
         return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
+
+
+def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
+    """Type of the matrices of a kind where nobody asks for another."""
+    if kind in VOCABULARY_KINDS:
+        return head
+    return "int8" if kind in PLE_KINDS and weights == "int4" else weights
 
 
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -31,11 +31,9 @@ def contexts(
     x = norm(graph, x, weight, config.norm_eps * config.dim)
     x = graph.add("Mul", [x, graph.float(0.5**0.5)], at + "context.half")
     x = graph.reshape(x, [0, 0, len(layers) * width], at + "context")
-    sizes = graph.sizes([width] * len(layers))
-    parts = [f"layers.{number}.context" for number in layers] if len(layers) > 1 else [x]
-    if len(layers) > 1:
-        parts = [part + ".part" for part in parts]
-        graph.node("Split", [x, sizes], parts, axis=-1)
+    parts = [f"layers.{number}.context.part" for number in layers]
+    # Not a list of sizes, which a prepared graph would keep in a file where Split cannot look.
+    graph.node("Split", [x], parts, axis=-1, num_outputs=len(layers))
     return dict(zip(layers, parts, strict=True))
 
 

@@ -55,6 +55,11 @@ def cost_report(
     """Work out the costs of a bundle. Raises BundleError, InputError."""
     bundle = open_bundle(path)
     model, tables = bundle.manifest.model, bundle.manifest.table_format
+    if not model.plain:
+        raise InputError(
+            f"{bundle.path}: the costs are those of STEM layers, which this model has not; "
+            "stem-edge measure counts what it takes"
+        )
     length = _context(context_length, model)
     source = Path(text) if text is not None else None
     record_nbytes = tables.mean_record_nbytes if tables else 0
