@@ -64,7 +64,8 @@ class OnnxBackbone:
 
     def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
         plan = prompts(self._config, self._job.layout, self._format).plan
-        return self._write(plan, meter, advance)
+        plain = Quantizer(asymmetric=self._format.asymmetric, search=False)
+        return self._write(plan, meter, advance, quantizer=plain)
 
     def _write(
         self,

@@ -95,7 +95,7 @@ def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFo
     """The graph of the layers before `rest` for prompts, whose weights are in a file of its own."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
-    products = PromptProducts(graph, plan, format.balanced)
+    products = PromptProducts(graph, plan, format)
     _declare_output(graph, config, _layers(products, config, layout, range(config.own_kv_layers)))
     return Built({io.PREFILL: graph}, plan)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.graph.formats import BackboneFormat, MatrixKind
+from stem_edge.graph.formats import PLE_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
@@ -135,11 +135,15 @@ class PromptProducts:
     input channels are far greater than the others. So channels are balanced against the columns of
     the matrix (SmoothQuant, arXiv 2211.10438): x / s times W * s, folded into the norm before it, or
     a multiplication of its own in products without a norm that are named in `balanced`.
+
+    The small matrices of per-layer embeddings take hidden states as they are, without a norm: these
+    are multiplied as in decoding.
     """
 
-    def __init__(self, graph: Graph, plan: WeightPlan, balanced: tuple[str, ...]) -> None:
+    def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan = graph, plan
-        self._balanced = frozenset(balanced)  # a manifest may name very many
+        self._as_decoding = DecodeProducts(graph, plan, format)
+        self._balanced = frozenset(format.balanced)  # a manifest may name very many
         self._normed: set[str] = set()  # consumers whose norm is divided already
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
@@ -152,6 +156,8 @@ class PromptProducts:
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Quantize x once for all its consumers, multiply integers, scale the result."""
+        if kind in PLE_KINDS:
+            return self._as_decoding.product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
         consumer = name.replace(".up", ".gate")  # both have the same input
         if consumer not in self._normed:
