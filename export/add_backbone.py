@@ -1,8 +1,8 @@
-"""A backbone for another engine in a bundle that exists: everything else stays as it is.
+"""Adding a backbone to an existing bundle, whose other files are kept.
 
-The two backbones share tables and tokenizer, so the bundle must be of the same checkpoint. Nothing
-in it names its checkpoint, so they are compared: the model, the tokenizer, and rows from all over
-the tables with what this checkpoint's rows become.
+The two backbones share tables and tokenizer, so the bundle must be of the same checkpoint. It does
+not name its checkpoint, so the two are compared: the model, the tokenizer, and rows from all over
+the tables with the checkpoint's rows as they are stored now.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import open_table_store
 
-TOKENS = 32  # whose rows are compared
-VALUES = 1 << 26  # and how many values, at most; but always two tokens: experts are large
-# Mean error of a stored row, over that of the same row quantized now. Other versions and processors
-# may find somewhat other codes; rows of another checkpoint are off by tens of times as much.
+TOKENS = 32  # tokens whose rows are compared
+# Most values that are compared, because an expert is large; two tokens always are.
+VALUES = 1 << 26
+# Mean error of a stored row, over that of the same row quantized now. Above 1, because other
+# versions and processors may find other codes; another checkpoint's rows are tens of times off.
 MORE = 1.5
-LEAST = 1e-5  # mean error, of the row's greatest value, that means nothing
+LEAST = 1e-5  # mean error, over the row's greatest value, that is only rounding
 COPY_NBYTES = 1 << 22
 ADVICE = (
     "give the checkpoint that the bundle was made of, or export to another folder without --add"
@@ -47,32 +48,32 @@ ADVICE = (
 
 
 def check_base(out: Path, *, force: bool) -> None:
-    """Raises ExportError if there is no bundle that something can be added to, or with force."""
+    """Raise ExportError if there is no bundle to add to, or if force is set, too."""
     if force:
         raise ExportError(
             f"{out}: add keeps what is in the bundle, force replaces it; leave one of them out"
         )
     if not (out / MANIFEST).is_file():
         raise ExportError(
-            f"{out}: there is no bundle that a backbone can be added to; leave --add out to export "
-            "a whole one"
+            f"{out}: is not a bundle, so no backbone can be added to it; leave out --add to export a "
+            "whole one"
         )
 
 
 def open_base(out: Path, source: Checkpoint, converted: ExportedTokenizer) -> Bundle:
-    """The bundle in `out`. Raises ExportError if it is of another checkpoint, BundleError."""
+    """Open the bundle in `out`. Raises BundleError, and ExportError if its checkpoint is another."""
     base = open_bundle(out)
     model = base.manifest.model
     pairs = {f: (getattr(model, f), getattr(source.config, f)) for f in model.__struct_fields__}
     if wrong := [f"{f} is {a}, not {b}" for f, (a, b) in pairs.items() if a != b]:
         raise ExportError(
-            f"{out}: of another model than {source.path}: {'; '.join(wrong)}; {ADVICE}"
+            f"{out}: is of another model than {source.path}: {'; '.join(wrong)}; {ADVICE}"
         )
     expected = converted.json.encode()
     if disk.read_file(base.file(TOKENIZER), len(expected)) != expected:
         raise ExportError(
-            f"{base.file(TOKENIZER)}: another tokenizer than that of {source.path}; give the one "
-            "that the bundle was made with: --tokenizer FILE, or export to another folder"
+            f"{base.file(TOKENIZER)}: is not the tokenizer of {source.path}; give the one that the "
+            "bundle was made with, with --tokenizer FILE, or export to another folder"
         )
     _check_rows(base, source)
     return base
@@ -95,26 +96,25 @@ def _check_rows(base: Bundle, source: Checkpoint) -> None:
                     raise ExportError(
                         f"{base.path}: its tables are not those of {source.path}: the row of token "
                         f"{token} in layer {layer} is off by {found:.2%} of its greatest value on "
-                        f"average, and quantizing it costs {lost:.2%}; {ADVICE}"
+                        f"average, but quantizing it costs only {lost:.2%}; {ADVICE}"
                     )
 
 
 def _losses(layout: RecordLayout, rows: list[F32]) -> list[float]:
-    """Mean error of each layer's row [1, width] when it is stored now."""
+    """Return the mean error of each layer's row [1, width] when it is stored now."""
     packed = layout.pack(rows, search=layout.row_type == "int4")
     return [_mean_error(layout.unpack(packed, at)[0], row[0]) for at, row in enumerate(rows)]
 
 
 def _mean_error(stored: F32, original: F32) -> float:
-    """Of the row's greatest value."""
+    """Return the mean error as a share of the row's greatest value."""
     return float(np.abs(stored - original).mean() / (np.abs(original).max() or 1))
 
 
 def keep_files(
     base: Bundle, engine: EngineName, folder: Path, meter: ErrorMeter, advance: Advance
 ) -> dict[Path, FileEntry]:
-    """All files of the bundle but the engine's backbone in another folder, as hard links if they
-    can be."""
+    """Link or copy all files of the bundle but the engine's backbone into another folder."""
     files = base.manifest.files
     kept = {
         folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONE_FILES[engine]
@@ -123,7 +123,7 @@ def keep_files(
         disk.make_folders(path.parent)
         try:
             disk.link(source, path)
-        except OSError:
+        except OSError:  # FAT, for example, cannot link
             _copy(source, path, entry)
     return {path: entry for path, (_, entry) in kept.items()}
 

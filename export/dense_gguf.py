@@ -1,6 +1,6 @@
-"""A dense checkpoint as one ordinary GGUF file, which llama.cpp runs without this project.
+"""Export of a dense checkpoint to one ordinary GGUF file, which llama.cpp runs by itself.
 
-What is in it, and which models it can be made of: gguf_llama.py.
+backbone/gguf_llama.py says which models it can be made of, and what is in it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from stem_edge.bundle.footprint import gguf_footprint
 from stem_edge.bundle.manifest import WORKING
 from stem_edge.errors import ExportError
+from stem_edge.export.backbone.gguf import importance_by_text
 from stem_edge.export.backbone.gguf_llama import architecture_of, write_dense
 from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.backbone.gguf_writer import MAGIC
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.exporter import read_source
-from stem_edge.export.job.files import (
+from stem_edge.export.job.options import UNWEIGHTED, ExportOptions
+from stem_edge.export.job.publish import (
     Working,
     check_free,
     check_target,
@@ -26,18 +28,15 @@ from stem_edge.export.job.files import (
     locked,
     take_place,
 )
-from stem_edge.export.job.options import UNWEIGHTED, ExportOptions
-from stem_edge.export.quantization.calibration import read_token_ids, sequences
-from stem_edge.export.quantization.hidden_states import importance_vectors
+from stem_edge.export.quantization.calibration import read_token_ids
 from stem_edge.files import disk
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.formats import GgufFormat, GgufType
-from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 
 
 class TokenizerDiffers(UserWarning):
-    """llama.cpp does not read text exactly as the model's tokenizer does."""
+    """Text is not read by llama.cpp exactly as by the model's tokenizer."""
 
 
 def export_dense_gguf(
@@ -53,12 +52,12 @@ def export_dense_gguf(
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Path:
-    """Export a dense checkpoint (stem_edge.export.checkpoints.readers says of whom) to the GGUF file `out`.
+    """Export a dense checkpoint of any known trainer (checkpoints/readers.py) to the GGUF file `out`.
 
     backbone: llama.cpp's mixture of tensor types: "q4_k_m", "q5_k_m", "q6_k", "q8_0", "q4_0", "f16"
         or "f32".
-    calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: its
-        channels count by their size when matrices are quantized (what others call an imatrix).
+    calibration: a text, or token ids as .npy or .int32, like those that the model will see: it
+        weights the channels of the matrices when they are quantized (llama.cpp's imatrix).
     calibration_tokens: how many of its tokens, at most. Default: 16384.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
@@ -66,19 +65,19 @@ def export_dense_gguf(
     progress: show a progress bar on stderr. Default: if that is a terminal.
 
     Returns `out`. Warns (TokenizerDiffers) where llama.cpp will not give the tokenizer's own ids.
-    Raises CheckpointError, ExportError, BackendError; then `out` is what it was.
+    Raises CheckpointError, ExportError, BackendError; `out` is then unchanged.
     """
     given = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
     options, out = ExportOptions(engine="gguf", **given), Path(out)
     if calibration is not None and backbone in UNWEIGHTED:
         raise ExportError(
-            f"a calibration text guides quantizers of few bits, and {backbone} needs none; leave it "
+            f"a calibration text guides quantizers of few bits, but {backbone} needs none; leave it "
             "out, or take backbone q4_k_m"
         )
     check_apart(out, [checkpoint, lora])
     sources = Sources([checkpoint, *options.files])
     with publish_file(out, force=force) as part:
-        ggml = checked_ggml()  # before gigabytes are read
+        ggml = checked_ggml()  # before gigabytes are read, since it may not be installed
         source, converted = read_source(checkpoint, options)
         architecture_of(source)
         config = source.config
@@ -86,18 +85,14 @@ def export_dense_gguf(
         values = tokenizer_metadata(converted, config.vocab_size)
         ids = read_token_ids(calibration, converted, config.vocab_size)
         with Progress(4 * config.backbone_parameters, "exporting", progress) as bar:
-            vectors: dict[str, F32] = {}
-            if len(ids):
-                texts = sequences(ids, options.text_tokens, config.max_context)
-                vectors = importance_vectors(source, texts, bar.describe)
-                bar.describe("exporting")
+            importance = importance_by_text(source, ids, options, bar.describe)
             write_dense(
                 part,
                 ggml,
                 source,
                 backbone,
                 values,
-                importance=vectors,
+                importance=importance,
                 threads=options.cpus,
                 advance=bar.advance,
             )
@@ -109,19 +104,19 @@ def export_dense_gguf(
 
 @contextlib.contextmanager
 def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
-    """Yields a path beside `out` that takes its name when the block ends without an error, and is
-    removed otherwise. Whoever writes there fsyncs.
+    """Yield a path beside `out` that takes its name when the block ends without an error.
 
-    Raises ExportError when `out` exists and `force` is not set, when it is something other than a
-    GGUF file, when another export to it is under way, or when it cannot be written.
+    Otherwise it is removed. The block must fsync what it writes there. Raises ExportError when
+    `out` exists and `force` is not set, when it is something other than a GGUF file, when another
+    export to it is running, or when it cannot be written.
     """
     check_target(out, force, "file", "a GGUF file", _is_gguf)
     part, keep = out.with_name(WORKING + out.name), False
     with locked(out, "file"), explained(out, Working(part), "export again"):
-        part.unlink(missing_ok=True)  # of an export that was killed
+        part.unlink(missing_ok=True)  # left by an export that was killed
         try:
             yield part
-            keep = True  # from here on it may be the old file
+            keep = True  # must not be deleted: from here on it may be the old file
             take_place(part, out)
         finally:
             if not keep:
@@ -131,5 +126,5 @@ def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
 def _is_gguf(path: Path) -> bool:
     try:
         return path.is_file() and disk.read_file(path, len(MAGIC)).startswith(MAGIC)
-    except OSError:  # nobody can say what it is, so it stays
+    except OSError:  # unreadable, so it must not be replaced
         return False

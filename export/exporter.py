@@ -1,4 +1,4 @@
-"""The order of an export: read, convert, write, compare, publish."""
+"""Export of a checkpoint to a bundle: read, convert, write, compare, publish."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.checkpoints.sources import Sources, check_apart
-from stem_edge.export.job.files import LOCK, check_free, publish, write_file
-from stem_edge.export.job.job import Advance, Job, Tell, Work
+from stem_edge.export.job.files import write_file
+from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import ExportEngine, ExportOptions
+from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.quality_check import accept
 from stem_edge.export.quantization.calibration import observe, probe_ids, read_token_ids
@@ -59,7 +60,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 from stem_edge.tables.token_counts import count_tokens, encode_counts
 
-NO_END = "the tokenizer names no end of text: generation ends at -n tokens or a --stop text"
+NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
 
 
 def export_bundle(
@@ -87,72 +88,72 @@ def export_bundle(
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Bundle:
-    """Export a checkpoint (stem_edge.export.checkpoints.readers says of whom) to a bundle in the folder `out`.
+    """Export a checkpoint of any known trainer (checkpoints/readers.py) to a bundle in `out`.
 
-    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: that of the
-        backbone's type, else onnx.
-    backbone: of onnx, "int4" (the default), "int8" or "fp32" matrices in the layers; of gguf, one of
-        llama.cpp's mixtures of types, for the whole backbone: "q4_k_m" (the default), "q4_0",
-        "q5_k_m", "q6_k", "q8_0", "f16" or "f32".
-    tables: "int8" (the default), "int4", "fp16" or "fp32" rows, or "mixed": int8 of the tokens that
-        the calibration text uses most, int4 of the others.
+    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: the engine
+        that has the backbone's type, else onnx.
+    backbone: with onnx, "int4" (the default), "int8" or "fp32" matrices in the layers; with gguf,
+        one of llama.cpp's mixtures of types, for the whole backbone: "q4_k_m" (the default),
+        "q4_0", "q5_k_m", "q6_k", "q8_0", "f16" or "f32".
+    tables: "int8" (the default), "int4", "fp16" or "fp32" rows, or "mixed": int8 for the tokens
+        that the calibration text uses most, int4 for the others.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
-    head: type of embedding and head. Default: as the backbone. Of onnx alone, as are bits,
+    head: type of embedding and head. Default: that of the backbone. For onnx only, as are bits,
         block_size, asymmetric, quantizer and prefill_graph.
-    bits: bits (4, 8 or 32) of some kinds of matrices, where they differ from that: "embedding",
-        "head", "qkv", "wo", "gate", "up", "down" and, of low-rank tables, "project".
+    bits: bits (4, 8 or 32) of kinds of matrices that differ from backbone and head: "embedding",
+        "head", "qkv", "wo", "gate", "up", "down" and, with low-rank tables, "project".
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
         128, and 32 in int4 tables. Smaller blocks are more exact and slower.
-    asymmetric: give each block of the backbone a zero point, half a byte more for a block of int4.
+    asymmetric: give each block of the backbone a zero point, which takes half a byte with int4.
     quantizer: how the backbone's codes are found. "rtn": scales from the range of each block;
-        "search": scales that lose least, where channels of the calibration text, if there is one,
-        count by their size; "gptq": later weights make up for the rounding of earlier ones, which
+        "search": scales of least error, weighted by the size of the channels in the calibration
+        text, if there is one; "gptq": later weights make up for the rounding of earlier ones, which
         needs a calibration text. Default: "gptq" with such a text, else "search".
-    prefill_graph: add int8 matrices for prompts, a byte a parameter of the layers. Default: with a
-        quantized backbone, if they are no less exact than it is.
-    calibration: a text, or token ids as .npy or .int32, of the kind that the model will see: it
-        warms the row cache, balances the channels of the prefill graph, and guides the quantizer;
-        of gguf, channels of the quantized matrices then count by their size.
+    prefill_graph: add int8 matrices for prompts, one byte for each parameter of the layers.
+        Default: with a quantized backbone, if they are no less exact than it is.
+    calibration: a text, or token ids as .npy or .int32, like those that the model will see: it
+        warms the row cache, balances the channels of the prefill graph, and guides the quantizer
+        (with gguf, it weights the channels of the quantized matrices by their size).
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
     max_kl: fail if the mean divergence from the checkpoint, in nats, on a few tokens (the last of
-        the calibration text) is greater: of what decodes, and of the prefill graph.
+        the calibration text) is greater, for the decoding graph or the prefill graph.
     frequent: share of the vocabulary that mixed tables keep at 8 bits. Default: a twentieth.
-    add: put the backbone into the bundle that `out` is, beside that of the other engine, or in
-        place of an older one; tables, tokenizer and counts stay as they are, and must be those of
-        the checkpoint.
+    add: put the backbone into the existing bundle `out`, beside that of the other engine or in
+        place of an older one; tables, tokenizer and counts are kept, and must be those of the
+        checkpoint.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
 
-    An export that was killed goes on where it stood when it is started again. Raises
-    CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not there, with add
-    BundleError; then `out` is what it was.
+    An export that was killed continues where it stopped when it is started again. Raises
+    CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not installed, with add
+    BundleError; `out` is then unchanged.
     """
     given = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
     return export_with(checkpoint, Path(out), ExportOptions(**given))
 
 
 def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
-    """export_bundle with its keywords as one object."""
+    """Export a checkpoint as export_bundle does, with its keywords as one object."""
     if options.add:
         check_base(out, force=options.force)
     check_apart(out, [checkpoint, options.lora])
     sources = Sources([checkpoint, *options.files])
     ggml = None
-    if options.runs_on == "ggml":  # asked for before gigabytes are read
+    if options.runs_on == "ggml":  # before gigabytes are read, since these may not be installed
         import_gguf()
         ggml = checked_ggml()
     source, converted = read_source(checkpoint, options)
     if options.runs_on == "ggml" and not source.config.plain:
         raise ExportError(
-            f"{source.path}: layers as Gemma 4 has them run on onnxruntime only; export it with "
+            f"{source.path}: layers like those of Gemma 4 run on onnxruntime only; export it with "
             "--engine onnx"
         )
     _check_kinds(source, options.bits)
     source = _with_special_tokens(source, converted)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
-        folder, base = work.folder, open_base(out, source, converted) if options.add else None
+        folder, base = work.path, open_base(out, source, converted) if options.add else None
         job = _make_job(folder, source, converted, options, text_ids, base, ggml)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
         journal = Journal(folder, _subject(job, sources.used([source.path, options.lora], own)))
@@ -163,18 +164,18 @@ def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bu
             _run(job, journal, bar)
         sources.check([source.path, *options.files], own)
     bundle = open_bundle(out)
-    keep_good(bundle, options.runs_on)  # it has just run here, to be compared
+    keep_good(bundle, options.runs_on)  # needs no trial, since the comparison has just run it here
     return bundle
 
 
 def read_source(
     checkpoint: str | Path, options: ExportOptions
 ) -> tuple[Checkpoint, ExportedTokenizer]:
-    """The checkpoint, with the adapter merged that the options name, and its tokenizer."""
+    """Open the checkpoint, with the adapter that the options name, and its tokenizer."""
     source = read_checkpoint(checkpoint)
     if options.lora is not None:
         source = merge_lora(source, options.lora)
-    return source, _tokenizer_of(source, options.tokenizer)
+    return source, _convert_tokenizer(source, options.tokenizer)
 
 
 def _make_job(
@@ -195,7 +196,7 @@ def _make_job(
 
 
 def _subject(job: Job, files: object) -> str:
-    """A digest of all that changes the bytes of the bundle; files: those of the checkpoint."""
+    """Return a digest of all that changes the bundle's bytes; files: as Sources.used returns."""
     text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
     base = encode_manifest(job.base.manifest) if job.base else None
     ggml = job.ggml.version if job.ggml else None
@@ -205,14 +206,14 @@ def _subject(job: Job, files: object) -> str:
 
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
-    """All steps that are not done yet, and the manifest."""
+    """Run the steps that are not finished yet, compare, and write the manifest."""
     bar.advance(journal.progress)
     bar.describe("computing with the checkpoint")
     ids = probe_ids(job.text_ids, job.converted, job.source.config.max_context)
     expected, peaks = observe(job.source, ids)
     bar.describe("exporting")
-    for name, work in _steps(job, peaks, journal, bar.describe):
-        journal.run(name, work, bar.advance)
+    for name, write in _steps(job, peaks, journal, bar.describe):
+        journal.run(name, write, bar.advance)
     bar.describe("comparing with the checkpoint")
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
@@ -221,11 +222,8 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
 
 def _steps(
     job: Job, peaks: dict[str, F32], journal: Journal, tell: Tell
-) -> Iterator[tuple[str, Work]]:
-    """Name and work of each step: work(meter, advance) writes and returns some whole files.
-
-    peaks: of OnnxBackbone.
-    """
+) -> Iterator[tuple[str, WriteStep]]:
+    """Yield the name and function of each step. peaks: as OnnxBackbone takes them."""
     if job.base is not None:
         yield "kept", partial(keep_files, job.base, job.options.runs_on, job.folder)
     else:
@@ -236,7 +234,7 @@ def _steps(
     if job.base is None and job.tables is not None:
         tables, threads = job.source.tables, job.options.cpus
         yield from TableWriter(job.folder / TABLES, job.tables, tables, threads).steps()
-    if isinstance(format, GgufFormat):  # which holds a hash of the tables
+    if isinstance(format, GgufFormat):  # last, because the file holds a hash of the tables
         yield "backbone", partial(write_backbone, job, format, journal.files, tell)
 
 
@@ -256,20 +254,21 @@ def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> N
     known = kinds_of(source.config)
     if absent := sorted((bits or {}).keys() - known):
         raise ExportError(
-            f"{source.path}: has no matrix of the kind {absent[0]!r}, which bits names; expected "
-            f"some of {', '.join(sorted(known))}"
+            f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
+            f"{', '.join(sorted(known))}"
         )
 
 
-def _tokenizer_of(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
+def _convert_tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
     wanted = source.tokenizer
     if override is not None:
         wanted = TokenizerSource("json", Path(override), wanted.add_bos)
     converted = convert_tokenizer(wanted.kind, wanted.path, add_bos=wanted.add_bos)
     if converted.vocab_size > source.config.vocab_size:
         raise CheckpointError(
-            f"{wanted.path or wanted.kind}: the tokenizer has {converted.vocab_size} ids, the model "
-            f"{source.config.vocab_size}; give the model's own with --tokenizer tokenizer.json"
+            f"{wanted.path or wanted.kind}: the tokenizer has {converted.vocab_size} ids, but the "
+            f"model only {source.config.vocab_size}; give the model's own with --tokenizer "
+            "tokenizer.json"
         )
     return converted
 

@@ -1,7 +1,7 @@
-"""Whether a new bundle is good enough, and what its manifest says about that.
+"""Quality check of a new bundle, and the manifest that reports the result.
 
-The bundle is asked as a user loads it, through the package's front door; the numpy reference model
-on the checkpoint says what it should compute.
+The bundle is loaded through the public API, as a user does; the numpy reference model computes from
+the checkpoint what it should say.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from stem_edge.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
-    KindError,
     Manifest,
-    QualityReport,
     encode_manifest,
 )
 from stem_edge.bundle.prefill_check import mean_divergence
+from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
 from stem_edge.export.job.files import write_file
@@ -34,23 +33,24 @@ from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 
-# Engine -> what to try when the result is not good enough: nothing is quantized; more bits.
+# Engine -> what to try when the result is NaN (nothing is quantized), and when it is not exact.
 EXACT = {"onnxruntime": "--backbone fp32 --tables fp32", "ggml": "--backbone f32 --tables fp32"}
 BETTER = {
     "onnxruntime": "(--backbone int8, --tables int8), smaller blocks (--block-size 32)",
     "ggml": "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)",
 }
-# Reruns on other processors differ in the last digits of a sum; the report does not.
+# Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
 
 
 def accept(
     job: Job, journal: Journal, peaks: dict[str, F32], ids: list[int], expected: F32
 ) -> Manifest:
-    """The manifest of an export whose steps are done, with what the new bundle computes.
+    """Compare the new bundle with its checkpoint, and return its manifest.
 
-    A prefill graph that is less exact than the other graphs goes, unless it was asked for. Raises
-    ExportError for a bundle that diverges from its checkpoint more than is allowed.
+    A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
+    peaks: as OnnxBackbone takes them; ids: tokens to compare on; expected: their logits [T, V].
+    Raises ExportError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
     options, format, notes = job.options, job.options.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids)
@@ -61,19 +61,14 @@ def accept(
         by_prefill = _logits(job, _manifest(job, journal, with_prefill), ids)
         prefill = _compare(expected, by_prefill)["divergence"]
         if prefill > greatest and not options.prefill_graph:
-            found = f"{prefill:g} nats, that of the other graphs {greatest:g}"
+            found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
             journal.forget(PREFILL_STEP)
             prefill = None
         else:
             format, apart = with_prefill, _rounded(mean_divergence(computed, by_prefill))
             greatest = max(greatest, prefill)
-    if options.max_kl is not None and greatest > options.max_kl:
-        raise ExportError(
-            f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
-            f"{greatest:g} nats over {len(ids)} tokens, max_kl allows {options.max_kl:g}; take more "
-            f"bits {BETTER[options.runs_on]}, or allow more; nothing was exported"
-        )
+    _check_divergence(job, greatest, len(ids))
     return _manifest(
         job,
         journal,
@@ -87,8 +82,18 @@ def accept(
     )
 
 
+def _check_divergence(job: Job, found: float, tokens: int) -> None:
+    limit = job.options.max_kl
+    if limit is not None and found > limit:
+        raise ExportError(
+            f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
+            f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
+            f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported"
+        )
+
+
 def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
-    """Logits [T, V] of the bundle with this manifest. Raises ExportError if they are no numbers."""
+    """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite."""
     path, engine = job.folder / MANIFEST, job.options.runs_on
     prefill = manifest.backbone is not None and manifest.backbone.prefill
     write_file(path, encode_manifest(manifest))
@@ -101,7 +106,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
             prefill_graph=prefill if engine == "onnxruntime" else None,
             prepare=False,
             warm_start=False,
-            trial=False,  # the exporter wrote it
+            trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:
             found = model.logits(ids)
     finally:
@@ -115,7 +120,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
 
 
 def _compare(expected: F32, found: F32) -> dict[str, float]:
-    """Fields of the quality report: logits [T, V] against those of the checkpoint."""
+    """Compare logits [T, V] with those of the checkpoint, as fields of the quality report."""
     divergences = divergence(expected, found)
     return {
         "worst_logit_difference": _rounded(np.abs(found - expected).max()),
@@ -126,21 +131,20 @@ def _compare(expected: F32, found: F32) -> dict[str, float]:
 
 
 def _rounded(value: float | np.floating[Any]) -> float:
-    """To as many digits as a report shows."""
+    """Round to as many digits as a report shows."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def _manifest(
     job: Job, journal: Journal, format: BackboneFormat | GgufFormat, **measured: Any
 ) -> Manifest:
-    """measured: fields of the quality report."""
+    """Describe the bundle as written so far; measured: fields of the quality report."""
     base = job.base.manifest if job.base else None
     backbone, gguf = (base.backbone, base.gguf) if base else (None, None)
-    match format:
-        case BackboneFormat() as backbone:
-            pass
-        case GgufFormat() as gguf:
-            pass
+    if isinstance(format, GgufFormat):
+        gguf = format
+    else:
+        backbone = format
     tables = job.tables.format if job.tables else None
     engine, files = job.options.runs_on, journal.files()
     report = QualityReport(
@@ -167,7 +171,7 @@ def _manifest(
 
 
 def _errors(job: Job, journal: Journal) -> dict[str, KindError]:
-    """Tables that were there before have the errors that they had when they were written."""
+    """Collect the steps' errors; tables of the base keep those of when they were written."""
     found = errors(step.totals for step in journal.steps.values())
     if job.base is not None:
         before = job.base.manifest.report.errors

@@ -1,7 +1,7 @@
-"""Tables of a checkpoint -> table store, in a stream.
+"""Writer of the table store, which streams the tables of a checkpoint.
 
-The shards are written here and not through zarr: its pipeline takes one Python call chain a record
-and holds whole shards in memory; the bytes are the same, which a test checks by reading with zarr.
+The shards are not written through zarr, because it makes a chain of Python calls for each record
+and holds whole shards in memory. The bytes are the same; a test checks it by reading with zarr.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, Work
+from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.weights import Threads
@@ -27,14 +27,14 @@ from stem_edge.tables.store import group_metadata
 from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
-# A reader of the format holds a shard at a time, so shards must not grow with the tables.
+# Shards must not grow with the tables, because zarr readers hold a whole shard in memory.
 SHARD_NBYTES = 128 << 20
-# float32 values of one piece of work; packing takes some four times that, in each thread.
+# float32 values that a thread packs at a time, which takes about four times as much memory.
 PIECE_NBYTES = 16 << 20
 
 
 class TableWriter:
-    """Writes one table store into the folder `root`, file by file."""
+    """Writer of one table store into the folder `root`, file by file."""
 
     def __init__(
         self, root: Path, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
@@ -42,22 +42,19 @@ class TableWriter:
         self._root, self._plan, self._tables, self._threads = root, plan, tables, threads
         self._grids = [_make_grid(root / n, l) for n, l in plan.format.arrays().items()]
 
-    def steps(self) -> list[tuple[str, Work]]:
-        """Name and work of each step: work(meter, progress) writes and returns files.
-
-        `progress` gets source bytes as float32.
-        """
-        steps: list[tuple[str, Work]] = [("tables", lambda meter, progress: self._describe())]
+    def steps(self) -> list[tuple[str, WriteStep]]:
+        """Return the name and function of each step."""
+        steps: list[tuple[str, WriteStep]] = [("tables", lambda meter, progress: self._describe())]
         first = 0
         for grid in self._grids:
             for shard in range(grid.shards):
-                work = partial(self._write_shard, grid, shard, first)
-                steps.append((f"{grid.root.name} {shard}", work))
+                write = partial(self._write_shard, grid, shard, first)
+                steps.append((f"{grid.root.name} {shard}", write))
             first += grid.layout.records
         return steps
 
     def _describe(self) -> dict[Path, FileEntry]:
-        """Every zarr.json, and the index."""
+        """Write every zarr.json, and the token index."""
         metadata = {self._root: group_metadata(self._plan.format)}
         metadata |= {g.root: array_metadata(g.layout, g.records_per_shard) for g in self._grids}
         files = {}
@@ -70,7 +67,7 @@ class TableWriter:
     def _write_shard(
         self, grid: ShardGrid, shard: int, first: int, meter: ErrorMeter, progress: Advance
     ) -> dict[Path, FileEntry]:
-        """One shard of an array whose records are numbered from `first` on."""
+        """Write a shard of an array whose records are numbered from `first` on."""
 
         def seal(span: tuple[int, int]) -> bytes:
             layout, numbers = grid.layout, (first + span[0], first + span[1])
@@ -79,7 +76,7 @@ class TableWriter:
             for index, values in enumerate(rows):
                 meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
             progress(sum(values.nbytes for values in rows))
-            return grid.seal(records)
+            return grid.append_checksums(records)
 
         path = grid.shard_path(shard)
         with Threads(self._threads) as threads, BundleFile(path) as file:
@@ -89,7 +86,7 @@ class TableWriter:
         return {path: file.entry}
 
     def _rows(self, layer: int, start: int, stop: int) -> F32:
-        """Rows of records start..stop, wherever in the checkpoint's table they are."""
+        """Read the rows of records start..stop from wherever they are in the checkpoint's table."""
         runs = [(start, stop)]
         if self._plan.order is not None:
             runs = _runs(self._plan.order[start:stop])
@@ -99,13 +96,13 @@ class TableWriter:
 
 
 def _make_grid(root: Path, layout: RecordLayout) -> ShardGrid:
-    """A grid of shards of about SHARD_NBYTES."""
+    """Divide an array into shards of about SHARD_NBYTES."""
     per_shard = max(1, min(layout.records, SHARD_NBYTES // layout.record_nbytes))
     return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
 
 
 def _runs(numbers: I64) -> list[tuple[int, int]]:
-    """Ascending numbers as (start, stop) of those without gaps."""
+    """Split ascending numbers into runs without gaps, as (start, stop)."""
     pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return [(int(piece[0]), int(piece[-1]) + 1) for piece in pieces]
 

@@ -1,8 +1,12 @@
-"""Bundle -> tokens. Imports numpy, onnxruntime, tokenizers and msgspec; never torch, onnx or zarr."""
+"""Load a bundle and generate tokens with it.
+
+Imports numpy, onnxruntime, tokenizers and msgspec; never torch, onnx or zarr.
+"""
 
 from stem_edge.runtime.backends.plan import MemoryPlan
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.loading import load, memory_plan
-from stem_edge.runtime.model import Chunk, Model
+from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import SamplingParams
 
 __all__ = ["Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"]

@@ -1,4 +1,4 @@
-"""Does a bundle give the same tokens however it is run? For users to check on their own machine."""
+"""Checking, on the user's own machine, that a bundle gives the same tokens however it is run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.memory import available_memory
 
 PROMPT_TOKENS = 96
-# Of what the machine leaves, tables may take so much to be read whole for this.
+# Tables are made resident only if they fit into this share of the available memory.
 RESIDENT_SHARE = 0.5
 NOT_RUN = "not run"
-# ggml has other kernels for attention of so many tokens at once, and for products of a few.
+# ggml uses other attention kernels from TILE tokens on, and other products for a few tokens.
 TILE, SLOTS_BELOW, FEWEST_SLOTS = 64, 48, 16
 TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
@@ -34,13 +34,14 @@ def verify_runs(
     cache_dir: str | Path | None = None,
     progress: Callable[[str], object] = lambda name: None,
 ) -> dict[str, str]:
-    """Generate greedily in every way: name of the way -> "ok", or where tokens begin to differ.
+    """Generate greedily in every way of running a bundle; way -> "ok", or where tokens differ.
 
-    Engines, and what in them computes with other kernels, round differently, so ways are compared
-    within each of these; on ggml, also those with chunks of 64 tokens or more, and those with
-    smaller ones. An engine that the bundle has a backbone for and that is not installed is a way
-    that was "not run: ...". `progress` is called with the name of each way. Raises what `load`
-    raises, BackendError if no engine is installed.
+    Engines, and different kernels of one engine, round differently, so only ways that use the same
+    kernels are compared; on ggml, that also separates chunks of 64 tokens or more from smaller ones.
+    An engine that is not installed, but that the bundle has a backbone for, is reported as
+    "not run: ...". `progress` is called with the name of each way before it runs.
+
+    Raises what `load` raises, and BackendError if no engine could run.
     """
     bundle = open_bundle(path)
     engines = bundle.manifest.engines
@@ -59,7 +60,9 @@ def verify_runs(
                 progress(name)
                 tokens = _run(path, prompt, max_new_tokens, options | choice, cache_dir)
                 tiled = engine == "onnxruntime" or options.get("slots", TILE) >= TILE
-                results[name] = _compared(tokens, expected.setdefault(tiled, tokens))
+                same = same_start(tokens, expected.setdefault(tiled, tokens))
+                differs = tokens != expected[tiled]
+                results[name] = f"other tokens from new token {same + 1} on" if differs else "ok"
     if all(result.startswith(NOT_RUN) for result in results.values()):
         raise BackendError(f"{path}: {'; '.join(results.values())}")
     return results
@@ -68,20 +71,24 @@ def verify_runs(
 def _kernels(
     bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
 ) -> dict[str, dict[str, Any]]:
-    """What rounds in its own way -> options of load that choose it."""
+    """Kernels of an engine that round alike: name -> options of `load` that choose them."""
     if engine == "onnxruntime":
         found: dict[str, dict[str, Any]] = {"": {"prefill_graph": False}}
         if bundle.manifest.has_prefill:
             found["prefill graph"] = {"prefill_graph": True}
     else:
+        from stem_edge.ggml.check import checked_ggml
+        from stem_edge.runtime.backends.ggml.weights import can_repack
+
         found = {"ggml": {}}
-        if _can_repack(bundle, cache_dir):
+        repacked_nbytes = footprint_of(bundle.manifest, "ggml").repacked_nbytes
+        if can_repack(checked_ggml(cache_dir)) and repacked_nbytes:
             found["ggml repacked"] = {"repack": True}
     return {name: options | {"engine": engine} for name, options in found.items()}
 
 
 def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
-    """Why an engine cannot run here; empty if it can."""
+    """Return why an engine cannot run here; empty if it can."""
     if not is_installed(engine):
         return f"{engine} is not installed"
     if engine == "ggml":
@@ -94,24 +101,18 @@ def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
     return ""
 
 
-def _can_repack(bundle: Bundle, cache_dir: str | Path | None) -> bool:
-    """Whether there are matrices that this build of ggml rearranges."""
-    from stem_edge.ggml.check import checked_ggml
-    from stem_edge.runtime.backends.ggml.weights import can_repack
-
-    ggml = checked_ggml(cache_dir)
-    return can_repack(ggml) and footprint_of(bundle.manifest, "ggml").repacked_nbytes > 0
-
-
 def _ways(
     bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
 ) -> dict[str, dict[str, Any]]:
-    """Name -> options of load. The first is the one that the others are compared with."""
+    """Ways to run an engine: name -> options of `load`. The first is what others must agree with."""
     tables = bundle.manifest.tables
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
-    if engine == "onnxruntime" and _is_prepared(bundle, cache_dir):
-        ways["prepared"] = plain | {"prepare": True}
+    if engine == "onnxruntime":
+        from stem_edge.runtime.backends.onnxruntime.prepacked import is_worth_it
+
+        if is_worth_it(bundle, cache_dir):
+            ways["prepared"] = plain | {"prepare": True}
     if tables is None:
         return ways
     fewest, several = (LEAST_CHUNK, 64) if engine == "onnxruntime" else (FEWEST_SLOTS, SLOTS_BELOW)
@@ -129,13 +130,6 @@ def _ways(
     return ways
 
 
-def _is_prepared(bundle: Bundle, cache_dir: str | Path | None) -> bool:
-    """Whether load prepares the backbone here."""
-    from stem_edge.runtime.backends.onnxruntime.prepacked import is_worth_it
-
-    return is_worth_it(bundle, cache_dir)
-
-
 def _run(
     path: str | Path,
     prompt: str,
@@ -146,13 +140,10 @@ def _run(
     with load(path, cache_dir=cache_dir, **options) as model:
         room = model.plan.context_length - max_new_tokens
         if room < 1:
-            raise InputError(f"{max_new_tokens} new tokens do not fit into the context")
+            raise InputError(
+                f"{max_new_tokens} new tokens leave no room for a prompt in the context of "
+                f"{model.plan.context_length}; ask for fewer"
+            )
         ids = model.tokenize(prompt)[: min(PROMPT_TOKENS, room)]
         chunks = model.generate(ids, max_new_tokens=max_new_tokens)
         return [token for chunk in chunks for token in chunk.token_ids]
-
-
-def _compared(tokens: list[int], expected: list[int]) -> str:
-    if tokens == expected:
-        return "ok"
-    return f"other tokens from the {same_start(tokens, expected) + 1}. new one on"

@@ -1,14 +1,13 @@
-"""The engine: token ids in, logits out, rows on their way while the backbone computes.
+"""The engine: token ids in, logits out, with rows read from flash while the backbone computes.
 
-What a token looks up in the tables is a stem id: its own id, unless an edit says otherwise. Token
-ids go to the backbone, stem ids to the prefetcher.
+Token ids go to the backbone. Stem ids, which say whose rows a token looks up (its own unless an edit
+changes that), go to the prefetcher.
 
-Data flows one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits.
-A step begins with the layers that need no rows, so that on slow flash these run while a record is
-still on its way.
+Calls go one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits. A
+step begins with the layers that need no rows, so that on slow flash they run while records arrive.
 
-Backbone, cache and prefetcher know nothing of threads: whoever calls them has the engine's turn, from
-the choice of slots to the end of the step that reads them.
+Backend, cache and prefetcher are not thread-safe. The engine lets one caller at a time use them, for
+a whole step: from the choice of slots until the backbone has read them.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
-Chunk: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
+StepIds: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
 CLOSED = "this model is closed; load it again"
 
 
 def cut(token_ids: I64, size: int) -> list[I64]:
-    """Chunks of up to `size` ids, which give the same logits whatever the size, from 4 on.
+    """Split ids into chunks of up to `size`, so that logits are the same for any size from 4 on.
 
-    Kernels take tokens in pairs and round one that is left alone in another way. So chunks are
-    even, and the last one has more than one token unless the prompt has not.
+    Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
+    the last one has more than one token unless the prompt itself is a single token.
     """
     if size >= LEAST_CHUNK:
         size -= size % 2
@@ -51,7 +50,7 @@ def cut(token_ids: I64, size: int) -> list[I64]:
 
 
 class Context:
-    """One generation's state: its KV cache and how much of it is filled."""
+    """State of one generation: its KV cache and how much of it is filled."""
 
     def __init__(self, backend: BackendContext) -> None:
         self.backend = backend
@@ -64,35 +63,35 @@ class Context:
 
 
 class Engine:
-    """Runs steps. Several contexts may take turns; threads wait for each other.
+    """Runs steps, one at a time. Several contexts may take turns; threads wait for each other.
 
-    What is called raises InputError once this is closed, and in a process that was forked from the
-    one that loaded it, where its threads and locks are dead; OutOfMemoryError when an allocation
-    fails.
+    All methods but `release` and `close` raise InputError after `close`, and in a process forked from the
+    one that loaded the model, because its threads do not exist there; OutOfMemoryError when an
+    allocation fails.
     """
 
     def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, *, overlap: bool) -> None:
         self._process = os.getpid()
         self.backend, self.rows, self.overlap = backend, rows, overlap
         self.planned_chunk = chunk_tokens
-        # A signal handler runs in the midst of a step, in the same thread: it must not wait for it.
+        # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()
         self._busy = self._closing = False
-        # A thread that is in the midst of native code when the interpreter ends would crash it.
+        # A thread still in native code when the interpreter ends would crash, so wait for its step.
         self._at_exit = weakref.finalize(self, _close, weakref.ref(self))
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of one step at most: a chunk's distinct rows must all be in slots at once."""
+        """Most tokens of one step: its distinct rows must all be in slots at once."""
         return min(self.planned_chunk, self.rows.step_tokens)
 
     @property
     def forked(self) -> bool:
-        """Whether another process loaded this."""
+        """Tell whether this process was forked from the one that loaded the model."""
         return os.getpid() != self._process
 
     def check_usable(self) -> None:
-        """Raises InputError if this is closed or was loaded by another process."""
+        """Raise InputError if the engine is closed or was loaded by another process."""
         if self.forked:
             raise InputError(
                 f"this model was loaded in process {self._process} and cannot be used in process "
@@ -102,15 +101,15 @@ class Engine:
             raise InputError(CLOSED)
 
     def _in_turn(self, call: Callable[[], T]) -> T:
-        """What a call returns that has backbone and rows to itself.
+        """Return the result of `call`, run with sole use of backend and rows.
 
-        No context manager of ours: an interrupt at the beginning of its end would keep the lock.
+        Not a context manager: an interrupt at the start of its __exit__ would leave the lock held.
         """
-        self.check_usable()
+        self.check_usable()  # first without the lock: after a fork it may be held for ever
         with self._lock:
-            self.check_usable()
+            self.check_usable()  # again, because it may have been closed meanwhile
             if self._busy:
-                raise InputError("a signal handler cannot generate while a step is under way; wait")
+                raise InputError("a signal handler cannot use the model mid-step; return first")
             try:
                 self._busy = True
                 return call()
@@ -122,7 +121,7 @@ class Engine:
                     self._release()
 
     def open_context(self, length: int) -> Context:
-        """An empty context for up to `length` tokens."""
+        """Open an empty context for up to `length` tokens."""
         return self._in_turn(lambda: Context(self.backend.open_context(length)))
 
     def step(
@@ -136,12 +135,14 @@ class Engine:
         prefill: bool = False,
         top: int = 0,
     ) -> F32:
-        """Process ids [T], T <= chunk_tokens; logits [logits, V] of the last so many of them.
+        """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
-        The next step overwrites them. `stem_ids` [T]: what the tokens look up, if not their own
-        rows. `following` are stem ids whose rows may be read meanwhile; `prefill` says that these
-        tokens are part of a prompt. `top`: see BackendContext.finish. When it raises, the context
-        stands where it stood and the step can be tried again.
+        following: stem ids of the next step, whose rows may be read while this one computes.
+        stem_ids [T]: whose rows the tokens look up; default: their own. prefill: the tokens are part
+        of a prompt. top: see BackendContext.finish.
+
+        The next step overwrites the logits. When it raises, the context is as before, and the step
+        can be tried again.
         """
         looked_up = token_ids if stem_ids is None else stem_ids
 
@@ -157,16 +158,16 @@ class Engine:
         return self._in_turn(run)
 
     def expect(self, stem_ids: I64) -> None:
-        """Start reading the rows that are looked up next, if this engine overlaps."""
+        """Start reading the rows of the next step, if this engine overlaps."""
         if self.overlap:
             self._in_turn(lambda: self.rows.submit(stem_ids))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Stem ids int64 [n] of lookups [n], good until they are released."""
+        """Stem ids int64 [n] that stand for lookups [n] until they are released."""
         return self._in_turn(lambda: self.rows.make(lookups))
 
     def release(self, stem_ids: Sequence[int]) -> None:
-        """Say that ids that `make` gave are not needed any more; takes no lock."""
+        """Give back ids from `make`; takes no lock, so generators may do it when collected."""
         self.rows.release(stem_ids)
 
     def process(
@@ -178,19 +179,23 @@ class Engine:
         every: bool = False,
         top: int = 0,
     ) -> Iterator[F32]:
-        """Process ids chunk by chunk; yields logits [1, V] of the last, or of each chunk all.
+        """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
 
-        stem_ids [T]: what they look up, if not their own rows. top: see BackendContext.finish.
+        stem_ids [T]: whose rows they look up; default: their own. top: see BackendContext.finish.
         """
         if not 0 < len(token_ids) <= context.room:
-            raise InputError(f"{len(token_ids)} tokens do not fit: {context.room} places are free")
+            raise InputError(
+                f"{len(token_ids)} tokens do not fit: the context has room for {context.room}"
+            )
         tokens = np.asarray(token_ids, np.int64)
         looked_up = tokens if stem_ids is None else stem_ids
         size = self.chunk_tokens
         chunks = list(zip(cut(tokens, size), cut(looked_up, size), strict=True))
         return (self._overlapped if self.overlap else self._plain)(context, chunks, every, top)
 
-    def _plain(self, context: Context, chunks: list[Chunk], every: bool, top: int) -> Iterator[F32]:
+    def _plain(
+        self, context: Context, chunks: list[StepIds], every: bool, top: int
+    ) -> Iterator[F32]:
         prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
         for number, (tokens, stem_ids) in enumerate(chunks, 1):
             wanted = len(tokens) if every else int(number == len(chunks))
@@ -199,9 +204,9 @@ class Engine:
                 yield logits
 
     def _overlapped(
-        self, context: Context, chunks: list[Chunk], every: bool, top: int
+        self, context: Context, chunks: list[StepIds], every: bool, top: int
     ) -> Iterator[F32]:
-        """The plain loop, but the rows of the next chunk are read while this one computes."""
+        """Do as the plain loop, but read the rows of the next chunk while this one computes."""
         prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
         self.expect(chunks[0][1])
         following = [*(stem_ids for _, stem_ids in chunks[1:]), None]
@@ -216,8 +221,8 @@ class Engine:
     def close(self) -> None:
         """End the prefetcher's thread, close the table store, release the backbone.
 
-        Waits for a step under way; when called in the midst of one, by a signal handler, it leaves
-        this to its end. A forked process leaves everything to the one that loaded it.
+        Waits for a step under way. Called by a signal handler that interrupts a step, it leaves the
+        release to the end of that step. In a forked process it does nothing.
         """
         if self.forked:
             return
@@ -227,12 +232,12 @@ class Engine:
                 self._release()
 
     def __del__(self) -> None:
-        # To free a backbone is to wait for its threads, which a forked process has not.
+        # Freeing a backend joins threads that do not exist after a fork, so leak it instead.
         if self.forked:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.backend))
 
     def _release(self) -> None:
-        """May be interrupted and called again."""
+        """Release everything; may be interrupted and called again."""
         try:
             self.rows.close()
         finally:

@@ -1,4 +1,4 @@
-"""From a bundle to a model that can generate: choose, plan, open."""
+"""Loading a bundle: choose an engine, plan its memory, open the backbone, fill the row cache."""
 
 from __future__ import annotations
 
@@ -47,42 +47,42 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    memory: limit for the anonymous memory and swap of this process, in bytes or like "600MB"; the
-        row cache gets what the rest leaves. Default: half of what the machine and its cgroups leave,
-        with a row cache of up to 256 MiB.
-    threads: of the backbone. Default: the CPUs this process may use.
-    providers: of onnxruntime: the execution provider that runs the backbone: "cpu", "cuda", "webgpu",
-        "coreml", "openvino", or another by onnxruntime's name for it; with options as
-        [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must be last in the list
-        to take the rest. "auto": the first accelerator there is. Default: the CPU.
+    memory: limit on the anonymous memory and swap of this process, in bytes or like "600MB"; the row
+        cache gets what everything else leaves. Default: half of what the machine and its cgroups
+        leave free, with a row cache of up to 256 MiB.
+    threads: threads of the backbone. Default: one per CPU that this process may use.
+    providers (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu",
+        "coreml", "openvino", or another by its onnxruntime name; with options as
+        [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must come last in the list
+        to run the others. "auto": the first accelerator found. Default: the CPU.
     context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
     reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
-    engine: "onnxruntime" or "ggml". Default, "auto": the first of them that the bundle has a
-        backbone for and that is installed; Model.plan.engine says which it was.
-    device_memory: limit for the memory of the provider's device, in bytes or like "2GB": weights, KV
-        cache, activations and slots, which lie there then. Default: what an NVIDIA driver says is
-        free; elsewhere none, and slots as without a limit for memory. With the CPU, a part of its
-        memory plays the device.
-    provider_libraries: plug-in providers by name and path of their library, which is code that you
-        trust; those that come as Python packages are found.
-    slots: of the row cache, instead of as many as fit.
-    host_slots: with a device: so many records are kept in host memory, between flash and the
-        device, instead of as many as `memory` leaves room for.
+    engine: "onnxruntime" or "ggml". Default: "auto", the first that is installed and that the bundle
+        has a backbone for; Model.plan.engine names it.
+    device_memory: limit on the memory of the provider's device, in bytes or like "2GB", which then
+        holds weights, KV cache, activations and slots. Default: what an NVIDIA driver reports as
+        free; otherwise no limit, with the slots of a load without a memory limit. With the CPU, a
+        part of its memory stands in for the device.
+    provider_libraries: plug-in providers, name -> path of a library, whose code you trust; those
+        installed as Python packages are found without it.
+    slots: size of the row cache. Default: as many slots as fit.
+    host_slots: with a device: records kept in host memory, between flash and device. Default: as
+        many as `memory` leaves room for.
     resident: read all tables into memory first.
-    overlap: read rows ahead in a thread; without it the same tokens come out, more slowly.
-    prefill_graph: of onnxruntime: whether the bundle's int8 graph takes prompts. Default: if it is as
-        exact here as the bundle says, which a trial measures, and was not the slower one when the
-        backbone was prepared.
-    prepare: of onnxruntime: rearrange a large backbone for this processor at the first load, and
-        keep that.
-    repack: of ggml: rearrange the matrices that it has faster kernels for, in memory: copies of
-        them, which the memory plan counts ("weights"), beside pages of the file that are not read.
-    warm_start: fill the row cache with the tokens that are used most, and keep count of them.
-    cache_dir: where both are kept. Default: the user's cache folder.
-    trial: load a bundle that is new on this machine in a process of its own first, within limits,
-        and keep there what came of it: a file that crashes native code then is an error.
-    emulate_flash: delay reads as slower flash would: "nvme", "ufs4", "ufs2", "emmc", "sdcard".
-    progress: show a progress bar on stderr while preparing. Default: if that is a terminal.
+    overlap: read rows ahead in a thread; without it, the same tokens take longer.
+    prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial
+        finds it as exact here as the bundle says, and preparing did not find it slower.
+    prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep
+        the result.
+    repack (ggml): rearrange matrices that it has faster kernels for, as copies in memory. The memory
+        plan counts them ("weights"); the pages of the file that they replace are not read.
+    warm_start: fill the row cache with the most used tokens, and keep counting them.
+    cache_dir: folder for prepared backbones, token counts and trial results. Default: the user's
+        cache folder.
+    trial: load a bundle that is new on this machine in a limited process first, and remember the
+        result, so that a file that crashes native code raises an error instead.
+    emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
+    progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
@@ -97,15 +97,15 @@ def load(
     try:
         return _load(open_bundle(path), options)
     except MemoryError as error:
-        advice = "load with a lower memory or a smaller context_length, or free some"
+        advice = "load with a lower memory or a smaller context_length, or free some memory"
         raise_out_of_memory(error, "to load the model", advice)
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
-    context, ways = options.context(bundle), loaders(bundle, chosen, options)
+    context, candidates = options.context(bundle), loaders(bundle, chosen, options)
     verdict = None
-    if options.trial:  # before any native code of this process sees the bundle
+    if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
 
@@ -115,7 +115,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         plan = _plan(bundle, chosen, loader.needs(context), options)
         return _assemble(bundle, loader, plan, text, options)
 
-    return first_that_runs(bundle, ways, assemble)
+    return first_that_runs(bundle, candidates, assemble)
 
 
 def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
@@ -127,11 +127,12 @@ def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> Me
 def _assemble(
     bundle: Bundle, loader: EngineLoader, plan: MemoryPlan, text: TextCodec, options: LoadOptions
 ) -> Model:
-    """Open what the plan counts."""
+    """Open the backbone and the tables as planned, and fill the row cache."""
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
 
     def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
-        chunk = min(plan.chunk_tokens, loader.step_tokens)  # known once the backbone is open
+        # After opening, because that measures with how many tokens at once a device stays exact.
+        chunk = min(plan.chunk_tokens, loader.step_tokens)
         return Model(bundle, Engine(backend, rows, chunk, overlap=overlap), plan, text, on_close)
 
     if format is None:
@@ -167,24 +168,26 @@ def memory_plan(
     context_length: int | None = None,
     **others: Unpack[OtherKeywords],
 ) -> MemoryPlan:
-    """The memory plan that `load` would follow here and now with these keywords. Loads nothing.
+    """Plan memory as `load` would, here and now, with these keywords; loads nothing.
 
-    prepare: as if the backbone were prepared, which a first load does. On an accelerator, as if it
-        ran the first variant of the graphs that is tried.
+    With `prepare`, the plan is that of a prepared backbone, even if no load has prepared it yet. On
+    an accelerator, it is that of the first variant of the graphs that `load` would try.
     """
     options = LoadOptions(memory=memory, context_length=context_length, **others)
     bundle = open_bundle(path)
     chosen = choose_engine(bundle, options.engine)
+    # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
     return _plan(bundle, chosen, needs, options)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
-    """Rows are read while graphs are loaded: nothing looks at the slots before both are done."""
+    """Open the backbone and fill the slots, at the same time if the engine can."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
-        with suppress(RuntimeError):  # no thread can start: then one after the other
+        # Where no thread can start, the slots are filled after the backbone is open instead.
+        with suppress(RuntimeError):
             if loader.fills_while_opening:
                 filling = thread.submit(fill_slots).result
         backend = loader.open(slots)

@@ -1,13 +1,11 @@
-"""The model a user holds: text or token ids in, text, token ids or logits out."""
+"""A loaded bundle as callers see it: text or token ids in; text, token ids or logits out."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 
@@ -16,47 +14,25 @@ from stem_edge.config import ModelConfig
 from stem_edge.edits.file import Edit
 from stem_edge.edits.folder import as_edit
 from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.plan import MemoryPlan
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
-from stem_edge.runtime.sampling import (
-    SamplingOptions,
-    SamplingParams,
-    TokenLogprobs,
-    make_sampler,
-    needed_logits,
-    token_logprobs,
-)
+from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
 from stem_edge.runtime.text.codec import TextCodec, TokenStream, shorten
 from stem_edge.system.memory import raise_out_of_memory
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of generated text with the tokens it came from.
-
-    Texts of all chunks joined are the generated text. The token that ended a generation is among
-    the ids, its text is not.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None  # one a token, if they were asked for
-    finish_reason: FinishReason | None  # on the last chunk: "stop", or "length" when room ran out
-
 
 class Model:
     """A loaded bundle. Use it as a context manager, or call close().
 
-    One generation at a time is what the memory plan counts; several may take turns, in one thread
-    or in many. A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
+    Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
+    of one. A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def __init__(
@@ -68,12 +44,12 @@ class Model:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.bundle, self.plan = bundle, plan
-        # Of the latest call of generate or logits; of several at once, rows of all are in it.
+        # Figures of the latest generate or logits; calls at the same time count each other's rows.
         self.stats = GenerationStats.planned(plan)
-        self.engine = engine  # for those who measure, or feed tokens of their own
+        self.engine = engine  # for callers that measure, or feed tokens themselves
         self._text, self._on_close = text, on_close
         self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
-        # Of each `edited` that is open, in their order; threads add and remove their own.
+        # The edits of each open `edited`, in order; keyed, so that a thread removes only its own.
         self._edits: dict[object, tuple[Edit, ...]] = {}
         self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
@@ -92,8 +68,8 @@ class Model:
     ) -> list[int]:
         """Token ids of a text, begin-of-text included if the model was trained with it.
 
-        special_tokens_in_text: whether names of special tokens in the text mean these tokens, as
-        in what chat_prompt makes; by default they are text like any other.
+        special_tokens_in_text: read the names of special tokens in the text as these tokens, which
+        the output of chat_prompt needs; by default they are ordinary text.
         """
         return self._text.encode(
             text,
@@ -108,7 +84,7 @@ class Model:
         *,
         special_tokens_in_text: bool = False,
     ) -> str:
-        """The text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
+        """Text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
 
         Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
         """
@@ -122,21 +98,21 @@ class Model:
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
-        """`with model.edited(edit):` calls of generate and logits in it look up what edits say.
+        """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
 
-        edits: stem_edge.make_edit's, or names or paths of files; stacked in their order, and on those
-        of a context around this one. Rows that edits look up are always the bundle's own; where two
-        edits change the same row (place or token, and layer), the later one holds. A call keeps the
-        edits that it began with: a generation that began before goes on without them, and one that
-        begins within, in whichever thread, ends with them. Of several edits at positions, one at
-        least must have its source in the prompt.
+        edits: made by stem_edge.make_edit, or names or paths of edit files; stacked in their order,
+        on top of those of an enclosing `edited`. Rows that edits look up are always the bundle's
+        own; where two edits change the same row (place or token, and layer), the later one wins. A
+        call keeps the edits that it began with: a generation begun before the block runs on without
+        them, and one begun inside it, in whichever thread, keeps them to its end. Of several edits
+        at positions, at least one must have its source in the prompt.
 
-        Raises EditError for a file that is none or was made for another bundle, InputError for an
-        edit that cannot be applied.
+        Raises EditError for a file that is not an edit or was made for another bundle, InputError
+        for an edit that cannot be applied.
         """
         self.engine.check_usable()
         entry = tuple(as_edit(self.bundle, edit) for edit in edits)
-        Overlay(self._text, self.config, entry)
+        Overlay(self._text, self.config, entry)  # refuse them here rather than at the first call
         key = object()
         self._edits[key] = entry
         try:
@@ -146,11 +122,11 @@ class Model:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits that a call which begins now has, in their order."""
+        """Edits that a call beginning now would have, in their order."""
         return tuple(edit for entry in list(self._edits.values()) for edit in entry)
 
     def _lookups(self, prompt: list[int], stem_ids: Sequence[StemId] | None) -> Lookups:
-        """What a call that begins now looks up."""
+        """Lookups of a call that begins now."""
         edits, overlay = self.edits, self._overlay
         if edits != overlay.edits:
             overlay = self._overlay = Overlay(self._text, self.config, edits)
@@ -162,7 +138,7 @@ class Model:
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Logits float32 [T, V] of every position, from an empty context.
 
-        stem_ids: see generate. Raises InputError for ids out of range, none, or more than the
+        stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the
         context holds.
         """
         ids = self._checked_prompt(token_ids)
@@ -179,9 +155,9 @@ class Model:
     def logits_chunks(
         self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None
     ) -> Iterator[F32]:
-        """What `logits` returns, in pieces [n, V] in order: all of them can be too much memory.
+        """Yield the result of `logits` in pieces [n, V], in order, for texts too long to hold it.
 
-        The next piece overwrites the last one. Raises InputError at once, as `logits` does.
+        Each piece overwrites the one before. Raises InputError at once, as `logits` does.
         """
         ids = self._checked_prompt(token_ids)
         return self._logits_chunks(ids, self._lookups(ids, stem_ids))
@@ -203,15 +179,16 @@ class Model:
         stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
-        """Continue a text or token ids, chunk by chunk as soon as text is certain.
+        """Continue a text or token ids; yield each chunk as soon as its text is certain.
 
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
         top_p, min_p, repetition_penalty, stop, seed, logprobs. top_k, top_p and min_p without a
         temperature sample at temperature 1.
 
         stem_ids: for each token of the prompt, whose rows it looks up in the tables: a token id, or
-        several ids for the mean of their rows. The prompt's own ids are the default; given, they
-        are the bundle's rows as they are, and edits (see edited) hold for generated tokens only.
+        several ids for the mean of their rows. By default, each token looks up its own. Rows looked
+        up by given ids are the bundle's, unedited; edits (see edited) then apply to generated tokens
+        only.
 
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
@@ -227,7 +204,9 @@ class Model:
                 prompt, self.plan.context_length, self.config.max_context
             )
         ids = self._checked_prompt(prompt)
-        return self._generate(ids, params, self._lookups(ids, stem_ids))
+        tokens = self._tokens(ids, params, self._lookups(ids, stem_ids))
+        stream = TokenStream(self._text, params.stop)
+        return join_chunks(tokens, stream, logprobs=params.logprobs is not None)
 
     def generate_text(
         self,
@@ -237,82 +216,25 @@ class Model:
         stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> str:
-        """The whole generated text; takes what generate takes."""
+        """Return the whole generated text; arguments as for generate."""
         chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
         return "".join(chunk.text for chunk in chunks)
 
-    def _generate(
-        self, prompt: list[int], params: SamplingParams, lookups: Lookups
-    ) -> Iterator[Chunk]:
-        """What _tokens gives, as text; an allocation that fails ends it."""
-        stream = TokenStream(self._text, params.stop)
-        sampled: list[int] = []  # tokens since the last chunk
-        logprobs: list[TokenLogprobs] = []
-        try:
-            for token, logprob, reason in self._tokens(prompt, params, lookups):
-                sampled.append(token)
-                if logprob is not None:
-                    logprobs.append(logprob)
-                text = stream.push(token)
-                if stream.stopped:
-                    reason = "stop"
-                elif reason:
-                    text += stream.finish()
-                if text or reason:
-                    given = logprobs if params.logprobs is not None else None
-                    yield Chunk(text, sampled, given, reason)
-                    sampled, logprobs = [], []
-                if reason:
-                    return
-        except MemoryError as error:
-            raise_out_of_memory(error, "to generate", LESS_MEMORY)
-
     def _tokens(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
-    ) -> Iterator[tuple[int, TokenLogprobs | None, FinishReason | None]]:
-        """Sample, ask for the token's rows, hand it out, compute the next logits.
-
-        Yields each new token id, its log probabilities if asked for, and why it is the last.
-        """
-        room = min(self.plan.context_length - len(prompt) + 1, params.max_new_tokens)
-        context = self.engine.open_context(len(prompt) + room - 1)
-        sampler, seen, top = make_sampler(params), list(prompt), needed_logits(params)
+    ) -> Iterator[Sampled]:
+        # The last token is handed out but never processed, so it takes no place in the context.
+        length = min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
+        context = self.engine.open_context(length)
         with self._recorder() as record, lookups:
-            for logits in self.engine.process(context, prompt, lookups.prompt, top=top):
-                last = logits[0]
-            record.prefilled(len(prompt))
-            for number in range(1, room + 1):
-                logprob = None
-                chosen = last if params.logprobs is None else last.copy()
-                token = sampler(chosen, seen)
-                if params.logprobs is not None:
-                    logprob = token_logprobs(last, token, params.logprobs)
-                ended = token in self.config.eos_ids
-                reason: FinishReason | None = (
-                    "stop" if ended else "length" if number == room else None
-                )
-                looked_up = np.array([lookups.of_token(token)])
-                if reason is None:
-                    self.engine.expect(looked_up)
-                seen.append(token)
-                record.sampled()
-                yield token, logprob, reason
-                if reason is None:
-                    last = self._decode(context, token, looked_up, top, record)
+            yield from sample_tokens(
+                self.engine, context, prompt, lookups, params, self.config.eos_ids, record
+            )
 
     def _recorder(self) -> Recorder:
+        # Another thread may replace self.stats before the next line, so it cannot be read back.
         stats = self.stats = GenerationStats.planned(self.plan)
-        return Recorder(stats, self.engine.rows)  # self.stats may be another thread's by now
-
-    def _decode(
-        self, context: Context, token: int, stem_ids: I64, top: int, record: Recorder
-    ) -> F32:
-        """One decode step; logits [V] of the token after this one."""
-        started = time.perf_counter()
-        logits = self.engine.step(context, np.array([token]), stem_ids=stem_ids, top=top)
-        record.decoded(time.perf_counter() - started)
-        last: F32 = logits[0]
-        return last
+        return Recorder(stats, self.engine.rows)
 
     def _checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
         self.engine.check_usable()
@@ -333,8 +255,8 @@ class Model:
     def close(self) -> None:
         """Release memory, threads and files; closing twice is fine.
 
-        Any thread may call it: a step under way comes to its end, and what uses the model then
-        raises InputError. In a forked process it does nothing: the model is its parent's.
+        Any thread may call it: a step under way is completed, and later uses of the model raise
+        InputError. In a forked process it does nothing, because the model is its parent's.
         """
         first, self._closed = not self._closed, True
         self._chat.close()

@@ -1,8 +1,8 @@
-"""From logits to the next token.
+"""Choosing the next token from logits.
 
-`SamplingParams` is what a user sets; `make_sampler` turns it into one function. Greedy is the
-default and the trivial case. The filters work on the few largest logits, found exactly and without
-sorting the vocabulary, so that a step over 128,256 logits stays well under a millisecond.
+`SamplingParams` holds what a user sets; `make_sampler` turns it into one function. Greedy is the
+default and the trivial case. The filters find the few largest logits exactly without sorting the
+vocabulary, so that a step over 128,256 logits takes well under a millisecond.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy.typing as npt
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.text_table import shown
 
 Sampler = Callable[[F32, Sequence[int]], int]
 
-BLOCK = 128  # logits whose maximum stands for them while candidates are looked for
+BLOCK = 128  # logits represented by their maximum while the largest are searched for
 NUCLEUS_BINS = 1 << 12  # a bin is a sixteenth of an octave, so these span 256 octaves
-NUCLEUS_SHIFT = 52 - 4  # drops all but the exponent and four bits of a float64
-SMALLEST_TEMPERATURE = 1e-30  # below, float32 cannot divide by it; greedy long before
+NUCLEUS_SHIFT = 52 - 4  # keeps only the exponent and four bits of a float64
+SMALLEST_TEMPERATURE = 1e-30  # float32 cannot divide by less; sampling is greedy long before
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
-# Whole numbers where the ends are; beyond these, float32 cannot divide by temperature or penalty.
+# Integer ends mean whole numbers only. Temperature and penalty have ends because float32 cannot
+# divide by what is beyond.
 RANGES: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
     "temperature": (0.0, 1e6),
@@ -38,7 +40,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "logprobs": (0, 1024),
 }
 OPTIONAL = ("seed", "logprobs")
-MOST_NEEDED = 1024  # beyond, to find the largest takes a device longer than to send them all
+MOST_NEEDED = 1024  # finding more of the largest takes a device longer than sending all logits
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -57,18 +59,18 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. Raises InputError for values out of range."""
+    """Options for choosing tokens and for stopping. Raises InputError for values out of range."""
 
     max_new_tokens: int = 128
-    # 0 is greedy: always the most probable token. None: 1 with top_k, top_p or min_p, else 0.
+    # 0 always takes the most probable token. None: 1 with top_k, top_p or min_p, otherwise 0.
     temperature: float | None = None
     top_k: int = 0  # keep the k most probable tokens; 0 keeps all
-    top_p: float = 1.0  # keep the fewest most probable tokens that reach this probability
-    min_p: float = 0.0  # keep tokens at least this probable, relative to the most probable one
-    repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 is off
-    stop: Sequence[str] = ()  # a text or texts that end the generation; not part of its text
-    seed: int | None = None  # None: different every time; the same seed gives the same text
-    logprobs: int | None = None  # report this many most probable tokens at each step
+    top_p: float = 1.0  # keep the fewest tokens, most probable first, that reach this sum
+    min_p: float = 0.0  # keep tokens with at least this share of the highest probability
+    repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 disables it
+    stop: Sequence[str] = ()  # one or more texts that end the generation; left out of its text
+    seed: int | None = None  # None: different each time; equal seeds give equal texts
+    logprobs: int | None = None  # report this many of the most probable tokens per step
 
     def __post_init__(self) -> None:
         if self.temperature is None:
@@ -92,7 +94,7 @@ class SamplingParams:
 
 
 def _in_range(value: object, least: float, most: float) -> bool:
-    """Whether it is a number there; of a whole range a whole one. True is not 1, nor is 1.0."""
+    """Return whether a value is a number in range: an int if the ends are, and never a bool."""
     wanted = Integral if isinstance(most, int) else Real
     if not isinstance(value, wanted) or isinstance(value, bool):
         return False
@@ -119,9 +121,9 @@ class TokenLogprobs:
 
 
 def make_sampler(params: SamplingParams) -> Sampler:
-    """A function from logits [V] and the ids so far to the next id. It may change the logits.
+    """Make a function from logits [V] and the ids so far to the next id; it may change the logits.
 
-    The function raises BackendError for logits of which none is finite.
+    The function raises BackendError if the largest logit is not finite.
     """
     penalize = params.repetition_penalty != 1.0
     generator = np.random.default_rng(params.seed)
@@ -129,16 +131,15 @@ def make_sampler(params: SamplingParams) -> Sampler:
     def choose(logits: F32, seen: Sequence[int]) -> int:
         if penalize and len(seen):
             apply_repetition_penalty(logits, seen, params.repetition_penalty)
-        best = int(logits.argmax())  # the first NaN, if there is one
+        best = int(logits.argmax())  # of the first NaN, if any
         if not np.isfinite(logits[best]):
             raise BackendError(
-                f"the logit of token {best} is {logits[best]}, expected a number: the weights are "
-                "damaged; check the bundle with stem-edge verify"
+                f"the logit of token {best} is {logits[best]}, expected a finite number; {DAMAGED}"
             )
         if params.temperature == 0:
             return best
         ids, probabilities = candidates(logits, params)
-        # One uniform number a token, whatever the filters keep: a seed means the same text.
+        # Draw one uniform number per token, whatever the filters keep, so that seeds stay in step.
         sums = np.cumsum(probabilities)
         return int(ids[np.searchsorted(sums, generator.random() * sums[-1], side="right")])
 
@@ -146,10 +147,10 @@ def make_sampler(params: SamplingParams) -> Sampler:
 
 
 def needed_logits(params: SamplingParams) -> int:
-    """How many of the largest logits decide what is sampled, so that others may be -inf; 0: all.
+    """Count of the largest logits that sampling needs, so that others may be -inf; 0: all of them.
 
-    top_p and min_p alone are shares of what all tokens have together, and so are log probabilities;
-    a penalty can bring any token below one that was smaller.
+    Log probabilities, and top_p and min_p without top_k, are relative to the sum over all tokens. A
+    repetition penalty can push any token below one that was smaller.
     """
     if params.repetition_penalty != 1.0 or params.logprobs is not None:
         return 0
@@ -162,15 +163,15 @@ def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -
     """Make tokens seen before less probable (CTRL, arXiv 1909.05858, section 4.1)."""
     ids = np.asarray(seen, np.int64)
     values = logits[ids]
-    # Repeated ids write the same value again, so that nothing has to be made unique.
+    # Repeated ids write the same value again, so the ids need not be made unique.
     logits[ids] = np.where(values > 0, values / penalty, values * penalty)
 
 
 def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:
-    """The ids that survive top_k, top_p and min_p, and their probabilities.
+    """Ids that survive top_k, top_p and min_p, and their probabilities.
 
-    The filters apply in this order, each to what the one before kept, at the given temperature.
-    Ids are ascending, so that filters which keep everything change no choice.
+    The filters apply in this order, each to what the previous one kept, at the given temperature.
+    Ids ascend, so that filters that keep everything change no choice.
     """
     peak, temperature = logits.max(), params.temperature or 0.0
     if params.top_k:
@@ -189,16 +190,16 @@ def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np
 
 
 def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Which weights [n] are the fewest greatest that reach the share `top_p` of their sum.
+    """Mask of the fewest weights [n], greatest first, that reach the share `top_p` of their sum.
 
     Weights are 0 to 1. A histogram over their exponents finds the bin in which the share is
-    reached; only that bin is sorted.
+    reached, and only that bin is sorted.
     """
-    bins = np.ascontiguousarray(weights).view(np.int64) >> NUCLEUS_SHIFT  # ordered as the weights
+    bins = np.ascontiguousarray(weights).view(np.int64) >> NUCLEUS_SHIFT  # in the order of weights
     bins -= bins.max() - NUCLEUS_BINS
     np.maximum(bins, 0, out=bins)
     shares = np.bincount(bins, weights, NUCLEUS_BINS + 1)
-    above = np.cumsum(shares[::-1])[::-1]  # of each bin and all greater ones
+    above = np.cumsum(shares[::-1])[::-1]  # sum of each bin and all greater ones
     wanted = top_p * above[0]
     last = int(np.flatnonzero(above >= wanted)[-1])
     kept: npt.NDArray[np.bool_] = bins > last
@@ -210,8 +211,8 @@ def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bo
 
 
 def _weights(logits: F32, peak: np.float32, temperature: float) -> npt.NDArray[np.float64]:
-    """exp((logit - greatest) / temperature); in float32 where that is exact enough to sum up."""
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the greatest to -inf
+    """Return exp((logit - peak) / temperature), computed in float32 and returned as float64."""
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to -inf
         scaled = (logits - peak) / np.float32(max(temperature, SMALLEST_TEMPERATURE))
     return np.asarray(np.exp(scaled), np.float64)
 
@@ -221,17 +222,12 @@ def top_ids(logits: F32, count: int) -> I64:
     if count == 0:
         return np.empty(0, np.int64)
     if count < len(logits):
-        # The count-th largest of the block maxima is a lower bound of the count-th largest logit.
-        starts = np.arange(0, len(logits), BLOCK)
-        maxima = np.maximum.reduceat(logits, starts)
-        if count <= len(maxima):
-            bound = np.partition(maxima, len(maxima) - count)[len(maxima) - count]
-            pool = np.flatnonzero(logits >= bound)
-        else:
-            pool = np.arange(len(logits))
-            bound = np.partition(logits, len(logits) - count)[len(logits) - count]
-            pool = pool[logits >= bound]
-        if bound == -np.inf:  # where a backend gave but the largest, the others need no sorting
+        # The count-th largest block maximum is a lower bound of the count-th largest logit.
+        maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), BLOCK))
+        values = maxima if count <= len(maxima) else logits
+        bound = np.partition(values, len(values) - count)[len(values) - count]
+        pool = np.flatnonzero(logits >= bound)
+        if bound == -np.inf:  # a backend returned only the largest: the others need no sorting
             finite = np.flatnonzero(logits > bound)
             pool = finite if len(finite) >= count else pool
     else:
@@ -244,9 +240,5 @@ def token_logprobs(logits: F32, token_id: int, count: int) -> TokenLogprobs:
     """Log probabilities of the chosen token and of the `count` most probable ones."""
     peak = logits.max()
     log_total = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
-    top = (
-        tuple((int(i), float(logits[i]) - log_total) for i in top_ids(logits, count))
-        if count
-        else ()
-    )
+    top = tuple((int(i), float(logits[i]) - log_total) for i in top_ids(logits, count))
     return TokenLogprobs(token_id, float(logits[token_id]) - log_total, top)

@@ -1,4 +1,4 @@
-"""The one place where speeds and hit rates are computed; command, demo and tools print the same."""
+"""Speeds and hit rates, computed in one place so that commands, demo and tools print the same."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ if TYPE_CHECKING:
 
 @dataclass
 class GenerationStats:
-    """What one call of generate or logits did and took. Times in seconds."""
+    """Figures of one call of generate or logits. Times in seconds."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0
     prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0  # of the steps after the first token
+    decode_seconds: float = 0.0  # steps after the first token
     first_token_seconds: float = 0.0  # from the call to the first token
-    row_hits: int = 0  # tokens whose record was in the row cache when a step wanted it
+    row_hits: int = 0  # tokens whose record was in the row cache when a step needed it
     row_misses: int = 0
-    flash_bytes: int = 0  # of records, read from the table store
+    flash_bytes: int = 0  # records read from the table store
     stall_seconds: float = 0.0  # waiting for those reads
-    engine: str = ""  # that computed this
-    provider: str = ""  # of onnxruntime, that it ran on
-    # Why the prefill graph did not take the prompt, if only because it is not exact here.
+    engine: str = ""
+    provider: str = ""  # execution provider of onnxruntime
+    # Why the prefill graph was not used, if the reason is that it is not exact enough here.
     prefill_refused: str = ""
-    host_hits: int = 0  # records missing in the row cache that the host's memory had
-    host_misses: int = 0  # and that it had not; both are 0 unless it keeps some
-    uploaded_rows: int = 0  # records that were copied to a device
-    uploaded_bytes: int = 0  # in which they took so many
+    host_hits: int = 0  # records missing in the row cache that the host tier had
+    host_misses: int = 0  # records that it lacked; both are 0 without a host tier
+    uploaded_rows: int = 0  # records copied to a device
+    uploaded_bytes: int = 0
 
     @classmethod
     def planned(cls, plan: MemoryPlan) -> Self:
-        """Of a call that has not begun: what the plan says about where it computes."""
+        """Make the figures of a call that has not begun; the plan says where it will compute."""
         return cls(engine=plan.engine, provider=plan.provider, prefill_refused=plan.prefill_refused)
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens a second."""
+        """Prompt tokens per second."""
         return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """New tokens a second, the first one (which the prompt gives) left out."""
+        """New tokens per second, without the first, whose logits come from the prompt."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
@@ -57,12 +57,12 @@ class GenerationStats:
 
     @property
     def host_hit_rate(self) -> float:
-        """Share of the records missing in the row cache that the host's memory had."""
+        """Share of the records missing in the row cache that the host tier had."""
         reads = self.host_hits + self.host_misses
         return self.host_hits / reads if reads else 0.0
 
     def to_dict(self) -> dict[str, float | str]:
-        """All figures, for JSON."""
+        """Return all figures, for JSON."""
         return asdict(self) | {
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
@@ -71,7 +71,7 @@ class GenerationStats:
         }
 
     def line(self) -> str:
-        """One line for people."""
+        """Return a summary on one line, for people."""
         where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
         engine = f"{self.engine}{where}: " if self.engine else ""
         host = uploaded = refused = ""
@@ -91,7 +91,7 @@ class GenerationStats:
 
 
 class Recorder:
-    """Fills `stats` during one call: what the cache and the store counted since it began."""
+    """Fills `stats` during one call with what cache and store have counted since it began."""
 
     def __init__(self, stats: GenerationStats, rows: Rows) -> None:
         self._stats, self._rows = stats, rows
@@ -105,19 +105,19 @@ class Recorder:
         self._update()
 
     def prefilled(self, tokens: int) -> None:
-        """The prompt is done."""
+        """Note the end of the prompt."""
         self._stats.prompt_tokens = tokens
         self._stats.prefill_seconds = time.perf_counter() - self._started
         self._update()
 
     def sampled(self) -> None:
-        """A token was chosen."""
+        """Note that a token was chosen."""
         self._stats.new_tokens += 1
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
     def decoded(self, seconds: float) -> None:
-        """A decode step is done."""
+        """Note the end of a decode step."""
         self._stats.decode_seconds += seconds
         self._update()
 

@@ -5,7 +5,7 @@
     with stem_edge.load("model") as model:
         print(model.generate_text("The capital of France is"))
 
-Everything here is loaded when it is first used, so that importing the package costs nothing.
+Names of this package are imported on first use, so that importing it costs nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# From 1.31 on, onnxruntime keeps an id of this machine and counts of its use, for its makers, from its
-# import on; children inherit that it shall not. Who wants it sets the variable to 0.
+# Since version 1.31 onnxruntime collects an id of this machine and counts of its use. Turned off
+# here, so that child processes inherit it; set the variable to 0 to allow it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
@@ -101,7 +101,7 @@ __all__ = [
     "verify_runs",
 ]
 
-# Module -> what is taken from it.
+# Module -> public names that it provides.
 _HOMES = {
     "stem_edge.bundle.manifest": ("open_bundle",),
     "stem_edge.bundle.checksums": ("verify",),

@@ -1,5 +1,7 @@
-"""The model description that exporter, reference model and runtime share: the one place that says
-what a model computes. A new architecture is a checkpoint reader that fills it in.
+"""The description of a model that exporter, reference model and runtime share.
+
+It is the one place that says what a model computes; a new architecture is a checkpoint reader that
+fills it in.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-# Far above any published model; a damaged or hostile number is refused before it sizes an array.
+# Far above any published model, so that a damaged or hostile number is refused before it sizes an
+# array.
 MAX_VOCAB = 1 << 24
-MAX_LAYERS = 1 << 8  # twice the deepest: each takes time and memory before its weights do
+MAX_LAYERS = 1 << 8  # twice the deepest, because each costs time and memory before weights do
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16
 MAX_CONTEXT = 1 << 24
-MAX_PARAMETERS = 1 << 40  # of the backbone, whose matrices become a node for each few millions
+MAX_PARAMETERS = 1 << 40  # of the backbone, because its graph gets a node for every few million
 LARGEST = {
     "vocab_size": MAX_VOCAB,
     "n_layers": MAX_LAYERS,
@@ -29,30 +32,30 @@ LEAST_SCALING = 1e-6
 MAX_SOFTCAP = 1e6
 
 Term = Literal["matrix", "row"]
-# An FFN is W_down (SiLU(gate) * up); gate and up are sums of W x and of the token's row. Experts are
-# dense FFNs whose three matrices are the row.
+# An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
+# An expert is a dense FFN whose three matrices are the row.
 FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "dense": {"gate": ("matrix",), "up": ("matrix",)},
     "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
     "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
-    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # 4.4.2
-    "hash-moe": {},  # eq. 3, one expert a token
-    # Per-layer embeddings (Gemma): a dense FFN, after which the row gates what is added once more.
+    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # section 4.4.2
+    "hash-moe": {},  # eq. 3, one expert per token
+    # Per-layer embeddings (Gemma): a dense FFN, after which a product with the row is added.
     "ple": {"gate": ("matrix",), "up": ("matrix",)},
 }
 Activation = Literal["silu", "gelu"]  # of the gate; gelu in its tanh form
-LENT = ("wk", "wv", "k_norm")  # that a layer with K and V of another has not
+LENT = ("wk", "wv", "k_norm")  # tensors that layers with borrowed K and V lack
 BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "head")
 
 
 class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="linear"):
-    """Positions over `factor`."""
+    """Linear scaling: positions are divided by `factor`."""
 
     factor: float
 
 
 class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
-    """Llama 3.1: long waves over `factor`, short ones as they are, a ramp between."""
+    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -68,11 +71,11 @@ class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yar
     attention_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    truncate: bool = True  # the ramp ends at whole dimensions
+    truncate: bool = True  # the ramp begins and ends at whole dimensions
 
 
 class ProportionalRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proportional"):
-    """Gemma 4: only the fastest waves turn, `share` of them, over `factor`; the rest stand still."""
+    """Gemma 4: the highest frequencies, a `share`, are divided by `factor`; the rest become 0."""
 
     share: float
     factor: float = 1.0
@@ -82,33 +85,33 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | ProportionalRope
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """The rotation of one kind of layer."""
+    """Rotation in one kind of layer."""
 
-    width: int  # of a head
+    width: int  # head_dim
     theta: float
     scaling: RopeScaling | None
 
 
 class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What some layers have of their own; 0: the same as the model."""
+    """Sizes and rotation in which some layers differ from the model; 0: as in the model."""
 
     layers: tuple[int, ...]  # ascending
     head_dim: int = 0
     n_kv_heads: int = 0
     d_ff: int = 0
     rope_theta: float = 0.0
-    rope_scaling: RopeScaling | None = None  # with rope_theta
+    rope_scaling: RopeScaling | None = None  # read only if rope_theta is given
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One layer as it is: what the model says, and what the layer has of its own."""
+    """Sizes, rotation and window of one layer, wherever the model describes them."""
 
     head_dim: int
     n_kv_heads: int
     d_ff: int
     rope: Rope
-    window: int  # tokens that its attention sees, its own among them; 0: all
-    kv_layer: int  # whose K and V it attends to: its own number, or an earlier layer's
+    window: int  # tokens that attention sees, the current one included; 0: all
+    kv_layer: int  # the layer that computes its K and V: itself, or an earlier one
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,33 +131,33 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm_eps: float
     rope_theta: float
     max_context: int  # tokens the model was built for
-    stem_ffn: str = "stem"  # what these layers compute: a key of FFN_TERMS
-    row_rank: int = 0  # of low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
+    stem_ffn: str = "stem"  # what the FFNs of STEM layers compute: a key of FFN_TERMS
+    row_rank: int = 0  # low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
     rope_scaling: RopeScaling | None = None
-    sliding_window: int = 0  # tokens that attention sees, its own among them; 0: all
-    window_layers: tuple[int, ...] | None = None  # where; None: in all layers
-    qk_norm_eps: float | None = None  # RMS norm of each head of q and k before RoPE; None: none
-    post_norms: bool = False  # an RMS norm after attention and FFN, too
-    biases: tuple[str, ...] = ()  # matrices with a bias, of BIASED
-    logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they do not
+    sliding_window: int = 0  # tokens that attention sees, the current one included; 0: all
+    window_layers: tuple[int, ...] | None = None  # layers with that window; None: all
+    qk_norm_eps: float | None = None  # of the RMS norm of q and k heads before RoPE; None: no norm
+    post_norms: bool = False  # an RMS norm after attention and after the FFN, too
+    biases: tuple[str, ...] = ()  # matrices with a bias, a subset of BIASED
+    logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap
     layer_kinds: tuple[LayerKind, ...] = ()  # layers that differ from the rest
-    borrowed_kv_layers: int = (
-        0  # the last so many read K and V of the last layer of their kind before
-    )
-    embedding_scale: float = 1.0  # on hidden states as they come from the embedding
+    # Number of layers at the end that borrow K and V, each from the last layer of its kind before.
+    borrowed_kv_layers: int = 0
+    embedding_scale: float = 1.0  # factor of hidden states that come from the embedding
     activation: Activation = "silu"
-    attention_scale: float = 0.0  # on scores; 0: 1 / sqrt(head_dim)
-    v_norm: bool = False  # an RMS norm of each head of v, which has no weight
-    layer_scale: bool = False  # what a layer gives is multiplied by a number of its own
+    attention_scale: float = 0.0  # factor of scores; 0: 1 / sqrt(head_dim)
+    v_norm: bool = False  # an RMS norm of v heads, without a weight
+    layer_scale: bool = False  # hidden states after a layer are multiplied by a factor of its own
     ple_width: int = 0  # per-layer embeddings: values of a row
-    ple_scale: float = 1.0  # on rows as they come from the tables
-    ple_records: int = 0  # per-layer embeddings: ids with rows; those beyond use row 0. 0: all ids
+    ple_scale: float = 1.0  # per-layer embeddings: factor of rows that come from the tables
+    # Per-layer embeddings: ids with rows of their own, while the others use row 0; 0: all ids.
+    ple_records: int = 0
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    placeholders: dict[str, int] = {}  # what a token stands for that is no text -> its id
+    placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
 
     def __post_init__(self) -> None:
         for field, largest in LARGEST.items():
@@ -180,12 +183,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for token in (*special, *([] if self.bos_id is None else [self.bos_id])):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
-                    f"special token id {token} outside of vocab_size {self.vocab_size}"
+                    f"special token id {token} is outside the vocab_size {self.vocab_size}"
                 )
 
     def _check_layer(self, layer: Layer) -> None:
         if not (layer.head_dim > 0 and 0 < layer.d_ff <= MAX_WIDTH and layer.n_kv_heads > 0):
-            raise ValueError(f"layer_kinds has a size that is no size: {layer}")
+            raise ValueError(f"layer_kinds has a size out of range: {layer}")
         if self.n_heads % layer.n_kv_heads:
             raise ValueError(
                 f"n_heads {self.n_heads} is not a multiple of n_kv_heads {layer.n_kv_heads}"
@@ -198,7 +201,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"head_dim {layer.head_dim} is odd; RoPE rotates pairs")
         if not (0 < self.norm_eps < 1 and 1 < layer.rope.theta <= MAX_THETA):
             raise ValueError(
-                f"norm_eps {self.norm_eps} or rope_theta {layer.rope.theta} out of range"
+                f"norm_eps {self.norm_eps} or rope_theta {layer.rope.theta} is out of range; "
+                f"expected 0 to 1 and 1 to {MAX_THETA:g}"
             )
         if layer.rope.scaling is not None:
             _check_scaling(layer.rope.scaling)
@@ -207,7 +211,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if list(layers) != sorted(set(layers)):
             raise ValueError(f"{field} {layers} is not ascending without repeats")
         if layers and not 0 <= layers[0] <= layers[-1] < self.n_layers:
-            raise ValueError(f"{field} {layers} outside of the {self.n_layers} layers")
+            raise ValueError(f"{field} {layers} is outside the {self.n_layers} layers")
 
     def _check_rows(self) -> None:
         known = [kind for kind in FFN_TERMS if kind != "dense"]
@@ -216,13 +220,21 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         hashed = self.stem_ffn == "hash-moe"
         if hashed != (self.n_experts > 0) or not 0 <= self.n_experts <= self.vocab_size:
             raise ValueError(
-                f"n_experts is {self.n_experts} in a {self.stem_ffn} model of {self.vocab_size} tokens"
+                f"n_experts is {self.n_experts} in a {self.stem_ffn} model; expected 1 to "
+                f"{self.vocab_size} for hash-moe, 0 for others"
             )
         ple = self.stem_ffn == "ple"
         if not 0 <= self.row_rank <= self.d_ff or (self.row_rank and (hashed or ple)):
-            raise ValueError(f"row_rank is {self.row_rank} in a {self.stem_ffn} model")
+            raise ValueError(
+                f"row_rank is {self.row_rank} in a {self.stem_ffn} model; expected 0 to "
+                f"{self.d_ff}, and 0 for hash-moe and ple"
+            )
         if ple != (0 < self.ple_width <= MAX_WIDTH) or not ple >= (self.ple_records > 0):
-            raise ValueError(f"ple_width is {self.ple_width} in a {self.stem_ffn} model")
+            raise ValueError(
+                f"ple_width is {self.ple_width} and ple_records {self.ple_records} in a "
+                f"{self.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
+                "others"
+            )
         if not 0 <= self.ple_records <= self.vocab_size:
             raise ValueError(f"ple_records is {self.ple_records} of {self.vocab_size} tokens")
 
@@ -233,7 +245,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"biases {self.biases}; expected some of {', '.join(BIASED)}, once each"
             )
         if "head" in self.biases and self.tied_head:
-            raise ValueError("a head that is tied to the embedding has no bias")
+            raise ValueError("a head that is tied to the embedding cannot have a bias")
         if not 0 <= self.sliding_window <= MAX_CONTEXT:
             raise ValueError(
                 f"sliding_window is {self.sliding_window}; expected 0 to {MAX_CONTEXT}"
@@ -255,7 +267,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError("v_norm needs the epsilon of qk_norm_eps")
 
     def ffn_kind(self, layer: int) -> str:
-        """What the FFN of a layer computes."""
+        """Key of FFN_TERMS for the FFN of a layer."""
         return self.stem_ffn if layer in self.stem_layers else "dense"
 
     def window(self, layer: int) -> int:
@@ -264,7 +276,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.sliding_window if everywhere else 0
 
     def layer(self, number: int) -> Layer:
-        """The layer with what is its own. Raises ValueError if nobody lends it K and V."""
+        """Description of a layer. Raises ValueError if no layer can lend it K and V."""
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
@@ -288,9 +300,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def plain(self) -> bool:
-        """Whether all layers are of the model's sizes, with SiLU and K and V of their own.
+        """Return whether all layers have the model's sizes, SiLU, and K and V of their own.
 
-        Everything runs such models; the others run on onnxruntime's CPU graphs alone.
+        All engines run such models; only onnxruntime's CPU graphs run the others.
         """
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
@@ -299,12 +311,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def own_kv_layers(self) -> int:
-        """Layers, from the first on, that compute K and V of their own."""
+        """Number of the first layers that compute K and V of their own."""
         return self.n_layers - self.borrowed_kv_layers
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotations of all layers, each once, in the order in which layers need them."""
+        """Rotations of all layers, each once, in the order of the layers that first use them."""
         return tuple(dict.fromkeys(self.layer(number).rope for number in range(self.n_layers)))
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
@@ -358,7 +370,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return shapes
 
     def row_parts(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays that a row in the tables is made of.
+        """Shapes of the arrays that make up a row of the tables.
 
         An expert has two: gate and up with their rows alternating, and down.
         """
@@ -380,7 +392,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def records(self) -> int:
-        """Records in the table store: one a token, or one an expert."""
+        """Records in the table store: one per token, or one per expert."""
         return self.n_experts or self.ple_records or self.vocab_size
 
     @property
@@ -395,12 +407,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def backbone_parameters(self) -> int:
-        """Parameters outside of the tables."""
+        """Parameters outside the tables."""
         return sum(map(prod, self.backbone_shapes().values()))
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: the backbone (one row of its embedding) and one record."""
+        """Parameters that a token uses: backbone (with one row of its embedding) and a record."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.record_values
 
@@ -410,7 +422,8 @@ def _check_scaling(scaling: RopeScaling) -> None:
         value = getattr(scaling, field)
         if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
             raise ValueError(
-                f"{field} of the RoPE scaling is {value}; expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
+                f"{field} of the RoPE scaling is {value}; "
+                f"expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
             )
     if isinstance(scaling, ProportionalRope) and scaling.share > 1:
         raise ValueError(f"share of the proportional RoPE is {scaling.share}; expected up to 1")

@@ -1,4 +1,4 @@
-"""The one family of errors that bad input can raise.
+"""Errors that bad input can raise, all of one family.
 
 Every message is one line that says what is wrong, where (file, layer, token), what was found,
 what was expected, and what to do. The command prints it and exits with status 1.
@@ -14,7 +14,7 @@ class CheckpointError(StemEdgeError):
 
 
 class ExportError(StemEdgeError):
-    """An export cannot be written: the target exists, the disk is full, an option does not fit."""
+    """An export cannot be written: its target exists, the disk is full, an option does not fit."""
 
 
 class BundleError(StemEdgeError):
@@ -34,15 +34,15 @@ class BackendError(StemEdgeError):
 
 
 class MemoryPlanError(StemEdgeError):
-    """The memory limit is below what the model needs at the least."""
+    """The memory limit is below the least that the model needs."""
 
 
 class InputError(StemEdgeError, ValueError):
-    """A prompt, token id or option is outside of what the model or the function accepts."""
+    """The model or the function does not accept a prompt, token id or option."""
 
 
 class UnknownOptionError(InputError, TypeError):
-    """A keyword that a function does not have."""
+    """A keyword argument that the function does not have."""
 
 
 class OutOfMemoryError(StemEdgeError, MemoryError):
@@ -50,12 +50,12 @@ class OutOfMemoryError(StemEdgeError, MemoryError):
 
 
 class DeviceLostError(BackendError):
-    """The device that the backbone runs on is gone: the model has to be loaded again."""
+    """The device that runs the backbone is gone; the model must be loaded again."""
 
 
 class MissingOperatorsError(BackendError):
-    """An execution provider lacks operators of a graph, and the CPU was not allowed to take them."""
+    """An execution provider lacks operators of a graph, and may not leave them to the CPU."""
 
     def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.operators = operators  # ONNX names, each once
+        self.operators = operators  # ONNX names, without repeats

@@ -1,4 +1,4 @@
-"""A progress bar with bytes and time left; silent when nobody watches."""
+"""Progress on stderr: a bar of bytes with the time left, and a status line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tqdm import tqdm
 
 
 class Progress:
-    """A context manager; `advance` may be called from any thread."""
+    """Progress bar as a context manager; `advance` may be called from any thread.
+
+    show: False for never, True for always, None for only on a terminal.
+    """
 
     def __init__(self, total_nbytes: int, what: str, show: bool | None) -> None:
         visible = sys.stderr.isatty() if show is None else show
@@ -26,12 +29,12 @@ class Progress:
         )
 
     def advance(self, nbytes: int) -> None:
-        """Account for bytes done."""
+        """Count bytes as done."""
         with self._lock:
             self._bar.update(nbytes)
 
     def describe(self, what: str) -> None:
-        """Say what is going on now."""
+        """Change the text before the bar."""
         self._bar.set_description(what)
 
     def __enter__(self) -> Self:
@@ -42,6 +45,6 @@ class Progress:
 
 
 def show_status(what: str) -> None:
-    """One line on stderr that the next one overwrites, if that is a terminal; "" removes it."""
+    """Print a line that the next one overwrites, if stderr is a terminal; "" removes it."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)

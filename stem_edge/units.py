@@ -13,40 +13,41 @@ MAX_SIZE = 2**63 - 1
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes from 600000000, "600MB", "1.5 GiB" or "512k". Raises InputError."""
+    """Parse a size in bytes: 600000000, "600MB", "1.5 GiB" or "512k". Raises InputError."""
     found = size if isinstance(size, int) else None
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMGT]I?)?B?\s*", size.upper())
         found = int(Decimal(match[1]) * UNITS[match[2] or ""]) if match else None
     if found is None or not 0 < found <= MAX_SIZE:
         raise InputError(f"size {size!r} is not understood; write for example 600MB or 2GiB")
+    # "600" is refused rather than taken for bytes, because "600MB" was surely meant.
     if isinstance(size, str) and found < 10**6 and not size.strip()[-1].isalpha():
         raise InputError(f"size {size!r} has no unit; write for example {size.strip()}MB")
     return found
 
 
 def parse_numbers(option: str, text: str | None) -> list[int] | None:
-    """Numbers with commas between, as an option takes them; None without. Raises InputError."""
+    """Parse the comma-separated numbers of an option; None if it is absent. Raises InputError."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"{option} {text!r}: not numbers; write them with commas, like 2,5")
+        raise InputError(f"{option} {text!r}: not numbers separated by commas, like 2,5")
     return [int(part) for part in parts]
 
 
 def format_size(nbytes: float, *, up: bool = False) -> str:
-    """A size for people: 3 digits and a decimal unit; `up`: never less than it is."""
+    """Format a size for people: 3 digits and a decimal unit; `up` never shows less than it is."""
     if up:
         step = 10 ** max(0, len(str(int(nbytes))) - 3)
         nbytes = -(-int(nbytes) // step) * step
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(nbytes) < 999.5:
+        if abs(nbytes) < 999.5:  # otherwise 3 digits would round it to 1e+03
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
 
 
 def format_rate(value: float) -> str:
-    """A rate for people: 3 digits, never an exponent."""
+    """Format a rate for people: 3 digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

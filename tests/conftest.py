@@ -18,7 +18,7 @@ from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 import stem_edge
 from stem_edge.bundle.verdicts import PLACES, TRIALS
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.library import library_path
+from stem_edge.ggml.library import Ggml, library_path, open_ggml
 from stem_edge.graph.formats import EngineName
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder in which ggml has been tried, if it is installed: once, not in each test.
+    """A cache folder shared by all tests, in which ggml (if installed) has passed its trial.
 
-    Trials of bundles are kept there for all tests; a bundle that a test exports has none.
+    Trials of shared bundles are kept there, too; a bundle that a test exports has none.
     """
     folder = tmp_path_factory.mktemp("tried")
     root = folder / "stem-edge" if sys.platform == "linux" else folder
@@ -38,13 +38,13 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in (TRIALS, PLACES):
             (root / name).mkdir(parents=True, exist_ok=True)
         if library_path() is not None:
-            checked_ggml(root)  # where it is, a bad trial fails every test
+            checked_ggml(root)  # if installed, a failed trial must fail every test
         yield root
 
 
 @pytest.fixture(autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, tried: Path) -> Iterator[Path]:
-    """Tests and the commands they start keep nothing in the user's cache folder."""
+    """Give each test, and the commands it starts, its own cache folder."""
     folder = tmp_path_factory.mktemp("cache")
     if sys.platform == "linux":
         own = folder / "stem-edge"
@@ -66,14 +66,14 @@ def _use_cache(patch: pytest.MonkeyPatch, folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves threads of ours or open files of a bundle behind."""
-    # What a fixture of a whole module holds open was there before.
+    # Compare with the state before, because fixtures of a module may hold files open.
     before, threads_before = _open_files(), _our_threads()
     yield
     deadline = time.monotonic() + 2
     while (
         _our_threads() - threads_before or _open_files() - before
     ) and time.monotonic() < deadline:
-        gc.collect()  # only when needed: with torch loaded, it takes a tenth of a second
+        gc.collect()  # only when needed, because with torch it takes a tenth of a second
         time.sleep(0.01)
     assert not _our_threads() - threads_before
     assert _open_files() <= before
@@ -84,14 +84,14 @@ def _our_threads() -> set[threading.Thread]:
 
 
 def _open_files() -> set[str]:
-    """Regular files of bundles that are open; only Linux can say."""
+    """Open files of bundles; none where it is not Linux."""
     if not FDS.is_dir():
         return set()
     targets = set()
     for link in FDS.iterdir():
         try:
             target = str(link.readlink())
-        except OSError:  # the descriptor that listed the folder
+        except OSError:  # the descriptor that lists the folder is closed by now
             continue
         weights = (".onnx", ".onnx.data", "prefill.data", ".gguf")
         if "tables.zarr" in target or target.endswith(weights):
@@ -101,7 +101,7 @@ def _open_files() -> set[str]:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights: 300 tokens, 3 layers, tables in layers 1 and 2."""
+    """A checkpoint of random weights with 300 tokens, 3 layers, and tables in layers 1 and 2."""
     from make_checkpoint import Shape, write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", Shape())
@@ -109,16 +109,34 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of `tiny_checkpoint` with an fp32 backbone and int8 tables. Not to be changed."""
+    """The bundle of `tiny_checkpoint` with an fp32 backbone and int8 tables. Do not change it."""
     out = tmp_path_factory.mktemp("bundle") / "tiny"
     stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
     return out
 
 
 @pytest.fixture(scope="session")
+def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fp32 bundle of a model without tables. Do not change it."""
+    from make_checkpoint import Shape, write_checkpoint
+
+    folder = tmp_path_factory.mktemp("dense")
+    write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", backbone="fp32")
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def ggml() -> Ggml:
+    """ggml's functions."""
+    if not HAS_GGML:
+        pytest.skip(NO_GGML)
+    return open_ggml()
+
+
+@pytest.fixture(scope="session")
 def tiny_gguf(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of `tiny_checkpoint` with an f32 backbone for ggml and fp32 tables. Not to be
-    changed."""
+    """The ggml bundle of `tiny_checkpoint` with f32 weights and fp32 tables. Do not change it."""
     if not HAS_GGML:
         pytest.skip(NO_GGML)
     out = tmp_path_factory.mktemp("bundle") / "gguf"
@@ -141,14 +159,14 @@ def tiny_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(engine: EngineName, request: pytest.FixtureRequest) -> Path:
-    """The bundle of `tiny_checkpoint` for the engine in turn. Not to be changed."""
+    """The bundle of `tiny_checkpoint` for the current engine. Do not change it."""
     found: Path = request.getfixturevalue("tiny_bundle" if engine == "onnxruntime" else "tiny_gguf")
     return found
 
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """Every kind of export that takes a twentieth of a second. Not to be changed."""
+    """Exports of every kind that take a twentieth of a second. Do not change them."""
     from tiny_exports import tiny_exports
 
     return tiny_exports(tmp_path_factory.mktemp("exports"))
@@ -156,7 +174,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
 
 @pytest.fixture
 def watchdog() -> Iterator[None]:
-    """A deadlock shows the stacks of all threads, and ends the tests as a failure."""
+    """End the tests with the stacks of all threads after a deadlock."""
     faulthandler.dump_traceback_later(300.0, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -164,7 +182,7 @@ def watchdog() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
-    """torch's threads would wait for each other longer than small models compute."""
+    """Use one thread in torch, because with small models threads mostly wait for each other."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Throw mutants of valid files at whatever reads files that somebody else may have made.
+"""Feed mutants of valid files to every reader of files that somebody else may have made.
 
     python tools/fuzz.py --list
     python tools/fuzz.py manifest                      # 200,000 inputs
@@ -6,12 +6,13 @@
     python tools/fuzz.py manifest --guided --seconds 600
     python tools/fuzz.py edit --replay build/fuzz/edit/finding-0123456789ab
 
-Each input must be read, or be refused with a StemEdgeError of one printable line that names the file,
-within 10 seconds and 1 GiB. One that ends in another way is made smaller, written to --findings, and
-ends the run with exit status 1; as it was it stays there as `running`, also if it ended the process
-or stopped it for a minute. With --guided, atheris chooses among the mutants by the lines that they reach (Linux,
-pip install '.[fuzz]'). Seeds lie in tests/data/fuzz/TARGET, also findings that were repaired. Linux
-and macOS.
+Within 10 seconds and 1 GiB, each input must be read or be refused with a StemEdgeError: one printable
+line that names the file. Any other outcome ends the run with exit status 1, and a minimized input is
+written to --findings. The current input is kept there as `running`, in case it kills the process or
+hangs for a minute.
+
+With --guided, atheris picks mutants by code coverage (Linux, pip install '.[fuzz]'). Seeds are in
+tests/data/fuzz/TARGET, together with findings that have been fixed. Linux and macOS.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib.util
-import json
 import os
 import sys
 import tempfile
@@ -36,18 +36,18 @@ from fuzzing.running import SEEDS, FaultError, Runner, limit_this_process
 if TYPE_CHECKING:
     from fuzzing.targets import Target
 
-HANG_SECONDS = 60.0  # with the same input: native code that no signal stops
-RUNNING = "running"  # the input that is being read
+HANG_SECONDS = 60.0  # native code cannot be interrupted by a signal, so the process is ended
+RUNNING = "running"  # file with the current input
 
 
 def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
-    """Run inputs as the command line asks; `folder` is for files that the target reads."""
+    """Run inputs as the command line asks; the target reads its files in `folder`."""
     findings: Path = args.findings / args.target
     findings.mkdir(parents=True, exist_ok=True)
     limit_this_process()
     runner, started = Runner(target, folder, findings), time.monotonic()
 
-    def one(data: bytes) -> str:
+    def run_input(data: bytes) -> str:
         (findings / RUNNING).write_bytes(data)
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         return runner.run(data)
@@ -55,52 +55,40 @@ def fuzz(args: argparse.Namespace, target: Target, folder: Path) -> None:
     seeds = [path.read_bytes() for path in sorted((SEEDS / args.target).iterdir())]
     try:
         if args.replay:
-            print(one(args.replay.read_bytes()))
+            print(run_input(args.replay.read_bytes()))
         elif args.guided:
-            guide(args, target.change, seeds, one, folder / "corpus")
+            run_guided(args, target.change, seeds, run_input, folder / "corpus")
         else:
             for data in mutants(target.change, Random(args.seed), seeds):
                 if runner.executions >= args.runs or time.monotonic() > started + args.seconds:
                     break
-                one(data)
+                run_input(data)
         (findings / RUNNING).unlink(missing_ok=True)
     finally:
         faulthandler.cancel_dump_traceback_later()
         if runner.executions and not args.replay:
-            show(args, runner, time.monotonic() - started)
-
-
-def show(args: argparse.Namespace, runner: Runner, seconds: float) -> None:
-    """Print what was done."""
-    found = {name: getattr(runner, name) for name in ("executions", "accepted", "slowest")}
-    if args.json:
-        print(
-            json.dumps(
-                {"target": args.target, "seconds": seconds, "ends": len(runner.ends)} | found
+            print(
+                f"{args.target}: {runner.executions:,} inputs in {time.monotonic() - started:,.0f} s, "
+                f"{runner.accepted:,} accepted, refused at {len(runner.refused_at)} places, "
+                f"slowest {runner.slowest:.3f} s"
             )
-        )
-        return
-    print(
-        f"{args.target}: {runner.executions:,} inputs in {seconds:,.0f} s, {runner.accepted:,} "
-        f"accepted, refused at {len(runner.ends)} places, slowest {runner.slowest:.3f} s"
-    )
 
 
-def guide(
+def run_guided(
     args: argparse.Namespace,
     change: Change,
     seeds: list[bytes],
-    one: Callable[[bytes], object],
+    run_input: Callable[[bytes], object],
     corpus: Path,
 ) -> None:
-    """Let libFuzzer choose which inputs to change, by the lines that they reach."""
+    """Let libFuzzer pick the inputs to mutate, by the lines that they reach."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-    def changed(data: bytes, most_nbytes: int, seed: int) -> bytes:
+    def mutator(data: bytes, max_nbytes: int, seed: int) -> bytes:
         random = Random(seed)
-        return mutate(change, random, data, random.choice(seeds))[:most_nbytes]
+        return mutate(change, random, data, random.choice(seeds))[:max_nbytes]
 
-    if child := os.fork():  # libFuzzer ends its process
+    if child := os.fork():  # because libFuzzer ends the process in which it runs
         if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             sys.exit(status)
         return
@@ -108,66 +96,66 @@ def guide(
     options = [f"-runs={args.runs}", f"-max_total_time={int(min(args.seconds, 1e9))}"]
     options += [f"-seed={args.seed + 1}", "-timeout=0", "-handle_alrm=0", "-rss_limit_mb=0"]
     options += [f"-max_len={MAX_NBYTES}", "-len_control=0", f"-artifact_prefix={corpus}/"]
-    places = [str(corpus), str(SEEDS / args.target)]  # what libFuzzer finds goes into the first
-    atheris.Setup([sys.argv[0], *options, *places], one, custom_mutator=changed)
+    # libFuzzer writes to the first folder, so the seeds must not come first.
+    folders = [str(corpus), str(SEEDS / args.target)]
+    atheris.Setup([sys.argv[0], *options, *folders], run_input, custom_mutator=mutator)
     atheris.Fuzz()
 
 
-def targets(guided: bool) -> dict[str, Target]:
-    """All of them, and what they read with followed by atheris or not."""
-    with ExitStack() as end:
+def import_targets(guided: bool) -> dict[str, Target]:
+    """Import all targets; when guided, with the readers instrumented for coverage."""
+    with ExitStack() as stack:
         if guided:
             import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-            end.enter_context(atheris.instrument_imports(include=["stem_edge"]))
+            stack.enter_context(atheris.instrument_imports(include=["stem_edge"]))
         from fuzzing.targets import TARGETS
 
         return TARGETS
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("target", nargs="?", metavar="TARGET", help="what to fuzz")
-    add("--list", action="store_true", help="name the targets")
-    add("--runs", type=int, default=200_000, help="inputs (200,000)")
-    add("--seconds", type=float, default=float("inf"), help="stop after so long (no end)")
-    add("--seed", type=int, default=0, help="of the random numbers (0)")
-    add("--guided", action="store_true", help="by coverage, with atheris")
-    add("--json", action="store_true", help="print the results as JSON")
-    add("--replay", type=Path, metavar="FILE", help="run one input")
+    add("--list", action="store_true", help="list the targets")
+    add("--runs", type=int, default=200_000, help="number of inputs (200,000)")
+    add("--seconds", type=float, default=float("inf"), help="stop after so long (no limit)")
+    add("--seed", type=int, default=0, help="seed of the mutations (0)")
+    add("--guided", action="store_true", help="pick mutants by coverage, with atheris")
+    add("--replay", type=Path, metavar="FILE", help="run this input only")
     add("--findings", type=Path, default=Path("build/fuzz"), metavar="DIR", help="(build/fuzz)")
-    add("--write-seeds", action="store_true", help="make the seeds anew, after a format changed")
+    add("--write-seeds", action="store_true", help="rewrite the seeds after a format has changed")
     return parser
 
 
 def main() -> None:
-    """Parse and run."""
+    """Run the command line. Raises FaultError for an input that broke the contract."""
     parser = make_parser()
     args = parser.parse_args()
     if args.replay and not (args.target and args.replay.is_file()):
-        parser.error("--replay needs a TARGET and a FILE that exists")
+        parser.error("--replay needs a TARGET and an existing FILE")
     if args.runs < 1 or args.seconds <= 0:
         parser.error("--runs and --seconds must be above 0")
     if args.guided and importlib.util.find_spec("atheris") is None:
         parser.error("--guided needs atheris, which is not installed: pip install '.[fuzz]'")
     if args.write_seeds:
-        from fuzzing.seeds import write_seeds  # needs torch
+        from fuzzing.seeds import write_seeds  # imported here because it needs torch
 
         write_seeds()
         return
-    known = targets(args.guided)
+    targets = import_targets(args.guided)
     if args.list or args.target is None:
-        print("\n".join(f"{name:<12} {target.about}" for name, target in known.items()))
-    elif args.target not in known:
-        parser.error(f"no target {args.target}; expected one of {', '.join(known)}")
+        print("\n".join(f"{name:<12} {target.about}" for name, target in targets.items()))
+    elif args.target not in targets:
+        parser.error(f"unknown target {args.target}; expected one of {', '.join(targets)}")
     else:
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         with tempfile.TemporaryDirectory(dir=memory) as folder:
-            fuzz(args, known[args.target], Path(folder))
+            fuzz(args, targets[args.target], Path(folder))
 
 
 if __name__ == "__main__":

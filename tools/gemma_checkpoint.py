@@ -1,7 +1,8 @@
 """Checkpoints of random weights in the shape of Gemma 4, as Hugging Face folders in bfloat16.
 
-For benchmarks: names and sizes are real, what it generates is noise. tools/make_checkpoint.py calls
-this. Everything is written in pieces, so that a checkpoint may be larger than memory.
+They are for benchmarks: names and sizes are real, the generated text is noise. The command is
+tools/make_checkpoint.py. Tensors are written in pieces, so that a checkpoint may be larger than
+memory.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, tensor_name
 
 Shapes = dict[str, tuple[int, ...]]
 SHARD_NBYTES = 2 << 30
-NOISE_VALUES = (
-    1 << 22
-)  # all values are cut from one block of this many: drawing billions takes minutes
+# All values are cut from one block of this many, because drawing billions would take minutes.
+NOISE_VALUES = 1 << 22
 COMMON: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -42,7 +42,7 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-# Name -> config.json, and every how many layers attention is full.
+# Name -> keys of config.json, and the distance between layers of full attention.
 SHAPES: dict[str, tuple[dict[str, Any], int]] = {
     "gemma-4-e2b": (
         {
@@ -70,7 +70,7 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def describe(name: str, **changes: Any) -> dict[str, Any]:
-    """The config.json of a shape."""
+    """Return the config.json of a shape."""
     own, every = SHAPES[name]
     config = COMMON | own | changes
     layers = config["num_hidden_layers"]
@@ -79,7 +79,7 @@ def describe(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """Write the folder `out`; returns it."""
+    """Write the new folder `out` and return it."""
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     _write_tokenizer(out / "tokenizer.json")
@@ -96,7 +96,7 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
 
 
 def _tensors(config: dict[str, Any]) -> Shapes:
-    """Name -> shape of all tensors, as Hugging Face names them."""
+    """Map Hugging Face's names of all tensors to their shapes."""
     fields = {key: value for key, value in config.items() if key in Gemma4.__struct_fields__}
     decoder = Gemma4(**fields)
     model = decoder.model()
@@ -146,11 +146,12 @@ def _write_shard(path: Path, shapes: Shapes, noise: npt.NDArray[np.uint16], seed
 def _values(
     shape: tuple[int, ...], noise: npt.NDArray[np.uint16], random: np.random.Generator
 ) -> Iterator[npt.NDArray[np.uint16]]:
-    """Norms and scalars are ones; matrices are noise over the root of their width."""
+    """Yield a tensor in pieces: norms and scalars are ones, matrices noise over sqrt(width)."""
     if len(shape) == 1:
         yield _bfloat16(np.ones(shape, np.float32))
         return
-    # An exponent less by whole numbers: bfloat16 over a power of two, which no product must compute.
+    # Subtracted from the exponents, which divides bfloat16 values by a power of two without any
+    # arithmetic on floats.
     step = np.uint16(round(math.log2(shape[1]) / 2) << 7)
     left = math.prod(shape)
     while left:
@@ -170,7 +171,7 @@ def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def _write_tokenizer(path: Path) -> None:
-    """Bytes as Gemma's tokenizer falls back to them, and no words."""
+    """Write a tokenizer with Gemma's tokens for bytes, and almost none for text."""
     names = [
         "<pad>",
         "<eos>",

@@ -1,10 +1,10 @@
-"""Write a checkpoint with random weights in a layout of the public STEM trainer.
+"""Write a checkpoint of random weights in a layout of the public STEM trainer.
 
     python tools/make_checkpoint.py OUT --shape llama-3.2-1b --stem third
     python tools/make_checkpoint.py OUT --shape small --stem 2 5
 
-For tests and benchmarks: the shapes are real, the text it generates is noise. Everything is written
-in pieces, so that a checkpoint may be larger than memory: STEM-1/3 of the 1B shape is 13 GB on disk.
+For tests and benchmarks: the shapes are real, generated text is noise. Everything is written in pieces,
+so a checkpoint may be larger than memory: STEM-1/3 of the 1B shape takes 13 GB on disk.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 Layout = Literal["training", "consolidated"]
-# Random values of a table are cut from one block of this many: drawing 17 billion takes minutes.
+# Tables are cut from one block of so many random values, because drawing 17 billion takes minutes.
 NOISE_VALUES = 1 << 22
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model by the trainer's names; its FFN width is given, not derived."""
+    """Sizes of a model by the trainer's names, except that the FFN width is given, not derived."""
 
     vocab_size: int = 300
     dim: int = 32
@@ -47,7 +47,7 @@ class Shape:
     tied_head: bool = False
 
     def backbone(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the tensors outside of the tables."""
+        """Map the name of each tensor outside the tables to its shape."""
         heads = self.dim // self.n_heads
         kv = self.n_kv_heads * heads
         shapes: dict[str, tuple[int, ...]] = {"tok_embeddings": (self.vocab_size, self.dim)}
@@ -65,7 +65,7 @@ class Shape:
         return shapes
 
     def params(self, parts: int, dtype: str) -> dict[str, Any]:
-        """params.json."""
+        """Content of params.json."""
         model = asdict(self)
         model |= {"stem_embedding_dim": model.pop("d_ff"), "weight_tying": model.pop("tied_head")}
         return {
@@ -86,7 +86,7 @@ SHAPES = {
 
 
 def stem_layers(ratio: str, n_layers: int) -> tuple[int, ...]:
-    """Layers with a table: every third, every second, all but the first, or none."""
+    """Return the layers with a table: every third or second, all but the first, or none."""
     spans = {"third": (2, 3), "half": (1, 2), "full": (1, 1), "dense": (n_layers, 1)}
     return tuple(range(spans[ratio][0], n_layers, spans[ratio][1]))
 
@@ -101,9 +101,9 @@ def write_checkpoint(
     prefix: str = "",
     seed: int = 0,
 ) -> Path:
-    """Write the folder `out`; returns it. `parts` is the number of column shards."""
+    """Write the folder `out` and return it. `parts` is the number of column shards."""
     kind = DTYPES[dtype]
-    # Never touched where it is streamed: memory that is only promised costs nothing.
+    # Only allocated: pages that are never touched cost no memory, and the planner draws each tensor.
     backbone = {
         f"{prefix}{name}.weight": torch.empty(size, dtype=kind)
         for name, size in shape.backbone().items()
@@ -117,7 +117,7 @@ def write_checkpoint(
         _write_tables(out / "consolidated_stem.pth", names, shape, range(shape.d_ff), kind, seed)
         return out
     with warnings.catch_warnings():
-        # One process is all there is, and torch says so at length.
+        # One process is intended, so torch need not warn about it.
         warnings.filterwarnings("ignore", "torch.distributed is")
         save_distributed(
             {"model": backbone},
@@ -136,7 +136,7 @@ def write_checkpoint(
 
 
 class _RandomPlanner(DefaultSavePlanner):
-    """Draws each tensor when it is written."""
+    """Draw each tensor when it is written, so that not all are in memory at once."""
 
     def __init__(self, seed: int, prefix: str) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _RandomPlanner(DefaultSavePlanner):
 
 
 def _weight(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """A weight of this size and type, the same for the same name and seed."""
+    """Draw a weight of the shape and dtype of `like`; it depends on name and seed only."""
     generator = torch.Generator().manual_seed(seed << 32 | zlib.crc32(name.encode()))
     values = torch.randn(like.shape, generator=generator, dtype=like.dtype)
     return values.mul_(0.1).add_(1) if values.ndim == 1 else values.div_(values.shape[1] ** 0.5)
@@ -159,7 +159,7 @@ def _weight(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
 def _write_tables(
     path: Path, names: list[str], shape: Shape, columns: range, kind: torch.dtype, seed: int
 ) -> None:
-    """A file of some columns of all tables, written first as a hole and then filled through a map."""
+    """Write some columns of all tables, first as a sparse file and then through a memory map."""
     size = (shape.vocab_size, len(columns))
     state = {name: torch.empty(size, dtype=kind) for name in names}
     with torch.serialization.skip_data():
@@ -177,11 +177,11 @@ def _write_tables(
 
 
 def main() -> None:
-    """Parse the shape and write."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="new folder")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to create")
     parser.add_argument(
         "--shape",
         choices=[*SHAPES, *gemma_checkpoint.SHAPES],
@@ -196,7 +196,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.shape in gemma_checkpoint.SHAPES:
         write_gemma(args.out, describe(args.shape))
-        print(f"{args.out}: done; export it with: stem-edge export {args.out} OUT")
+        print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
         return
     shape = SHAPES[args.shape]
     if args.stem[0].isdigit():
@@ -206,7 +206,7 @@ def main() -> None:
     write_checkpoint(
         args.out, replace(shape, stem_layers=layers), parts=args.parts, dtype=args.dtype
     )
-    print(f"{args.out}: done; export it with: stem-edge export {args.out} OUT")
+    print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
 
 
 if __name__ == "__main__":

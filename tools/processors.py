@@ -1,19 +1,18 @@
-"""Run the tests that depend on the processor on processors that this machine does not have.
+"""Run the tests that depend on the processor on other processors than this machine's.
 
     python tools/processors.py                           on all of them
     python tools/processors.py arm64 arm64-old
-    python tools/processors.py arm64 -- -m stem_edge demo      another Python command there
+    python tools/processors.py arm64 -- -m stem_edge demo      another Python command
 
     avx2        x86-64 without AVX-512 and VNNI: Intel's before 2019, AMD's up to Zen 3
     arm64       with dot products (Cortex-A76): phones since 2019, Raspberry Pi 5
     arm64-old   without (Cortex-A53): Raspberry Pi 3
 
-An Intel processor under Linux can hide its own features (tools/hide_vnni.c): then avx2 is this one
-at full speed, with the packages of the Python that runs this. The others are emulated by qemu, some
-twenty times slower, on Linux, as root. The first time fetches Debian packages, which are unpacked
-and never configured, and wheels for that processor: half a minute, 400 MB in build/processors, which
-can be deleted. The command runs in a copy of the project and sees nothing else; what it writes stays
-in build/processors. torch is not there: it is larger than all others together.
+Under Linux, an Intel processor can hide its own features (tools/hide_vnni.c). Then avx2 runs here at
+full speed, with the packages of the current Python. The others are emulated by qemu, some twenty times
+slower, on Linux and as root. The first run downloads wheels and Debian packages, which are unpacked but
+not configured, into build/processors: half a minute and 400 MB, safe to delete. The command sees only
+a copy of the project in there. torch is left out, because it is larger than all the rest together.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ SUITE, PYTHON = "trixie", "3.13"
 TOOLS = {"mmdebstrap": "mmdebstrap", "unshare": "util-linux", "cc": "gcc"}
 PACKAGES = "base-files,python3,libstdc++6,ca-certificates"
 GLIBC = ["_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014"]
-# What computes or moves bytes, as far as it needs no torch: logits of the trainers' checkpoints,
-# kernels, rows, caches, edits; then every way of running the demo.
+# Tests of what computes or moves bytes, except those that need torch: logits of the trainers'
+# checkpoints, kernels, rows, caches, edits; then RUNS, every way of running the demo.
 FILES = [
     "whole_model/test_conformance.py",
     "tools/test_demo_logits.py",
@@ -69,17 +68,17 @@ int main(int count, char **given) {
   return execv(all[0], all), 127;
 }
 """
-NEWER = {"avx512f", "avx_vnni"}  # than AVX2 alone
-CANNOT_HIDE = 125  # exit status of hide_vnni.c
+NEWER = {"avx512f", "avx_vnni"}  # words in /proc/cpuinfo of processors beyond AVX2
+CANNOT_HIDE = 125  # exit status of hide_vnni.c where CPUID cannot be made to fault
 
 
 @dataclass(frozen=True)
 class Processor:
     """A processor that qemu emulates."""
 
-    model: str  # qemu's name
-    arch: str  # Debian's
-    machine: str  # that of wheels, and qemu's
+    model: str  # as qemu calls it
+    arch: str  # as Debian calls it
+    machine: str  # as wheels and qemu's programs call it
 
 
 PROCESSORS = {
@@ -90,11 +89,14 @@ PROCESSORS = {
 
 
 class UnavailableError(Exception):
-    """Something that this needs is not there."""
+    """A processor cannot be provided on this machine."""
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run Python with these arguments on a processor; its exit status. Raises UnavailableError."""
+    """Run Python with these arguments on a processor. Returns its exit status.
+
+    Raises UnavailableError, and OSError or CalledProcessError if preparing fails.
+    """
     words = cpu_words()
     if name == "avx2" and "avx2" in words and not words & NEWER:
         return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=False).returncode
@@ -104,19 +106,19 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def cpu_words() -> set[str]:
-    """What Linux tells of an x86-64 processor; elsewhere nothing."""
+    """Words of /proc/cpuinfo; none except on x86-64 Linux."""
     path = Path("/proc/cpuinfo")
     known = platform.machine() == "x86_64" and path.exists()
     return set(path.read_text().split()) if known else set()
 
 
 def run_hidden(arguments: Sequence[str]) -> int:
-    """On this processor, less what is newer than AVX2. Raises UnavailableError."""
+    """Run Python on this processor without what is newer than AVX2. Raises UnavailableError."""
     BUILD.mkdir(parents=True, exist_ok=True)
     library = BUILD / "hide_vnni.so"
     source = Path(__file__).with_name("hide_vnni.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-    # The user's cache folder knows this processor with all its features.
+    # A cache of its own, because the user's one holds results for this processor with all features.
     hidden = {"LD_PRELOAD": str(library), "XDG_CACHE_HOME": str(BUILD / "cache")}
     command = [sys.executable, *arguments]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **hidden}, check=False).returncode
@@ -126,7 +128,7 @@ def run_hidden(arguments: Sequence[str]) -> int:
 
 
 def run_emulated(processor: Processor, arguments: Sequence[str]) -> int:
-    """Run Python on an emulated processor, in a folder of its own. Raises UnavailableError."""
+    """Run Python on an emulated processor, in its own root folder. Raises UnavailableError."""
     root, emulator = BUILD / processor.arch, find_tools(processor)
     BUILD.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{root}.lock", blocking=False)
@@ -134,11 +136,11 @@ def run_emulated(processor: Processor, arguments: Sequence[str]) -> int:
         with lock:
             return run_inside(root, emulator, processor, arguments)
     except Timeout as error:
-        raise UnavailableError(f"another run uses {root}; wait for it, or end it") from error
+        raise UnavailableError(f"another run uses {root}; wait until it ends") from error
 
 
 def run_inside(root: Path, emulator: Path, processor: Processor, arguments: Sequence[str]) -> int:
-    """Run Python in the folder, whose packages and copy of the project are made first."""
+    """Run Python with `root` as its root folder, after installing packages and the project there."""
     ready, wheels = root / "ready", "\n".join(requirements())
     if not ready.exists() or ready.read_text() != wheels:
         make_root(root, processor)
@@ -150,25 +152,25 @@ def run_inside(root: Path, emulator: Path, processor: Processor, arguments: Sequ
         target = root / "src" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    # No /sys: it would tell of this machine's processors, and onnxruntime crashes on that.
+    # Without /sys, because it describes this machine's processors and onnxruntime crashes on that.
     inside = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
     inside += [f"--root={root}", "--wd=/src", "/usr/bin/python3"]
     variables = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/bin", "PYTHONPATH": "/src:/site"}
     variables |= {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
-    if processor.arch == "amd64":  # qemu 7.2 partitions wrongly through numpy's kernels for AVX2
+    if processor.arch == "amd64":  # because qemu 7.2 runs numpy's AVX2 partition wrongly
         variables["NPY_DISABLE_CPU_FEATURES"] = "X86_V3"
     return subprocess.run([*inside, *arguments], env=variables, check=False).returncode
 
 
 def known_files() -> list[str]:
-    """Names of the project's files, also of new ones."""
+    """Names of the project's files: tracked, and new ones that git does not ignore."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     found = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [name for name in found.split("\0") if name and os.path.lexists(ROOT / name)]
 
 
 def find_tools(processor: Processor) -> Path:
-    """The emulator. Raises UnavailableError for what is missing."""
+    """Return the emulator's path. Raises UnavailableError naming what is missing."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise UnavailableError("emulating needs Linux and root; run it in a container, as root")
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
@@ -193,67 +195,70 @@ def make_root(root: Path, processor: Processor) -> None:
 
 
 def requirements() -> list[str]:
-    """What the tests need there: pyproject's own list, less torch."""
+    """Requirements of the tests, from pyproject.toml, without torch."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    own = [one for one in extras["dev"] if one.startswith(("pytest", "hypothesis", "onnx"))]
+    own = [name for name in extras["dev"] if name.startswith(("pytest", "hypothesis", "onnx"))]
     wanted = [*own, *project["dependencies"], *extras["export"], *extras["zarr"]]
-    return [one for one in wanted if not one.startswith("torch")]
+    return [name for name in wanted if not name.startswith("torch")]
 
 
 def _compile_launcher(path: Path, processor: Processor) -> None:
-    """A program of this machine that starts the emulated Python, so that Python can start Pythons."""
+    """Compile a native program that starts the emulated Python.
+
+    The emulated Python must find it as its own executable, otherwise it could not start others.
+    """
     compiler = ["cc", "-static", "-x", "c", "-o", str(path), "-"]
     subprocess.run(compiler, input=LAUNCHER % processor.model, text=True, check=True)
 
 
 def main() -> int:
-    """Exit status 1 if a command failed anywhere, 2 if a processor cannot be had."""
-    # What was started ends with this, as at Ctrl-C.
+    """Run the command line; exit status 1 if a command failed, 2 if a processor is unavailable."""
+    # Exit by an exception, as at Ctrl-C, so that the processes started here end as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen, commands = parse(sys.argv[1:])
-    told, worst = [], 0
+    reports, worst = [], 0
     try:
         for name in chosen:
             for command in commands:
-                line, status = tell(name, command)
-                told.append(line)
+                line, status = run_and_report(name, command)
+                reports.append(line)
                 worst = max(worst, status)
     except KeyboardInterrupt:
-        told.append("interrupted; what was fetched is kept, or fetched again")
+        reports.append("interrupted")
         worst = 128 + signal.SIGINT
-    print("\n".join(told))
+    print("\n".join(reports))
     return worst
 
 
 def parse(arguments: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Processors, and the arguments of Python on each of them."""
+    """Return the processors, and the commands (arguments of Python) to run on each."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [-h] [PROCESSOR ...] [-- ARGUMENT OF PYTHON ...]",
     )
-    parser.add_argument("processors", nargs="*", metavar="PROCESSOR", help="by default all")
+    parser.add_argument("processors", nargs="*", metavar="PROCESSOR", help="(all)")
     at = arguments.index("--") if "--" in arguments else len(arguments)
     chosen = parser.parse_args(arguments[:at]).processors or [*PROCESSORS]
     if unknown := sorted({*chosen} - {*PROCESSORS}):
-        parser.error(f"{unknown[0]} is not known; expected some of {', '.join(PROCESSORS)}")
+        parser.error(f"unknown processor {unknown[0]}; expected some of {', '.join(PROCESSORS)}")
     command = arguments[at + 1 :]
     if "--" in arguments and not command:
-        parser.error("nothing follows --; give Python's arguments, like -m stem_edge demo")
+        parser.error("no command after --; give Python's arguments, such as -m stem_edge demo")
     return chosen, [command] if command else [TESTS, RUNS]
 
 
-def tell(name: str, command: list[str]) -> tuple[str, int]:
-    """Run a command on a processor; a line on how it ended, and 0, 1 or 2."""
+def run_and_report(name: str, command: list[str]) -> tuple[str, int]:
+    """Run a command on a processor; return a line on how it ended, and 0, 1 or 2."""
     started = time.monotonic()
     try:
         status = run(name, command)
     except (UnavailableError, OSError, subprocess.CalledProcessError) as error:
         return f"{name}: not run: {error}", 2
-    what = "passed" if status == 0 else f"failed, exit status {status}"
-    took = time.monotonic() - started
-    return f"{name}: {' '.join(command[:3])} ... {what}, {took:.0f} s", int(status != 0)
+    outcome = "passed" if status == 0 else f"failed, exit status {status}"
+    seconds = time.monotonic() - started
+    return f"{name}: {' '.join(command[:3])} ... {outcome}, {seconds:.0f} s", int(status != 0)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Generate for hours, in every way of ending or not, and see whether memory, threads and files stay flat.
+"""Generate for hours and check that memory, threads and open files stay flat.
 
     python tools/soak.py [BUNDLE] --minutes 60
     python tools/soak.py --generations 10000 --json
 
-One model is loaded once. Generations are short and of random lengths: run to their end, closed
-midway, dropped midway, never begun, sampled, with made rows, and some in four threads at once. Now
-and then, anonymous memory, threads and open files are counted. Exit status 1 if memory grows by
-1 MiB in 10,000 generations or more, or threads or files have become more.
+The model is loaded once. Generations are short, of random lengths, and end in every way: run to the
+end, closed or dropped midway, never begun. Some are sampled, some have composed rows, and some run in
+four threads at once. Exit status 1 if anonymous memory grows by 1 MiB or more in 10,000 generations,
+or if there are more threads or open files than before.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ import numpy as np
 
 import stem_edge
 from stem_edge.commands.demo import demo_bundle
-from stem_edge.runtime.model import Chunk, Model
+from stem_edge.runtime import Chunk, Model
 from stem_edge.system.memory import own_memory, return_freed_memory
 
 FDS = Path("/proc/self/fd")
-SAMPLES = 40  # at least, evenly over the soak
-WARM_UP = 0.3  # of the samples: what is allocated once and kept
-MOST_SLOPE = 1 << 20  # bytes per 10,000 generations
+SAMPLES = 40  # spread evenly over the soak
+WARM_UP = 0.3  # share of the samples left out, because some memory is allocated once and kept
+MAX_SLOPE = 1 << 20  # bytes per 10,000 generations
 CALLERS = 4
-TOGETHER_EVERY = 25  # generations
+CONCURRENT_EVERY = 25  # turns, on average
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the process held after so many generations."""
+    """Resources that the process holds after some generations."""
 
     generations: int
     seconds: float
-    memory: int  # RssAnon and VmSwap, freed memory given back
+    memory: int  # bytes of RssAnon and VmSwap, after freed memory was returned to the system
     threads: int
     files: int
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of it."""
+    """Growth over a soak."""
 
     samples: list[Sample]
-    slope: float  # bytes per 10,000 generations, warm-up left out
+    slope: float  # bytes per 10,000 generations, without the warm-up
     more_threads: int
     more_files: int
 
-    def flat(self, most_slope: float = MOST_SLOPE) -> bool:
-        """Whether nothing grows."""
-        return self.slope < most_slope and self.more_threads <= 0 and self.more_files <= 0
+    def flat(self, max_slope: float = MAX_SLOPE) -> bool:
+        """Return whether nothing grows."""
+        return self.slope < max_slope and self.more_threads <= 0 and self.more_files <= 0
 
     def line(self) -> str:
-        """One line for people."""
+        """Return a report of one line."""
         last = self.samples[-1]
         return (
             f"{last.generations:,} generations in {last.seconds:.0f} s: memory "
@@ -75,7 +75,7 @@ class Verdict:
 def soak(
     model: Model, generations: float = float("inf"), minutes: float = float("inf"), seed: int = 0
 ) -> Verdict:
-    """Generate so often or so long."""
+    """Generate so often, or for so long, and return what grew."""
     rng, started, done = np.random.default_rng(seed), time.monotonic(), 0
     samples = [_sample(0, 0.0)]
     while True:
@@ -85,22 +85,22 @@ def soak(
             samples.append(_sample(done, seconds))
         if share >= 1:
             break
-        if rng.integers(TOGETHER_EVERY) == 0:
+        if rng.integers(CONCURRENT_EVERY) == 0:
             with ThreadPoolExecutor(CALLERS) as pool:
                 done += sum(pool.map(generate_one, [model] * CALLERS, rng.spawn(CALLERS)))
         else:
             done += generate_one(model, rng)
     kept = samples[int(WARM_UP * len(samples)) :]
-    counts = [one.generations for one in kept]
+    counts = [sample.generations for sample in kept]
     slope = 0.0
     if len(set(counts)) > 1:
-        slope = float(np.polyfit(counts, [one.memory for one in kept], 1)[0]) * 10_000
+        slope = float(np.polyfit(counts, [sample.memory for sample in kept], 1)[0]) * 10_000
     first, last = kept[0], kept[-1]
     return Verdict(samples, slope, last.threads - first.threads, last.files - first.files)
 
 
 def generate_one(model: Model, rng: np.random.Generator) -> int:
-    """One generation, and one of its ends."""
+    """Generate once and end in a random way. Returns 1, the number of generations."""
     stream = _stream(model, rng)
     end = rng.choice(["ran", "closed", "dropped", "never begun"], p=[0.4, 0.3, 0.25, 0.05])
     if end == "ran":
@@ -116,13 +116,13 @@ def generate_one(model: Model, rng: np.random.Generator) -> int:
 
 def _stream(model: Model, rng: np.random.Generator) -> Iterator[Chunk]:
     new = int(rng.integers(1, 9))
-    most = max(1, min(24, model.plan.context_length - new))
-    prompt = rng.integers(0, model.config.vocab_size, int(rng.integers(1, most + 1))).tolist()
+    longest = max(1, min(24, model.plan.context_length - new))
+    prompt = rng.integers(0, model.config.vocab_size, int(rng.integers(1, longest + 1))).tolist()
     sampled = rng.random() < 0.3
-    made = rng.random() < 0.1 and model.config.stem_layers and not model.config.n_experts
+    composed = rng.random() < 0.1 and model.config.stem_layers and not model.config.n_experts
     return model.generate(
         prompt,
-        stem_ids=[[prompt[0], prompt[-1]], *prompt[1:]] if made else None,
+        stem_ids=[[prompt[0], prompt[-1]], *prompt[1:]] if composed else None,
         max_new_tokens=new,
         temperature=0.8 if sampled else 0.0,
         top_p=0.9 if sampled else 1.0,
@@ -139,28 +139,28 @@ def _sample(generations: int, seconds: float) -> Sample:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--generations", type=int, help="so many, and not for a time")
+    parser.add_argument("--generations", type=int, help="run so many, instead of --minutes")
     parser.add_argument("--engine", choices=["auto", "onnxruntime", "ggml"], default="auto")
-    parser.add_argument("--slots", type=int, help="of the row cache; default: a tenth of the rows")
-    parser.add_argument("--threads", type=int, default=1, help="of the backbone")
+    parser.add_argument("--slots", type=int, help="row cache slots (a tenth of the rows)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the backbone (1)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="all samples, for machines")
+    parser.add_argument("--json", action="store_true", help="print all samples as JSON")
     given = parser.parse_args(arguments)
     if given.minutes <= 0 or (given.generations is not None and given.generations < 1):
         parser.error("--minutes and --generations must be above 0")
     records = stem_edge.open_bundle(given.bundle).manifest.model.records
     slots = given.slots or (max(4, records // 10) if records else None)
+    limit = {"minutes": given.minutes}
+    if given.generations is not None:
+        limit = {"generations": given.generations}
     with stem_edge.load(
         given.bundle, engine=given.engine, threads=given.threads, slots=slots
     ) as model:
-        if given.generations is not None:
-            verdict = soak(model, generations=given.generations, seed=given.seed)
-        else:
-            verdict = soak(model, minutes=given.minutes, seed=given.seed)
+        verdict = soak(model, **limit, seed=given.seed)
     if given.json:
         last = asdict(verdict.samples[-1])
         print(json.dumps(last | asdict(verdict) | {"flat": verdict.flat()}))

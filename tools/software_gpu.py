@@ -1,15 +1,14 @@
-"""Run a command where onnxruntime finds a GPU, on machines that have none: Vulkan in software.
+"""Run a command with a software GPU (Vulkan), so that onnxruntime finds one on any Linux machine.
 
     python tools/software_gpu.py stem-edge inspect --providers
     python tools/software_gpu.py pytest tests/whole_model/test_webgpu.py
 
-onnxruntime offers its WebGPU plug-in a device only where the system shows a display adapter. So the
-command gets a view of its own of /sys/class/drm, with an adapter that is none; everything else of
-/sys stays, and other programs see no change. The plug-in then computes on what Vulkan brings: Mesa's
-lavapipe, on the CPU, unless VK_DRIVER_FILES names another driver. What comes out is what a GPU would
-compute; how fast says nothing about one.
+onnxruntime offers its WebGPU plug-in a device only if the system shows a display adapter. So the
+command gets its own view of /sys/class/drm with a made-up adapter; the rest of /sys stays the same, and
+other programs see no change. The plug-in then computes on Mesa's lavapipe, which runs Vulkan on the
+CPU, unless VK_DRIVER_FILES names another driver. Results are those of a GPU; speed is not.
 
-Linux only; as root, or where users may make namespaces of their own.
+Linux only; as root, or where users may create namespaces.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from typing import NoReturn
 SYS_CLASS = Path("/sys/class")
 DRIVER_FOLDERS = (Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d"))
 DRIVER_FILES = "lvp_icd*.json"
-CHOSEN_DRIVER = "VK_DRIVER_FILES"  # of the Vulkan loader
+CHOSEN_DRIVER = "VK_DRIVER_FILES"  # read by the Vulkan loader
 RUNTIME_FOLDER = "XDG_RUNTIME_DIR"  # Mesa's driver does not start without one
 PACKAGES = (
     "on Debian and Ubuntu: apt-get install libvulkan1 mesa-vulkan-drivers, 24 or newer (on Debian 12 "
     "from backports: apt-get install -t bookworm-backports mesa-vulkan-drivers)"
 )
-# Mounts everything of /sys/class where it was, over a folder that can be written to. The vendor and
-# device are those that SwiftShader, another Vulkan in software, shows; the folder is named like a
-# place on a PCI bus, which onnxruntime looks at.
+# /sys is read-only, so mount a writable folder over /sys/class and mount everything else back into it.
+# Vendor and device are those of SwiftShader, another software Vulkan; the folder must be named like a
+# PCI address, because onnxruntime parses it.
 SCRIPT = """
 set -e
 before=$(mktemp -d)
@@ -60,47 +59,47 @@ exec "$@"
 
 
 class RefusedError(Exception):
-    """Why it is not possible here, in one line."""
+    """The reason why no software GPU is possible here, in one line."""
 
 
 def command_line(command: Iterable[str]) -> list[str]:
-    """What runs a command beside the stand-in. Raises RefusedError."""
+    """Wrap a command so that it sees the adapter. Raises RefusedError."""
     if sys.platform != "linux":
-        raise RefusedError(f"this is {sys.platform}; a GPU in software needs Linux")
+        raise RefusedError(f"this is {sys.platform}; a software GPU needs Linux")
     program = shutil.which("unshare")
     if program is None:
         raise RefusedError("unshare is not installed; it is in util-linux")
     if not SYS_CLASS.is_dir():
-        raise RefusedError(f"{SYS_CLASS} is not there; mount sysfs at /sys")
+        raise RefusedError(f"{SYS_CLASS} is missing; mount sysfs at /sys")
     unshared = [program, "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
-    # Without a command, to see whether it may.
+    # Try it with `true` first, because a failure of the command itself would look the same.
     trial = [*unshared, "sh", "-c", SCRIPT, "sh", "true"]
     tried = subprocess.run(trial, capture_output=True, check=False)
     if tried.returncode:
-        said = " ".join(tried.stderr.decode(errors="replace").split()) or "it does not say why"
-        raise RefusedError(f"a namespace of its own is not allowed here ({said}); run this as root")
+        said = " ".join(tried.stderr.decode(errors="replace").split()) or "no reason given"
+        raise RefusedError(f"creating a namespace is not allowed here ({said}); run this as root")
     return [*unshared, "sh", "-c", SCRIPT, "sh", *command]
 
 
 def driver(folders: Iterable[Path] = DRIVER_FOLDERS) -> Path:
-    """The file that brings Mesa's driver in software to the Vulkan loader. Raises RefusedError."""
+    """Find the file that describes Mesa's software driver. Raises RefusedError."""
     if ctypes.util.find_library("vulkan") is None:
-        raise RefusedError(f"Vulkan's loader is not installed (libvulkan.so.1); {PACKAGES}")
+        raise RefusedError(f"the Vulkan loader is not installed (libvulkan.so.1); {PACKAGES}")
     found = [path for folder in folders for path in sorted(folder.glob(DRIVER_FILES))]
     if not found:
-        raise RefusedError(f"Mesa's Vulkan driver in software is not installed; {PACKAGES}")
+        raise RefusedError(f"Mesa's software Vulkan driver is not installed; {PACKAGES}")
     return found[0]
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment. Raises RefusedError where there is no driver."""
+    """Return the command's environment. Raises RefusedError if there is no driver."""
     chosen = given.get(CHOSEN_DRIVER) or str(driver())
     folder = given.get(RUNTIME_FOLDER) or tempfile.gettempdir()
     return {**given, CHOSEN_DRIVER: chosen, RUNTIME_FOLDER: folder}
 
 
 def main() -> NoReturn:
-    """See the module; takes the place of this process."""
+    """Replace this process by the command, or exit with the reason why not."""
     command = sys.argv[1:]
     if not command or command[0] in ("-h", "--help"):
         print(__doc__)

@@ -1,4 +1,4 @@
-"""Write a STEM model of any trainer in the schema that stem_edge/export/checkpoints/stem_schema.py describes.
+"""Write any trainer's STEM model in the schema of stem_edge/export/checkpoints/stem_schema.py.
 
     state = torch.load("last.pt", weights_only=True)["model"]
     names = {
@@ -9,7 +9,7 @@
     config = ModelConfig(vocab_size=32000, dim=512, ..., stem_layers=(1, 3))
     save_stem(Path("checkpoint"), config, renamed(state, names))
 
-`stem-edge export checkpoint BUNDLE` does the rest.
+Then run `stem-edge export checkpoint BUNDLE`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ def save_stem(
     tokenizer: ExportedTokenizer | None = None,
     shard_nbytes: int = SHARD_NBYTES,
 ) -> None:
-    """Write tensors, by their names in the schema, to the folder `out`, and check what was written.
+    """Write tensors, named as in the schema, to the folder `out`, and read them back.
 
-    tokenizer: what convert_tokenizer gives; without it, put a tokenizer.json there. Raises
-    CheckpointError if a tensor is missing, has another shape than config says, or is not part of
-    the model.
+    tokenizer: from convert_tokenizer; without it, put a tokenizer.json there yourself. Raises
+    CheckpointError if a tensor is missing, unknown, or has another shape than config says.
     """
     out.mkdir(parents=True, exist_ok=True)
     if config.tied_head:
@@ -70,27 +69,27 @@ def save_stem(
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """A trainer's tensors by other names of their modules; `*` in a name is a layer's number.
+    """Rename the modules of a trainer's tensors; `*` stands for a layer's number.
 
-    Names that are not listed stay as they are.
+    Names that are not listed stay the same.
     """
     patterns = [
         (re.compile(re.escape(old).replace(r"\*", r"(\d+)") + r"(\.weight|\.bias)?"), new)
         for old, new in names.items()
     ]
-    found = {}
+    result = {}
     for name, tensor in state.items():
         for pattern, new in patterns:
             if match := pattern.fullmatch(name):
                 *numbers, ending = match.groups()
                 name = new.replace("*", "{}").format(*numbers) + (ending or "")
                 break
-        found[name] = tensor
-    return found
+        result[name] = tensor
+    return result
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """config.json of a model."""
+    """Content of config.json."""
     modules = {name: module for module, name in BIAS_NAMES.items()}
     windows = [config.window(layer) for layer in range(config.n_layers)]
     known: dict[str, Any] = {
@@ -142,7 +141,7 @@ def _describe_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def _shards(tensors: Mapping[str, Tensor], nbytes: int) -> Iterator[list[str]]:
-    """Names of the tensors of each file; one that is larger than a file has one for itself."""
+    """Yield the tensor names of each file. A tensor larger than `nbytes` gets its own file."""
     names: list[str] = []
     size = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
 """Writers of backbones, for onnxruntime and for ggml.
 
-Which tensors there are follows from stem_edge/graph and stem_edge/ggml.
+The tensors of a backbone are defined in stem_edge/graph and stem_edge/ggml.
 """

@@ -1,4 +1,4 @@
-"""The backbone for ggml: one GGUF file (stem_edge.ggml.gguf_schema) with the checkpoint's tensors."""
+"""Backbone for ggml: one GGUF file (stem_edge.ggml.gguf_schema) with the checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from stem_edge.bundle.manifest import GGUF, FileEntry, tables_hash
 from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.job import Advance, Job, Tell
+from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import gguf_schema
 from stem_edge.graph.formats import GgufFormat, GgufType
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I64
 
-# llama.cpp's numbers of its mixtures: general.file_type.
+# Values of general.file_type: llama.cpp's numbers of its mixtures.
 FILE_TYPES: dict[GgufType, int] = {
     "f32": 0,
     "f16": 1,
@@ -27,7 +29,7 @@ FILE_TYPES: dict[GgufType, int] = {
     "q5_k_m": 17,
     "q6_k": 18,
 }
-STACKED = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # as the quality report names matrices
+KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # names in the quality report
 
 
 def write_backbone(
@@ -38,34 +40,25 @@ def write_backbone(
     meter: ErrorMeter,
     advance: Advance,
 ) -> dict[Path, FileEntry]:
-    """Write backbone.gguf; written: files of the steps before, the table store among them."""
+    """Write backbone.gguf; written: returns the files of earlier steps, as the table store's."""
     if job.ggml is None:
         raise ValueError("an export for ggml needs the library")
     source, config, weights = job.source, job.source.config, format.weights
     importance: Mapping[str, F32] = {}
     if format.importance:
-        ids = sequences(job.text_ids, job.options.text_tokens, config.max_context)
-        importance = importance_vectors(source, ids, tell)
-        tell("exporting")
+        importance = importance_by_text(source, job.text_ids, job.options, tell)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
             gguf_schema.gguf_name(name),
             source.backbone[name],
             types[name],
-            kind=_kind(name),
-            importance=importance.get(name),
+            KINDS.get(part := name.rsplit(".", 1)[-1], part),
+            importance.get(name),
         )
         for name in config.backbone_shapes()
     ]
-    values: dict[str, GgufValue] = {
-        "general.architecture": gguf_schema.ARCHITECTURE,
-        "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
-        "general.file_type": FILE_TYPES[weights],
-        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
-        "general.alignment": gguf_schema.ALIGNMENT,
-        **gguf_schema.model_metadata(config),
-    }
+    values = _metadata(source, weights)
     if config.stem_layers:
         values[gguf_schema.TABLES_KEY] = tables_hash(written())
     values |= tokenizer_metadata(job.converted, config.vocab_size)
@@ -73,6 +66,24 @@ def write_backbone(
     return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
 
 
-def _kind(name: str) -> str:
-    part = name.rsplit(".", 1)[-1]
-    return STACKED.get(part, part)
+def _metadata(source: Checkpoint, weights: GgufType) -> dict[str, GgufValue]:
+    return {
+        "general.architecture": gguf_schema.ARCHITECTURE,
+        "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
+        "general.file_type": FILE_TYPES[weights],
+        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
+        "general.alignment": gguf_schema.ALIGNMENT,
+        **gguf_schema.model_metadata(source.config),
+    }
+
+
+def importance_by_text(
+    source: Checkpoint, text_ids: I64, options: ExportOptions, tell: Tell
+) -> dict[str, F32]:
+    """Return importance_vectors of a calibration text; none if it is empty."""
+    if not len(text_ids):
+        return {}
+    ids = sequences(text_ids, options.text_tokens, source.config.max_context)
+    vectors = importance_vectors(source, ids, tell)
+    tell("exporting")
+    return vectors

@@ -5,10 +5,10 @@
 | no norms of q and k; biases anywhere but at the head | llama, which rotates pairs |
 | norms of q and k; biases of q, k and v | qwen3, which rotates halves |
 
-Where a model rotates in the other way, the rows of q and k change places within each head, which
-changes no product. The mixtures of tensor types are llama.cpp's (stem_edge.ggml.gguf_schema). What the
-two architectures cannot compute is refused: STEM layers, norms after attention and FFN, soft caps,
-windows, and the rest of `_obstacles`.
+Where a model rotates the other way, the rows of q and k are reordered within each head, which
+changes no dot product. The mixtures of tensor types are llama.cpp's (stem_edge.ggml.gguf_schema).
+Models that neither architecture computes are refused: those with STEM layers, norms after attention
+and FFN, soft caps, windows, and the rest of `_obstacles`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BIASES = {
 }
 ROTATED = ("wq", "wk", "q_norm", "k_norm")
 ROPE_FACTORS = "rope_freqs.weight"
-YARN_TURNS = (32.0, 1.0)
+YARN_TURNS = (32.0, 1.0)  # beta_fast and beta_slow, which no key of these architectures sets
 
 
 def write_dense(
@@ -61,22 +61,15 @@ def write_dense(
 ) -> FileEntry:
     """Write the file itself. Raises ExportError for a model that llama.cpp cannot compute.
 
-    types: of tensors of the backbone, where they are not those of the mixture `weights`.
+    tokenizer: its keys and values, as tokenizer_metadata has them.
+    types: types of tensors of the backbone that differ from the mixture `weights`.
+    importance: matrix of the backbone -> importance of its input channels [width].
     """
     architecture = architecture_of(source)
     config, importance = source.config, importance or {}
     chosen = {**gguf_schema.tensor_types(config, weights), **(types or {})}
-    keys, factors = _rope(config, architecture)
-    values: dict[str, GgufValue] = {
-        "general.architecture": architecture,
-        "general.name": source.path.name or "model",
-        "general.description": f"exported by stem-edge {stem_edge.__version__}",
-        "general.file_type": FILE_TYPES[weights],
-        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
-        **_model_metadata(config, architecture),
-        **keys,
-        **tokenizer,
-    }
+    rope, factors = _rope(config, architecture)
+    values = {**_metadata(source, architecture, weights), **rope, **tokenizer}
     tensors = []
     if factors is not None:
         tensors.append(TensorSource(ROPE_FACTORS, ArrayMatrix(factors), FLOAT32, "rope"))
@@ -91,19 +84,19 @@ def write_dense(
 
 
 def architecture_of(source: Checkpoint) -> str:
-    """llama.cpp's architecture for a model. Raises ExportError if it has none that computes it."""
+    """Return llama.cpp's architecture for a model. Raises ExportError if none computes it."""
     architecture = LLAMA if source.config.qk_norm_eps is None else QWEN3
     found = _obstacles(source.config, architecture)
     if found:
         raise ExportError(
             f"{source.path}: has {' and '.join(found)}, which llama.cpp's {architecture} models "
-            "do not; export it as a bundle: stem-edge export CHECKPOINT OUT"
+            "do not have; export it as a bundle: stem-edge export CHECKPOINT OUT"
         )
     return architecture
 
 
 def _obstacles(config: ModelConfig, architecture: str) -> list[str]:
-    """What of a model the architecture cannot compute."""
+    """Name the parts of a model that the architecture cannot compute."""
     biases = [name for name in config.biases if name not in BIASES[architecture]]
     scaling, norm = config.rope_scaling, config.qk_norm_eps
     by_factors = isinstance(scaling, Llama3Rope) or _own_ramp(scaling)
@@ -123,23 +116,31 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[str]:
     return [what for what, there in found.items() if there]
 
 
-def _model_metadata(config: ModelConfig, architecture: str) -> dict[str, GgufValue]:
+def _metadata(source: Checkpoint, architecture: str, weights: GgufType) -> dict[str, GgufValue]:
     ours = gguf_schema.ARCHITECTURE + "."
-    return {
+    general: dict[str, GgufValue] = {
+        "general.architecture": architecture,
+        "general.name": source.path.name or "model",
+        "general.description": f"exported by stem-edge {stem_edge.__version__}",
+        "general.file_type": FILE_TYPES[weights],
+        "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
+    }
+    return general | {
         architecture + "." + key.removeprefix(ours): value
-        for key, value in gguf_schema.model_metadata(config).items()
+        for key, value in gguf_schema.model_metadata(source.config).items()
         if key != gguf_schema.CONFIG_KEY
     }
 
 
 def _rope(config: ModelConfig, architecture: str) -> tuple[dict[str, GgufValue], F32 | None]:
-    """Keys of RoPE's scaling, and divisors of its frequencies [head_dim / 2] where no key says it."""
+    """Return the keys of RoPE's scaling, and divisors of its frequencies [head_dim / 2] if no key
+    can express it."""
     at, scaling = f"{architecture}.rope.scaling.", config.rope_scaling
     match scaling:
         case LinearRope(factor):
             return {at + "type": "linear", at + "factor": float(factor)}, None
         case YarnRope() if not _own_ramp(scaling):
-            # llama.cpp has a factor on cosines and sines of its own, on top of which this one goes.
+            # Divided out, because llama.cpp multiplies attn_factor by this usual factor.
             usual = 1 + 0.1 * np.log(scaling.factor)
             return {
                 at + "type": "yarn",
@@ -157,15 +158,14 @@ def _rope(config: ModelConfig, architecture: str) -> tuple[dict[str, GgufValue],
 
 
 def _own_ramp(scaling: object) -> bool:
-    """Whether YaRN's ramp is another than llama.cpp's: that ends at whole dimensions, and these
-    models take no other turns."""
+    """Return whether YaRN's ramp is not llama.cpp's, which ends at whole dimensions and at YARN_TURNS."""
     if not isinstance(scaling, YarnRope):
         return False
     return not scaling.truncate or (scaling.beta_fast, scaling.beta_slow) != YARN_TURNS
 
 
 def _turned(config: ModelConfig, architecture: str, part: str, matrix: Matrix) -> Matrix:
-    """A tensor whose heads are rotated as the architecture does it."""
+    """Return a tensor with the rows of its heads in the order that the architecture rotates."""
     if part not in ROTATED or config.rope_interleaved == (architecture == LLAMA):
         return matrix
     pairs = np.arange(config.head_dim).reshape((2, -1) if architecture == LLAMA else (-1, 2))

@@ -1,20 +1,20 @@
-r"""A converted tokenizer in GGUF's standard keys, so that llama.cpp reads text as the model does.
+r"""Metadata of a tokenizer in GGUF's standard keys, so that llama.cpp reads text as the model does.
 
-| tokenizer.ggml.model | which tokenizers |
+| tokenizer.ggml.model | tokenizers |
 |---|---|
-| gpt2 | byte pair merging of byte-level text, after a cut that tokenizer.ggml.pre names |
-| llama | byte pair merging as sentencepiece does it, with a token for each byte |
-| no_vocab | all others: llama.cpp then takes and gives token ids alone |
+| gpt2 | byte-level BPE, after the pre-tokenization that tokenizer.ggml.pre names |
+| llama | BPE as sentencepiece does it, with a token for each byte |
+| no_vocab | all others: llama.cpp then takes and returns only token ids |
 
 llama.cpp gives the ids of the tokenizers library, with these exceptions:
 
 - a pattern that it does not know, which becomes "default", and what else `differences` finds;
-- characters that Unicode has classified anew between the versions that the two were made of;
+- characters whose class differs between the Unicode versions of the two;
 - names of special tokens that overlap in a text, and white space that a token strips around it;
-- the text "▁" itself in "llama" tokenizers: it is taken for a space, as sentencepiece does, too.
+- the text "▁" itself in "llama" tokenizers, which is read as a space; sentencepiece does so, too.
 
-A model of more tokens than its tokenizer has gets unused tokens [PAD0] and so on. There is no
-tokenizer.ggml.padding_token_id: no tokenizer that is exported pads. tokenizer.huggingface.json
+A model with more tokens than its tokenizer gets unused tokens [PAD0] and so on. There is no
+tokenizer.ggml.padding_token_id, because no exported tokenizer pads. tokenizer.huggingface.json
 holds the whole tokenizer, for readers that know it.
 """
 
@@ -29,19 +29,21 @@ from tokenizers import Tokenizer
 
 from stem_edge.export.backbone.gguf_writer import GgufValue
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
+from stem_edge.numerics.quantize import F32, I32
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BYTE_LEVEL, SENTENCEPIECE, NONE = "gpt2", "llama", "no_vocab"
 BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>\Z")
-# llama.cpp wants merges to be there, and an array without values has no type. This one never
-# happens: nothing makes its first part, which is longer than a character.
+# llama.cpp needs merges, and an empty array cannot say its type. This merge never happens, because
+# no other makes its first part, which is longer than a character.
 NO_MERGES = ("no merges",)
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3, QWEN2 = _LETTERS + r"\p{N}{1,3}" + _REST, _LETTERS + r"\p{N}" + _REST
-GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"  # written in no tokenizer.json
-# Pattern, and whether a piece that is a token is taken whole -> tokenizer.ggml.pre
+# Labels for patterns that no tokenizer.json spells out, since ByteLevel itself has them.
+GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
+# (pattern, ignore_merges) -> tokenizer.ggml.pre
 PRE = {
     (LLAMA3, True): "llama-bpe",
     (LLAMA3, False): "dbrx",
@@ -53,7 +55,7 @@ UNKNOWN_PATTERN = "default"
 
 
 def tokenizer_metadata(converted: ExportedTokenizer, vocab_size: int) -> dict[str, GgufValue]:
-    """Keys tokenizer.* -> values; vocab_size: tokens of the model, no fewer than the tokenizer's."""
+    """Return the keys tokenizer.*; vocab_size: tokens of the model, at least the tokenizer's."""
     parsed = json.loads(converted.json)
     kind = _kind(parsed)
     values: dict[str, GgufValue] = {"tokenizer.ggml.model": kind}
@@ -65,29 +67,29 @@ def tokenizer_metadata(converted: ExportedTokenizer, vocab_size: int) -> dict[st
         values["tokenizer.ggml.pre"] = _pre(parsed)
         values["tokenizer.ggml.merges"] = tuple(map(" ".join, merges)) or NO_MERGES
     else:
-        values["tokenizer.ggml.pre"] = UNKNOWN_PATTERN  # of no meaning here; without it, a warning
+        values["tokenizer.ggml.pre"] = UNKNOWN_PATTERN  # unused; only to avoid llama.cpp's warning
         values["tokenizer.ggml.scores"] = _scores(names, merges)
         values["tokenizer.ggml.add_space_prefix"] = _prefixed(parsed)
     values["tokenizer.ggml.tokens"] = names
-    values["tokenizer.ggml.token_type"] = _types(parsed, names, kind, converted.vocab_size)
+    values["tokenizer.ggml.token_type"] = _types(parsed, names, kind)
     values |= _special(converted, names, parsed["model"].get("unk_token"))
     return values | {"tokenizer.huggingface.json": converted.json}
 
 
 def differences(converted: ExportedTokenizer) -> tuple[str, ...]:
-    """What of this tokenizer llama.cpp cannot do, a sentence each; see the module for the rest."""
+    """Say where llama.cpp reads text otherwise, in a sentence each; the module names the rest."""
     parsed = json.loads(converted.json)
     kind, found = _kind(parsed), list[str]()
     if kind == NONE:
-        return ("llama.cpp has no such tokenizer: it will take and give token ids, no text",)
+        return ("llama.cpp has no such tokenizer: it will take and return token ids, not text",)
     if kind == BYTE_LEVEL:
         if parsed["model"]["merges"] and _pre(parsed) == UNKNOWN_PATTERN:
-            found.append("llama.cpp has no name for how the tokenizer cuts text: some ids differ")
+            found.append("llama.cpp does not know the tokenizer's pattern: some ids will differ")
         if parsed.get("normalizer"):
             found.append("llama.cpp does not normalise text as the tokenizer does")
         return tuple(found)
     if not _plain_spaces(parsed):
-        found.append("llama.cpp normalises text, or treats spaces, other than the tokenizer does")
+        found.append("llama.cpp does not normalise text, or treat spaces, as the tokenizer does")
     vocab, merges = parsed["model"]["vocab"], {_pair(m) for m in parsed["model"]["merges"]}
     halves = ((name[:at], name[at:]) for name in vocab for at in range(1, len(name)))
     special = {token["content"] for token in parsed["added_tokens"]}
@@ -96,16 +98,15 @@ def differences(converted: ExportedTokenizer) -> tuple[str, ...]:
         for a, b in halves
         if a + b not in special
     ):
-        found.append("llama.cpp joins any two tokens that make a third; the tokenizer does not")
+        found.append("llama.cpp merges any two tokens that make a third; the tokenizer does not")
     return tuple(found)
 
 
 def _kind(parsed: dict[str, Any]) -> str:
-    """tokenizer.ggml.model of a tokenizer.json."""
+    """Return the tokenizer.ggml.model of a tokenizer.json."""
     model = parsed["model"]
-    if model["type"] != "BPE" or model.get("continuing_subword_prefix"):
-        return NONE
-    if model.get("end_of_word_suffix") or model.get("dropout"):
+    unknown = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+    if model["type"] != "BPE" or any(model.get(key) for key in unknown):
         return NONE
     if _steps(parsed.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
         return BYTE_LEVEL
@@ -114,7 +115,7 @@ def _kind(parsed: dict[str, Any]) -> str:
 
 
 def _steps(part: Any, inside: str, kind: str = "") -> list[dict[str, Any]]:
-    """Steps of a normalizer or pre-tokenizer in their order; of one type, if that is given."""
+    """List the steps of a normalizer or pre-tokenizer in their order; with `kind`, of that type."""
     if not part:
         return []
     steps = part[inside] if part["type"] == "Sequence" else [part]
@@ -124,13 +125,13 @@ def _steps(part: Any, inside: str, kind: str = "") -> list[dict[str, Any]]:
 def _pre(parsed: dict[str, Any]) -> str:
     merged = parsed["model"]
     if not merged["merges"]:
-        return PRE[GPT2, False]  # single bytes: however the text is cut
+        return PRE[GPT2, False]  # any would do, since single bytes do not depend on the pattern
     # An absent key means False, as in files older than the key.
     return PRE.get((_pattern(parsed), bool(merged.get("ignore_merges"))), UNKNOWN_PATTERN)
 
 
 def _pattern(parsed: dict[str, Any]) -> str:
-    """How text is cut before bytes are merged; "" for ways that have no name here."""
+    """Return the pattern that cuts text before bytes are merged; "" if it is not known here."""
     match _steps(parsed["pre_tokenizer"], "pretokenizers"):
         case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
             return GPT2
@@ -153,13 +154,13 @@ def _pattern(parsed: dict[str, Any]) -> str:
 
 
 def _pair(merge: Any) -> tuple[str, str]:
-    """A merge: "a b" in older files, ["a", "b"] in newer ones."""
+    """Read a merge: "a b" in older files, ["a", "b"] in newer ones."""
     first, second = merge.split(" ") if isinstance(merge, str) else merge
     return first, second
 
 
 def _names(converted: ExportedTokenizer, vocab_size: int) -> list[str]:
-    """Id -> the token's text, no text twice."""
+    """List the tokens' texts by id, no text twice."""
     vocab = Tokenizer.from_str(converted.json).get_vocab(with_added_tokens=True)
     by_id = {number: name for name, number in vocab.items()}
     names = []
@@ -173,17 +174,13 @@ def _names(converted: ExportedTokenizer, vocab_size: int) -> list[str]:
     return names
 
 
-def _scores(
-    names: list[str], merges: list[tuple[str, str]]
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Tokens that are made by earlier merges have greater scores; those that none makes, the least."""
+def _scores(names: list[str], merges: list[tuple[str, str]]) -> F32:
+    """Return scores: greater for tokens made by earlier merges, least for those that none makes."""
     rank = {a + b: number for number, (a, b) in reversed(list(enumerate(merges)))}
     return np.array([-float(rank.get(name, len(merges))) for name in names], np.float32)
 
 
-def _types(
-    parsed: dict[str, Any], names: list[str], kind: str, known: int
-) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _types(parsed: dict[str, Any], names: list[str], kind: str) -> I32:
     added = {token["content"]: token["special"] for token in parsed["added_tokens"]}
     vocab = parsed["model"]["vocab"]
     types = []
@@ -202,7 +199,7 @@ def _types(
 def _special(
     converted: ExportedTokenizer, names: list[str], unknown: str | None
 ) -> dict[str, GgufValue]:
-    """Ids of special tokens, what is put around a text, and the chat template."""
+    """Return the ids of special tokens, which of them are added to a text, and the chat template."""
     ids = {"bos": converted.bos_id, "unknown": names.index(unknown) if unknown else None}
     ids |= dict(zip(("eos", "eot", "eom"), converted.eos_ids, strict=False))
     values: dict[str, GgufValue] = {
@@ -213,14 +210,14 @@ def _special(
     for key in ("add_bos_token", "add_eos_token"):
         values[f"tokenizer.ggml.{key}"] = bool(converted.config.get(key))
     template = converted.config.get("chat_template")
-    if isinstance(template, list):  # of several, with names
+    if isinstance(template, list):  # several with names, but llama.cpp reads only one
         named = {each["name"]: each["template"] for each in template}
         template = named.get("default")
     return values | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})
 
 
 def _prefixed(parsed: dict[str, Any]) -> bool:
-    """Whether a text gets a space before it."""
+    """Return whether a text gets a space before it."""
     if _steps(parsed.get("normalizer"), "normalizers", "Prepend"):
         return True
     spaces = _steps(parsed.get("pre_tokenizer"), "pretokenizers", "Metaspace")
@@ -228,7 +225,7 @@ def _prefixed(parsed: dict[str, Any]) -> bool:
 
 
 def _plain_spaces(parsed: dict[str, Any]) -> bool:
-    """Whether spaces are replaced, and one put before each text between special tokens, at most."""
+    """Return whether the tokenizer at most replaces spaces and puts one before each ordinary text."""
     for step in _steps(parsed.get("normalizer"), "normalizers"):
         match step:
             case {"type": "Prepend", "prepend": "▁"}:
@@ -238,7 +235,7 @@ def _plain_spaces(parsed: dict[str, Any]) -> bool:
         return False
     for step in _steps(parsed.get("pre_tokenizer"), "pretokenizers"):
         match step:
-            # Another scheme puts none before a text that begins with one, as llama.cpp does.
+            # No other scheme, since llama.cpp puts a space before texts that begin with one, too.
             case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}:
                 continue
         return False

@@ -1,4 +1,4 @@
-"""Rows of a matrix as ggml stores them: float32, float16, or codes from ggml's own quantizers."""
+"""Encoding rows of a matrix as ggml stores them: float32, float16, or ggml's quantized types."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from stem_edge.ggml.types import F32 as FLOAT32
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.reference import Matrix
 
-GREATEST = float(np.finfo(np.float16).max)  # of a value, and of the scales of quantized blocks
-EVERY = 4  # rows of which one is measured
+# Bound of values in all types but float32, because quantized blocks have float16 scales.
+GREATEST = float(np.finfo(np.float16).max)
+EVERY = 4  # every so many rows, one is measured
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A tensor to be written, and how. Raises ValueError where type or importance does not fit."""
+    """Tensor to be written, with its type. Raises ValueError if type or importance does not fit."""
 
     name: str  # in the file
     matrix: Matrix  # [rows, width], or a vector [rows]
     type: TensorType
-    kind: str  # under which its quantization error is counted
-    importance: F32 | None = None  # [width]: of a quantized type, how much each channel counts
+    kind: str  # name of its quantization error in the report
+    importance: F32 | None = None  # [width]: weight of each channel in a quantized type
 
     def __post_init__(self) -> None:
         *rows, width = self.matrix.shape
@@ -46,11 +47,11 @@ class TensorSource:
 
 
 def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F32], U8]:
-    """work(rows [n, K]) -> their bytes in the tensor's type, for any thread.
+    """Return a function of rows [n, K] that encodes them as bytes, in any thread.
 
-    A row is coded by itself, so that it does not matter which rows come together. The meter gets the
+    Each row is encoded by itself, so it does not matter which rows come together. The meter gets the
     error of every fourth row, because measuring all would double the time of the fast types. They
-    are read by the gguf package, whose reading is not ggml's own.
+    are decoded with the gguf package, which shares no code with ggml.
     """
     type = tensor.type
     if type == FLOAT32:
@@ -74,9 +75,9 @@ def _half(values: F32) -> U8:
 
 
 def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
-    """ggml's quantizer of a type; ctypes lets other threads run meanwhile."""
+    """Return ggml's quantizer of a type. It runs in parallel, since ctypes releases the GIL."""
     type, weights = tensor.type, tensor.importance
-    ggml.quantize_init(type.number)  # before threads: it fills tables of the library
+    ggml.quantize_init(type.number)  # before threads start, because it fills the library's tables
     if weights is not None:
         weights = np.ascontiguousarray(weights, np.float32)
 
@@ -104,13 +105,13 @@ def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
 
 
 def import_gguf() -> Any:
-    """The gguf package, which only exports for ggml need. Raises ExportError."""
+    """Import the gguf package, which only exports for ggml need. Raises ExportError."""
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
         raise ExportError(
-            f"the quantization error is measured with the gguf package, which did not import "
-            f"({error}); install it with: {INSTALL}"
+            f"the gguf package, which measures the quantization error, cannot be imported ({error}); "
+            f"install it with: {INSTALL}"
         ) from error
 
 
@@ -118,8 +119,8 @@ def _check_range(tensor: TensorSource, values: F32) -> None:
     peak = float(np.abs(values).max(initial=0))
     if peak > GREATEST:
         raise ExportError(
-            f"{tensor.name}: holds {peak:g}, {tensor.type.name} goes to {GREATEST:g}; the checkpoint "
-            "may be damaged, or export with --backbone f32"
+            f"{tensor.name}: holds {peak:g}, but {tensor.type.name} goes up to {GREATEST:g}; check that "
+            "the checkpoint is not damaged, or export with --backbone f32"
         )
 
 

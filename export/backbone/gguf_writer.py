@@ -1,8 +1,8 @@
-"""GGUF files, version 3, in a stream: header, metadata, and tensors piece by piece.
+"""Writer of GGUF files, version 3, in a stream: header, metadata, and tensors piece by piece.
 
-The format is ggml's docs/gguf.md. Only what this project writes is here: little-endian, alignment
-32, tensors in the order that they are given. Writers that others offer open files of their own;
-this one writes through BundleFile, which hashes and fsyncs, and holds a few pieces of a matrix.
+The format is ggml's docs/gguf.md, of which only what this project needs is here: little-endian,
+alignment 32, tensors in the given order. The gguf package's writer opens files of its own; this one
+writes through BundleFile, which hashes and fsyncs, and holds only a few pieces of a matrix.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.backbone.gguf_values import TensorSource, encoder
@@ -23,25 +22,15 @@ from stem_edge.export.quantization.weights import Weights, all_rows
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml
-from stem_edge.numerics.quantize import U8
+from stem_edge.numerics.quantize import F32, I32, U8
 from stem_edge.numerics.reference import whole
 
 MAGIC, VERSION = b"GGUF", 3
-# Of the types of values in the file: those that are written here.
+# Numbers of the value types that are written here.
 UINT32, INT32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 
-# int is a uint32 and a tuple of them an array of uint32; an array says its type itself, and for
-# str, bool and float there is one.
-GgufValue = (
-    str
-    | bool
-    | int
-    | float
-    | tuple[int, ...]
-    | Sequence[str]
-    | npt.NDArray[np.int32]
-    | npt.NDArray[np.float32]
-)
+# An int is written as uint32, a tuple of them as an array of uint32; numpy arrays keep their type.
+GgufValue = str | bool | int | float | tuple[int, ...] | Sequence[str] | I32 | F32
 
 
 def write_gguf(
@@ -53,13 +42,12 @@ def write_gguf(
     meter: ErrorMeter,
     advance: Callable[[int], object],
 ) -> FileEntry:
-    """Write a whole file; returns its size and checksum.
+    """Write a whole file; return its size and checksum.
 
     metadata: keys -> values in their order, general.architecture first.
     advance: gets the bytes of values that were read, as float32.
 
-    Raises CheckpointError for values that are not finite, ExportError for those too great for the
-    type.
+    Raises CheckpointError for values that are not finite, ExportError for those out of range.
     """
     header = encode_header(metadata, tensors)
     with Weights(threads, meter, advance) as weights, BundleFile(path) as file:
@@ -73,7 +61,7 @@ def write_gguf(
 
 
 def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
-    """The tensor as bytes [n], in order."""
+    """Yield the tensor as bytes [n], in order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
         weights.progress(values.nbytes)
@@ -84,7 +72,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
 
 
 def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSource]) -> bytes:
-    """Everything before the values of the first tensor, less the padding before that.
+    """Encode everything before the values of the first tensor, without the padding before them.
 
     Raises ValueError for a value of metadata that has no type here.
     """
@@ -96,7 +84,7 @@ def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSou
 
 
 def _typed(key: str, value: GgufValue) -> bytes:
-    """A value after the number of its type."""
+    """Encode the number of a value's type, and the value."""
     match value:
         case bool():
             return struct.pack("<I?", BOOL, value)
@@ -114,7 +102,7 @@ def _typed(key: str, value: GgufValue) -> bytes:
             return _array(STRING, len(items), b"".join(_string(str(item)) for item in items))
         case [*items] if items and all(type(i) is int and 0 <= i < 1 << 32 for i in items):
             return _array(UINT32, len(items), np.array(items, "<u4").tobytes())
-    raise ValueError(f"{key}: {value!r} is no value that GGUF files are written with here")
+    raise ValueError(f"{key}: {value!r} is not a value that can be written here")
 
 
 def _array(type_number: int, count: int, data: bytes) -> bytes:

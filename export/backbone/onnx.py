@@ -1,7 +1,8 @@
-"""The backbone for onnxruntime: its weights, those for prompts, and a graph for other tools."""
+"""Backbone for onnxruntime: its weights, those for prompts, and a graph for other tools."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, FileEntry
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
 from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, Job, Tell, Work
+from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import HiddenStates
@@ -25,7 +26,7 @@ PREFILL_STEP = "prefill"
 
 
 def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
-    """The format with what the calibration text decides. Raises ExportError if it cannot be."""
+    """Return the format with what the peaks decide (OnnxBackbone). Raises ExportError."""
     format = job.options.format
     if not isinstance(format, BackboneFormat):
         raise TypeError(f"{format} is not for onnxruntime")
@@ -38,10 +39,9 @@ def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
 
 
 class OnnxBackbone:
-    """Writes the backbone of one export.
+    """Writer of one export's backbone.
 
-    peaks: greatest magnitude of every input channel [K], as stem_edge.export.quantization.calibration.observe
-        has them.
+    peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
     """
 
     def __init__(self, job: Job, peaks: dict[str, F32], tell: Tell) -> None:
@@ -50,22 +50,21 @@ class OnnxBackbone:
         self._config, self._options = job.source.config, job.options
         self._tensors = PaddedTensors(self._config, job.source.backbone)
 
-    def steps(self) -> list[tuple[str, Work]]:
-        """Name and work of each step."""
-        steps: list[tuple[str, Work]] = [("backbone", self._backbone)]
-        return steps + ([(PREFILL_STEP, self._prefill)] if self._options.prefill else [])
+    def steps(self) -> list[tuple[str, WriteStep]]:
+        """Return the name and function of each step."""
+        steps: list[tuple[str, WriteStep]] = [("backbone", self._backbone)]
+        if self._options.prefill:
+            plan = prompts(self._config, self._job.layout, self._format).plan
+            plain = Quantizer(asymmetric=self._format.asymmetric, search=False)
+            steps.append((PREFILL_STEP, partial(self._write, plan, quantizer=plain)))
+        return steps
 
     def _backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
-        """Weights that decode, and a graph over them for other tools."""
+        """Write the weights for decoding, and a graph over them for other tools."""
         described = self._config, self._job.layout, self._format
         plan, graph = decoding(*described).plan, self._job.folder / BACKBONE_GRAPH
         written = self._write(plan, meter, advance, quantizer=self._quantizer())
         return written | {graph: write_file(graph, encode(whole(*described)))}
-
-    def _prefill(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
-        plan = prompts(self._config, self._job.layout, self._format).plan
-        plain = Quantizer(asymmetric=self._format.asymmetric, search=False)
-        return self._write(plan, meter, advance, quantizer=plain)
 
     def _write(
         self,

@@ -1,4 +1,4 @@
-"""Writes a weight file of onnxruntime: each item of its plan, where the plan says that it lies.
+"""Writer of a weight file for onnxruntime, with each item at the offset that the plan gives.
 
 Input channels are balanced for prompts (SmoothQuant, arXiv 2211.10438).
 """
@@ -22,12 +22,13 @@ from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
 from stem_edge.numerics.quantize import Blocks as Quantized
 from stem_edge.numerics.reference import Matrix, whole
 
-# Below this, a channel's greatest value over the median channel's is no outlier worth a pass.
+# Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
+# less than its pass over the inputs costs.
 OUTLIER = 8.0
 
 
 class PaddedTensors(Mapping[str, Matrix]):
-    """Tensors of a checkpoint, those with a head in their shape padded to the graph's width."""
+    """Tensors of a checkpoint, with heads padded to the graph's width."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Matrix]) -> None:
         self._config, self._tensors = config, tensors
@@ -37,7 +38,7 @@ class PaddedTensors(Mapping[str, Matrix]):
         if not name.startswith("layers."):
             return self._tensors[name]
         _, number, part = name.split(".", 2)
-        if self._layer != int(number):  # of one layer at a time: they are read into memory
+        if self._layer != int(number):  # only one layer, because padding reads it into memory
             names = self._config.layer_shapes(int(number))
             layer = {n: self._tensors[f"layers.{number}.{n}"] for n in names}
             self._padded = dict(pad_heads(self._config, int(number), layer))
@@ -52,10 +53,9 @@ class PaddedTensors(Mapping[str, Matrix]):
 
 
 class WeightFile:
-    """One weight file that is being written.
+    """Weight file being written. Matrices in blocks need a quantizer.
 
-    quantizer: of codes in blocks; peaks: consumer of prompts -> greatest magnitude of every input
-    channel [K], as calibration.observe has them.
+    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K].
     """
 
     def __init__(
@@ -68,8 +68,9 @@ class WeightFile:
     ) -> None:
         self._file, self._tensors, self._weights = file, tensors, weights
         self._quantizer, self._peaks = quantizer, peaks or {}
-        self._consumed: dict[str, list[str]] = {}  # consumer -> its matrices and those of its twin
-        self._balances: dict[str, F32] = {}  # of the last consumer
+        # Consumer of an input -> all matrices that it is multiplied with.
+        self._consumed: dict[str, list[str]] = {}
+        self._balances: dict[str, F32] = {}  # of the last consumer only
 
     def write(self, plan: WeightPlan) -> None:
         """Write all items in their order. Raises CheckpointError for values that are not finite."""
@@ -86,21 +87,21 @@ class WeightFile:
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])
             case Floats():
-                pieces = self._weights.stream(item.tensor.name, self._rows(item.parts), _same)
-                self._put(item.tensor, pieces)
+                rows = self._rows(item.parts)
+                self._put(item.tensor, self._weights.stream(item.tensor.name, rows, lambda x: x))
             case Blocks():
                 self._blocks(item)
             case Columns():
                 self._columns(item)
 
     def _put(self, tensor: Tensor, pieces: Sequence[Array] | Iterator[Array]) -> None:
-        """Values in C order at the tensor's place, and zeros before it."""
+        """Write zeros up to the tensor's offset, then its values in C order."""
         self._file.write(bytes(tensor.offset - self._file.nbytes))
         for piece in pieces:
             self._file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
         if (end := self._file.nbytes) != tensor.offset + tensor.nbytes:
             raise ValueError(
-                f"{tensor.name} ends at {end}, planned was {tensor.offset}+{tensor.nbytes}"
+                f"{tensor.name} ends at {end}; expected {tensor.offset} + {tensor.nbytes}"
             )
 
     def _rows(self, parts: Sequence[str]) -> list[Rows]:
@@ -116,20 +117,20 @@ class WeightFile:
     def _part(self, name: str) -> F32:
         try:
             return check_finite(name, 0, whole(self._tensors[name]))
-        except KeyError:  # a bias, while those that are stacked with it have one
+        except KeyError:  # a bias that is missing, while those stacked with it must have values
             return np.zeros(self._tensors[name.removesuffix(".bias")].shape[0], np.float32)
 
     def _balance(self, consumer: str) -> F32:
-        """The factor of each input channel of a product, from what was seen in it and its columns."""
+        """Return the factor of each input channel [K] of a consumer, from its peaks and matrices."""
         if consumer not in self._balances:
             matrices = [self._tensors[part] for part in self._consumed[consumer]]
             self._balances = {consumer: _balance(self._peaks.get(consumer), matrices)}
         return self._balances[consumer]
 
     def _blocks(self, item: Blocks) -> None:
-        """Codes as they come, then the scales and zero points that came with them."""
+        """Write codes as they come, then the scales and zero points that came with them."""
         if self._quantizer is None:
-            raise ValueError(f"{item.name} is quantized, and there is no quantizer")
+            raise ValueError(f"{item.name} is quantized, but there is no quantizer")
         work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)
 
         def quantize(values: F32) -> tuple[Quantized, F32]:
@@ -156,10 +157,10 @@ class WeightFile:
             yield blocks.codes
 
     def _put_scales(self, item: Blocks, piece: Piece, made: list[Quantized]) -> None:
-        scales = np.concatenate([one.scales for one in made])
+        scales = np.concatenate([blocks.scales for blocks in made])
         self._put(piece.scales, [scales])
         if piece.points is not None:
-            own = [one.zero_points for one in made if one.zero_points is not None]
+            own = [blocks.zero_points for blocks in made if blocks.zero_points is not None]
             middle = [zero_points(len(scales), scales.shape[1], item.bits)]
             self._put(piece.points, own or middle)
 
@@ -178,12 +179,8 @@ class WeightFile:
         self._put(item.scales, [scales for _, scales in made])
 
 
-def _same(values: F32) -> F32:
-    return values
-
-
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
-    """Factors [K]: the square root of peak over column, ones where nothing was seen."""
+    """Return factors [K]: square roots of input peak over matrix peak; 1 if no input was seen."""
     width = matrices[0].shape[1]
     if peaks is None or len(peaks) != width:
         return np.ones(width, np.float32)
@@ -195,9 +192,10 @@ def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:
 
 
 def worth_balancing(peaks: Mapping[str, F32], plan: WeightPlan) -> tuple[str, ...]:
-    """Products without a norm before them in whose inputs outliers were seen."""
-    plain = [one for one in plan.items if isinstance(one, Columns) and not one.consumer]
-    return tuple(one.name for one in plain if _has_outliers(peaks.get(one.name), one))
+    """List the products that are worth a balancing pass: no norm can absorb their factors, and
+    their inputs had outliers."""
+    plain = [item for item in plan.items if isinstance(item, Columns) and not item.consumer]
+    return tuple(item.name for item in plain if _has_outliers(peaks.get(item.name), item))
 
 
 def _has_outliers(peaks: F32 | None, item: Columns) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints: whose it is, what it describes, which tensors it has.
+"""Readers of checkpoints, one for each trainer: the model that they describe, and its tensors.
 
-A reader for each trainer; how tensors lie in files is in tensor_files.
+The formats of files that hold tensors are in tensor_files.
 """

@@ -1,7 +1,7 @@
 """Checkpoints of BlaGPT's trainer: state_step*.pt and best_model*.pt.
 
-Such a file holds the model's options and tensors, and the trainer's source, which nothing reads.
-What the options mean is a fact about that trainer and stated where it is used.
+Such a file holds the model's options and tensors, and the trainer's source, which is not read. Facts
+about the trainer that no option states are noted where they are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stem_edge.export.tensor_files.json import one_line, read_options
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
 
-STATES = ("best_model*.pt", "state_step*.pt")  # as a last resort, and as a rule
+STATES = ("best_model*.pt", "state_step*.pt")  # the last is preferred
 
 TOP_NAMES = {"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"}
 LAYER_NAMES = {
@@ -48,10 +48,10 @@ LAYER_NAMES = {
     "mlp.stem_embedding": "table",
 }
 FUSED, TABLE = "wkv", "table"
-TURNED = ("wq", "wk", "q_norm", "k_norm")  # rows in the order that RoPE pairs them
+TURNED = ("wq", "wk", "q_norm", "k_norm")  # tensors whose rows are in the order of RoPE
 
-EPS = 1e-8  # of all its norms
-SPANS = {"1/3": 3, "1/2": 2, "full": 1}  # stem_ratio -> the last of so many layers has a table
+EPS = 1e-8  # of all norms
+SPANS = {"1/3": 3, "1/2": 2, "full": 1}  # stem_ratio -> every so many layers, the last has a table
 BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
 EXPECTED: dict[str, tuple[object, ...]] = {
@@ -62,8 +62,9 @@ EXPECTED: dict[str, tuple[object, ...]] = {
     "rope_variant": ("standard",),
     "n_predict": (1,),
 }
-NEEDED = ("attention", "norm_layer", "activation", "pos_encoding")  # older than the others
-# These train, or belong to parts of which others say that they are off.
+# Must be given, because these options are in every file, unlike the newer ones.
+NEEDED = ("attention", "norm_layer", "activation", "pos_encoding")
+# Options of training, or of parts that another option turns off.
 IGNORED = {
     *("dropout", "z_loss_weight", "zero_init_proj_layers", "optimizer_name", "optimizer_args"),
     *("top_window_size", "top_loss_weight", "top_force_optimized", "share_prediction_heads"),
@@ -76,10 +77,10 @@ IGNORED = {
 
 
 class Options(msgspec.Struct):
-    """The part of `model_config` that describes the model; an option younger than it is off."""
+    """Options in `model_config` that describe the model; one that is missing is off."""
 
     vocab_size: int
-    n_layer: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]  # it sizes lists before ModelConfig
+    n_layer: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]  # limited, since it sizes lists
     n_head: Annotated[int, msgspec.Meta(ge=1)]
     n_embd: int
     block_size: int
@@ -96,7 +97,7 @@ class Options(msgspec.Struct):
     use_top: bool = False
 
     def stem(self) -> tuple[int, ...]:
-        """Layers with a table: as listed, else by the ratio, never the first."""
+        """List the layers with a table: as given, else by the ratio, never the first."""
         if not self.use_stem:
             return ()
         span = SPANS.get(self.stem_ratio or "", self.n_layer + 1)
@@ -105,7 +106,7 @@ class Options(msgspec.Struct):
 
 
 def find_states(path: Path) -> list[Path]:
-    """The file itself, or those in a folder, the one to export last."""
+    """List the states: the file itself, or those in a folder, the one to export last."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
     return [p for glob in STATES for p in sorted(path.glob(glob), key=_step) if p.is_file()]
@@ -121,7 +122,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     states = find_states(Path(path))
     if not states:
         raise CheckpointError(
-            f"{path}: no state of BlaGPT's trainer; expected {' or '.join(reversed(STATES))}"
+            f"{path}: no state of BlaGPT's trainer here; expected {' or '.join(reversed(STATES))}"
         )
     file, others = states[-1], ", ".join(state.name for state in states[:-1])
     config, tensors = _read_state(file)
@@ -133,7 +134,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         tables=tables,
         tokenizer=TokenizerSource("json", file.with_name("tokenizer.json"), add_bos=False),
         notes=(f"{file.name} of {len(states)} states, not {one_line(others)}",) if others else (),
-        # Only modules whose matrix is the trainer's own, row by row.
+        # Only modules whose rows keep their order, because LoRA adapters are merged by row.
         names={
             theirs: ours
             for theirs, ours in _names(config).items()
@@ -144,7 +145,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_state(path: Path) -> tuple[ModelConfig, dict[str, StoredTensor]]:
-    """What a file says of the model, the two halves compared."""
+    """Read the model's description and tensors, and check that they agree."""
     state = load_tensors(path)
     described, saved = state.get("model_config"), state.get("model")
     if not isinstance(described, dict) or not isinstance(saved, dict):
@@ -163,7 +164,7 @@ def _read_state(path: Path) -> tuple[ModelConfig, dict[str, StoredTensor]]:
     tensors = named_tensors(path, saved)
     _check_tables(path, options, tensors)
     if options.use_top:
-        tensors.pop("top_head.weight", None)  # trains the others, predicts nothing
+        tensors.pop("top_head.weight", None)  # not needed: only training uses its predictions
     if options.tie_embed_weights:
         _drop_tied_head(path, tensors)
     return _model_config(path, options), tensors
@@ -174,7 +175,7 @@ def _check_tables(path: Path, options: Options, tensors: Mapping[str, StoredTens
     found = [n for n in layers if f"transformer.h.{n}.mlp.stem_embedding.weight" in tensors]
     if found != list(options.stem()):
         raise CheckpointError(
-            f"{path}: model_config asks for tables in layers {list(options.stem())}, the weights "
+            f"{path}: model_config asks for tables in layers {list(options.stem())}, but the weights "
             f"have them in {found}; the file was put together from two runs"
         )
 
@@ -193,7 +194,7 @@ def _drop_tied_head(path: Path, tensors: dict[str, StoredTensor]) -> None:
 def _convert(
     config: ModelConfig, tensors: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, SourceMatrix], dict[int, SourceMatrix]]:
-    """Backbone and tables; a tensor that is not known keeps its name, for check_shapes to refuse."""
+    """Return backbone and tables; unknown tensors keep their names, so that check_shapes refuses."""
     backbone: dict[str, SourceMatrix] = {}
     tables: dict[int, SourceMatrix] = {}
     names = _names(config)
@@ -217,13 +218,13 @@ def _convert(
 
 
 def _turned(tensor: StoredTensor, head_dim: int) -> SourceMatrix:
-    """Rows of q or k with the halves of each head swapped.
+    """Return rows of q or k with the halves of each head swapped.
 
-    The trainer turns (a, b) by the negative angle; that is (b, a) turned by the positive one.
+    The trainer turns (a, b) by the negative angle, which is (b, a) turned by the positive one.
     """
     rows = tensor.shape[0]
     if rows % head_dim or rows > MAX_WIDTH:
-        return tensor  # which check_shapes refuses
+        return tensor  # cannot be reordered; check_shapes refuses it
     return HeadRows(tensor, np.arange(head_dim).reshape(2, -1)[::-1].ravel(), tensor.nbytes)
 
 

@@ -1,4 +1,4 @@
-"""What the exporter needs of a trained checkpoint, whichever trainer wrote it."""
+"""Checkpoint as the exporter sees it, whichever trainer wrote it, and checks of its tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stem_edge.numerics.reference import READ_ROWS, IndexedMatrix, Matrix
 
 LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
 MOST_SHOWN = 6  # kinds of tensors in a message
-PIECE_VALUES = 1 << 20  # read at once where only a look is needed
+PIECE_VALUES = 1 << 20  # read at a time when looking for zeros
 
 
 class SourceMatrix(Matrix, Protocol):
-    """A matrix of a checkpoint: rows as float32, and the bytes it takes there."""
+    """Matrix of a checkpoint: rows as float32, and its size."""
 
     @property
     def nbytes(self) -> int:
@@ -32,34 +32,34 @@ class SourceMatrix(Matrix, Protocol):
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Which tokenizer the model was trained with, as its trainer names it."""
+    """Tokenizer that the model was trained with, by the trainer's own name of its kind."""
 
     kind: str
     path: Path | None
-    add_bos: bool | None  # None: as its file says
+    add_bos: bool | None  # None: as its file does
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint by canonical names, its tensors not read yet.
+    """Checkpoint by this project's names, its tensors not read yet.
 
     backbone has the names and shapes of ModelConfig.backbone_shapes(); tables maps each STEM layer
     to its [records, row width] table (ModelConfig.records, row_parts).
     """
 
     path: Path
-    config: ModelConfig  # bos_id and eos_ids are the tokenizer's to fill in
+    config: ModelConfig  # without bos_id and eos_ids, which the tokenizer gives later
     backbone: Mapping[str, SourceMatrix]
     tables: Mapping[int, SourceMatrix]
     tokenizer: TokenizerSource
-    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    notes: tuple[str, ...] = ()  # for the user, a sentence each
     index: npt.NDArray[np.int32] | None = None  # token -> record [V], where tokens share records
-    # The trainer's name of a module -> this project's name of its matrix; LoRA adapters use the first.
+    # Trainer's name of a module -> this project's name of its matrix; needed for LoRA adapters.
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> Mapping[int, Matrix]:
-        """STEM layer -> a row a token [vocab_size, row width], as stem_edge.numerics.reference takes them."""
+        """STEM layer -> a row for each token [vocab_size, row width], for the reference model."""
         if self.index is None:
             return self.tables
         return {layer: IndexedMatrix(table, self.index) for layer, table in self.tables.items()}
@@ -74,9 +74,9 @@ class Checkpoint:
 def module_names(
     inside: str, layers: int, top: Mapping[str, str], parts: Mapping[str, str]
 ) -> dict[str, str]:
-    """A trainer's name of each module -> this project's name of its weight.
+    """Return the trainer's name of each module -> this project's name of its weight.
 
-    inside: how the trainer names what is in a layer, with {} for its number.
+    inside: the trainer's prefix of names in a layer, with {} for its number.
     """
     return dict(top) | {
         inside.format(layer) + theirs: f"layers.{layer}.{ours}"
@@ -86,7 +86,7 @@ def module_names(
 
 
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, if every tensor is there with the shape that its config asks for."""
+    """Return the checkpoint if its tensors are those of its config. Raises CheckpointError."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
     table = (config.records, config.record_values // max(1, len(config.stem_layers)))
@@ -102,13 +102,13 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     if wrong:
         raise CheckpointError(
             f"{checkpoint.path}: tensors and configuration disagree: {_in_short(wrong)}; "
-            "check that all files are of the same run and step"
+            "check that all files are from the same run and step"
         )
     return checkpoint
 
 
 def _in_short(wrong: list[tuple[str, str]]) -> str:
-    """Tensors and what is wrong with each; the same of several layers is said once."""
+    """List what is wrong with each tensor; the layers with the same problem share an entry."""
     layers: dict[tuple[str, str], list[int]] = {}
     for name, what in wrong:
         numbers = [int(number) for number in LAYER.findall(name)[:1]]
@@ -122,7 +122,7 @@ def _in_short(wrong: list[tuple[str, str]]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """3, or (1, 3-7): layers in short."""
+    """Write layers in short: 3, or (1, 3-7)."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:
@@ -134,7 +134,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def check_finite(name: str, start: int, values: F32) -> F32:
-    """`values`, rows of the matrix `name` from row `start` on, if all of them are finite."""
+    """Return rows from `start` on of the matrix `name`. Raises CheckpointError for NaN and inf."""
     bad = ~np.isfinite(values)
     if bad.any():
         row = int(np.argwhere(bad)[0][0]) + start
@@ -146,7 +146,7 @@ def check_finite(name: str, start: int, values: F32) -> F32:
 
 
 def same_values(one: SourceMatrix, other: SourceMatrix) -> bool:
-    """Whether two matrices are the same, value by value."""
+    """Return whether two matrices have equal values."""
     starts = range(0, other.shape[0], READ_ROWS)
     return one.shape == other.shape and all(
         np.array_equal(one.rows(at, at + READ_ROWS), other.rows(at, at + READ_ROWS))
@@ -155,10 +155,10 @@ def same_values(one: SourceMatrix, other: SourceMatrix) -> bool:
 
 
 def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, with a note about tables that are nothing but zeros.
+    """Return the checkpoint, with a note about tables that are all zeros.
 
-    They are exported: tables of stem-plus may begin so, and the bundle computes what the checkpoint
-    does. But a table that was never loaded, or lies in a hole of a file, looks like that, too.
+    They are exported, because tables of stem-plus may start as zeros, and the bundle computes what
+    the checkpoint does. But a table that was never loaded, or is in a hole of a file, is zero, too.
     """
     zero = [layer for layer, table in checkpoint.tables.items() if _is_zero(table)]
     if not zero:

@@ -1,9 +1,8 @@
-"""Gemma 4 with per-layer embeddings: config.json of the text model, alone or inside a multimodal one,
-and the names of its tensors.
+"""Reading Gemma 4: config.json of the text model, alone or in a multimodal one, and its tensors.
 
-Layers of full attention have heads and RoPE of their own. The last layers read K and V of earlier
-ones, and may have a wider FFN. A row of the table of per-layer embeddings holds what all layers look
-up for one token.
+Layers of full attention have heads and RoPE of their own. The last layers borrow K and V from
+earlier ones, and may have a wider FFN. A row of the table of per-layer embeddings holds the rows of
+one token in all layers.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -55,15 +55,15 @@ LAYER = {
     "ple_out": "per_layer_projection",
     "ple_post_norm": "post_per_layer_input_norm",
 }
-# As transformers has them where config.json has not.
+# The defaults of transformers.
 ROPES: dict[str, dict[str, Any]] = {
     SLIDING: {"rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 BORROWED = r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\.weight"
-PATTERN = 6  # one layer in so many has full attention
+PATTERN = 6  # without layer_types, every sixth layer has full attention
 MULTIMODAL_INSIDE = "model.language_model."
-# What a token stands for -> where config.json has its id.
+# What a token stands for -> key of config.json with its id.
 PLACEHOLDERS = {
     "an image": "image_token_id",
     "a video": "video_token_id",
@@ -74,12 +74,12 @@ MULTIMODAL = (
     *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id"),
     *("audio_token_index", "eoi_token_index", "eoa_token_index"),
 )
-# Modules of a multimodal checkpoint that text has no use for.
+# Modules of a multimodal checkpoint that text does not need.
 TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..+")
 
 
 class Gemma4(Windowed, kw_only=True):
-    """The keys of config.json, or of its text_config."""
+    """Keys of config.json, or of its text_config."""
 
     vocab_size: int = 262_144
     hidden_size: int = 2304
@@ -107,9 +107,9 @@ class Gemma4(Windowed, kw_only=True):
     top_k_experts: int | None = None
     moe_intermediate_size: int | None = None
     per_layer_config: dict[str, dict[str, int]] | None = None
-    inside: str = "model."  # what the names of tensors begin with
-    placeholders: dict[str, int] = {}  # of a multimodal model: what a token stands for -> its id
-
+    inside: str = "model."  # prefix of the names of tensors
+    # Of a multimodal model: what a token stands for -> its id.
+    placeholders: dict[str, int] = msgspec.field(default_factory=dict)
     dtype: str | None = None
     torch_dtype: str | None = None
 
@@ -158,7 +158,7 @@ class Gemma4(Windowed, kw_only=True):
     def extras(self) -> dict[str, Any]:
         layers, width = self.num_hidden_layers, self.hidden_size_per_layer_input
         pattern = [FULL if (n + 1) % PATTERN == 0 else SLIDING for n in range(layers)]
-        self.layer_types = [*(self.layer_types or pattern)[:-1], FULL]  # as transformers does
+        self.layer_types = [*(self.layer_types or pattern)[:-1], FULL]  # transformers does so, too
         extras = self.windows(pattern) | {
             "layer_kinds": tuple(self._kinds()),
             "borrowed_kv_layers": self.num_kv_shared_layers,
@@ -170,7 +170,7 @@ class Gemma4(Windowed, kw_only=True):
             "post_norms": True,
             "layer_scale": True,
             "logit_softcap": self.final_logit_softcapping or 0.0,
-            # Those beyond the vocabulary no prompt can have.
+            # Not those beyond the vocabulary, because no prompt can have them.
             "placeholders": {
                 k: n for k, n in self.placeholders.items() if 0 <= n < self.vocab_size
             },
@@ -187,7 +187,7 @@ class Gemma4(Windowed, kw_only=True):
         }
 
     def _kinds(self) -> Iterator[LayerKind]:
-        """What layers of full attention, and those with K and V of others, have of their own."""
+        """Yield how layers of full attention, and those with borrowed K and V, differ."""
         full = tuple(n for n, kind in enumerate(self.layer_types or []) if kind == FULL)
         theta, scaling = self._rope_of(FULL)
         yield LayerKind(layers=full, rope_theta=theta, rope_scaling=scaling)
@@ -198,7 +198,7 @@ class Gemma4(Windowed, kw_only=True):
             yield LayerKind(layers=tuple(borrowing), d_ff=2 * self.intermediate_size)
 
     def _own_heads(self, full: tuple[int, ...]) -> dict[tuple[int, int], list[int]]:
-        """head_dim and n_kv_heads -> layers that have those of their own; 0: the model's."""
+        """Return head_dim and n_kv_heads -> layers that have these; 0: the model's."""
         given = self.per_layer_config
         if given is None:
             heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
@@ -215,14 +215,14 @@ class Gemma4(Windowed, kw_only=True):
         return {sizes: sorted(layers) for sizes, layers in found.items()}
 
     def _rounded(self, scale: float) -> float:
-        """A factor in the type of the weights, as transformers multiplies with it."""
+        """Round a factor to the type of the weights, because transformers does so."""
         wide = np.array(scale, np.float32)
         kind = self.dtype or self.torch_dtype
         if kind == "float16":
             return float(wide.astype(np.float16))
         if kind != "bfloat16":
             return float(wide)
-        bits = wide.view(np.uint32) + np.uint32(0x7FFF)  # ties cannot be: these are square roots
+        bits = wide.view(np.uint32) + np.uint32(0x7FFF)  # square roots are never ties
         return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
     def names(self) -> Names:
@@ -265,14 +265,17 @@ class Gemma4(Windowed, kw_only=True):
         }
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """Ids beyond the table look up its first row."""
+        """Return the record of each token [V]; those beyond the table have its first."""
         if not config.ple_records:
             return None
         ids = np.arange(config.vocab_size, dtype=np.int32)
         return np.where(ids < config.ple_records, ids, np.int32(0))
 
     def unused(self, name: str) -> bool:
-        """K and V of layers that read those of others, which transformers does not load, either."""
+        """Return True for towers, and for tensors of K and V in layers that borrow them.
+
+        transformers does not load the latter, either.
+        """
         found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
         own = self.num_hidden_layers - self.num_kv_shared_layers
         return bool(found and own <= int(found[1]) < self.num_hidden_layers) or bool(

@@ -1,4 +1,4 @@
-"""Heads in the form that an engine wants: wider, by zeros that change nothing, or in another order."""
+"""Heads as an engine needs them: padded with zeros that change nothing, or in another order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
 def pad_heads(
     config: ModelConfig, number: int, tensors: Mapping[str, Matrix]
 ) -> Mapping[str, Matrix]:
-    """A layer's tensors, those with a head in their shape padded from head_dim to head_width."""
+    """Pad heads in the tensors of layer `number` from head_dim to head_width."""
     layer = config.layer(number)
     extra = head_width(layer) - layer.head_dim
     if not extra:
         return tensors
-    # RoPE turns pairs; where a pair is one value of each half, both halves must grow.
+    # RoPE pairs values; where a pair has one of each half, both halves must be padded.
     halves = 1 if config.rope_interleaved else 2
     parts = {
         "wq": config.n_heads * halves,
@@ -35,7 +35,7 @@ def pad_heads(
     for name in parts.keys() & tensors.keys():
         heads = layer.n_kv_heads if name.startswith("wv") else parts[name] // halves
         grown = _pad(whole(tensors[name]), parts[name], extra * heads // parts[name])
-        if name.endswith("_norm"):  # the mean of squares is taken over the padded width
+        if name.endswith("_norm"):  # scaled, since the mean of squares is over the padded width
             grown *= np.sqrt(np.float32(layer.head_dim / head_width(layer)))
         padded[name] = ArrayMatrix(grown)
     padded["wo"] = ArrayMatrix(_pad(whole(tensors["wo"]).T, config.n_heads, extra).T)
@@ -50,15 +50,15 @@ def _pad(array: F32, parts: int, extra: int) -> F32:
 
 
 class HeadRows:
-    """A matrix of heads, or a vector of them, whose rows have changed places within each head."""
+    """Matrix or vector of heads, with the rows of each head in another order."""
 
     def __init__(self, matrix: Matrix, order: npt.NDArray[np.intp], nbytes: int = 0) -> None:
-        """order: of the rows of a head; nbytes: of a matrix that lies in a checkpoint."""
+        """order: row of the head for each place; nbytes: size in the checkpoint."""
         self.shape, self.nbytes = matrix.shape, nbytes
         self._matrix, self._order = matrix, order
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop, of heads that are read whole."""
+        """Read rows start..stop; heads are read whole."""
         size = len(self._order)
         first = start // size * size
         values = self._matrix.rows(first, -(-stop // size) * size)

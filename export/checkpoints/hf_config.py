@@ -1,14 +1,15 @@
-"""Hugging Face models: config.json as a ModelConfig, and the names of their tensors.
+"""Reading config.json of Hugging Face models as a ModelConfig, and the names of their tensors.
 
-| model_type | beyond what all have |
+| model_type | beyond what all models have |
 |---|---|
 | llama | attention_bias, mlp_bias |
 | mistral | sliding_window |
 | qwen2 | biases of q, k and v; windows in some layers |
 | qwen3 | norms of q and k; attention_bias; windows in some layers |
+| gemma4_text, gemma4 | see gemma.py |
 | stem | this project's own, see stem_schema.py |
 
-A key that no one here knows may change what the model computes, so it is refused, unless it is null.
+A key that is not known here may change what the model computes, so it is refused, unless it is null.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LAYER = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "attention_post_norm": "post_self_attn_layernorm",
-    "ffn_norm": "post_attention_layernorm",  # before the FFN: the name counts from the other side
+    "ffn_norm": "post_attention_layernorm",  # the norm before the FFN, in spite of its name
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
@@ -51,14 +52,14 @@ LAYER = {
 class Names(NamedTuple):
     """Hugging Face's names of modules."""
 
-    top: Mapping[str, str]  # beside the layers
+    top: Mapping[str, str]  # outside the layers
     layer: Mapping[str, str]  # in a layer
-    inside: str = "model."  # what all of these begin with
+    inside: str = "model."  # prefix of all of these
 
 
 NAMES = Names(TOP, LAYER)
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Of training, of generating text (the tokenizer's reader takes eos_token_id), and of no meaning now.
+# Keys of training, of generating text (tokenizers/tokenizer.py reads eos_token_id), and obsolete ones.
 _HARMLESS = """
 architectures model_type transformers_version torch_dtype dtype use_cache _name_or_path
 bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
@@ -75,7 +76,7 @@ forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppr
 begin_suppress_tokens prefix tokenizer_class tf_legacy_loss gradient_checkpointing
 """
 HARMLESS = frozenset(_HARMLESS.split())
-# The only values that these may have where a model does not read them.
+# Values that these must have in models that do not read them.
 FIXED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
@@ -90,12 +91,12 @@ FIXED: dict[str, tuple[object, ...]] = {
     "pruned_heads": ({},),
     "tie_encoder_decoder": (False,),
 }
-# Code of the checkpoint's own. Nothing here runs it, or could.
+# Keys that name code in the checkpoint, which is never run here.
 CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
 
 
 class Decoder(msgspec.Struct, kw_only=True):
-    """What all models here have, with the defaults of transformers."""
+    """Keys that all models here have, with the defaults of transformers."""
 
     vocab_size: int
     hidden_size: int
@@ -112,54 +113,54 @@ class Decoder(msgspec.Struct, kw_only=True):
     rope_parameters: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        # They size lists and divide before ModelConfig sees them.
+        # Checked here, because they size lists and divide before ModelConfig checks them.
         for key, most in (("num_hidden_layers", MAX_LAYERS), ("num_attention_heads", MAX_WIDTH)):
             if not 0 < getattr(self, key) <= most:
                 raise ValueError(f"{key} is {getattr(self, key)}; expected 1 to {most}")
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
-        """rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
+        """Return rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
         return read_rope(
             self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
         )
 
     def extras(self) -> dict[str, Any]:
-        """Fields of ModelConfig that this kind of model sets."""
+        """Return the fields of ModelConfig that this kind of model sets."""
         return {}
 
     @classmethod
     def text(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The part of config.json that describes the text model."""
+        """Return the keys of config.json that describe the text model."""
         return given
 
     def names(self) -> Names:
-        """What its tensors are called."""
+        """Return the names of the model's modules."""
         return NAMES
 
     def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
-        """Tensors of ModelConfig.backbone_shapes(), taken out of `files`."""
+        """Take the tensors of ModelConfig.backbone_shapes() out of `files`."""
         return {
             name: files.take(tensor_name(name, self.names())) for name in config.backbone_shapes()
         }
 
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
-        """STEM layer -> table, taken out of `files`."""
+        """Take the tables out of `files`; return STEM layer -> table."""
         return {}
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-        """The record of each token [V]; None where token i has record i."""
+        """Return the record of each token [V]; None if token i has record i."""
         return None
 
     def unused(self, name: str) -> bool:
-        """Whether a tensor that was not taken is known to say nothing of the model."""
+        """Return whether the model is known to need nothing of a tensor that was not taken."""
         return False
 
     def notes(self) -> tuple[str, ...]:
-        """What the user should know, a sentence each."""
+        """Return what the user should know, a sentence each."""
         return ()
 
     def model(self) -> ModelConfig:
-        """Raises ValueError."""
+        """Return the model that the keys describe. Raises ValueError."""
         theta, scaling = self.read_rope()
         fields: dict[str, Any] = {
             "vocab_size": self.vocab_size,
@@ -208,7 +209,7 @@ class Windowed(Decoder, kw_only=True):
     layer_types: list[str] | None = None
 
     def windows(self, default: list[str]) -> dict[str, Any]:
-        """sliding_window and window_layers of ModelConfig."""
+        """Return sliding_window and window_layers of ModelConfig."""
         types = self.layer_types or default
         if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
             raise ValueError(
@@ -217,7 +218,7 @@ class Windowed(Decoder, kw_only=True):
             )
         layers = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
         if layers and not self.sliding_window:
-            raise ValueError(f"layer_types has {SLIDING}, but no sliding_window is in use")
+            raise ValueError(f"layer_types has {SLIDING}, but no sliding_window is set")
         if not layers:
             return {}
         everywhere = len(layers) == self.num_hidden_layers
@@ -256,15 +257,15 @@ class Qwen3(Qwen2, kw_only=True):
 
 
 class Described(NamedTuple):
-    """What a config.json says."""
+    """Content of a config.json."""
 
     config: ModelConfig
     decoder: Decoder
-    notes: tuple[str, ...]  # what the user should know, a sentence each
+    notes: tuple[str, ...]  # for the user, a sentence each
 
 
 def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
-    """The model that the config.json at `path` describes, if it is one of `kinds`."""
+    """Read a config.json of one of `kinds`. Raises CheckpointError."""
     given = read_json(path, "a model's configuration", dict[str, Any])
     kind = given.get("model_type")
     if isinstance(kind, str) and kind in kinds:
@@ -276,16 +277,17 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
     if (quantized := given.get("quantization_config")) is not None:
         method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
-            f"{path}: quantization_config: already quantized ({one_line(method)}); export the original"
+            f"{path}: quantization_config: the model is already quantized ({one_line(method)}); "
+            "export the original"
         )
-    fields = kinds[kind].__struct_fields__  # of which null says something
+    fields = kinds[kind].__struct_fields__  # null is kept for these, because it may mean something
     decoder = read_options(
         path,
         {key: value for key, value in given.items() if value is not None or key in fields},
         kinds[kind],
         expected=FIXED,
         ignored=HARMLESS.union(CODE),
-        advice=f"it may change what {kind} models compute; take it out only if it does not",
+        advice=f"it may change what {kind} models compute; remove it only if it does not",
         unknown_off=False,
     )
     try:
@@ -293,12 +295,12 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
     except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
-    notes = (f"{path.name} names code ({named}), which was not run",) if named else ()
+    notes = (f"{path.name} names code ({named}), which is not run",) if named else ()
     return Described(config, decoder, notes + decoder.notes())
 
 
 def tensor_name(name: str, names: Names = NAMES) -> str:
-    """Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
+    """Return Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
     matrix = name.removesuffix(".bias")
     ending = ".weight" if matrix == name else ".bias"
     if matrix == HEAD_NAME:
@@ -310,7 +312,7 @@ def tensor_name(name: str, names: Names = NAMES) -> str:
 
 
 def module_names(tensors: Iterable[str], names: Names = NAMES) -> dict[str, str]:
-    """Hugging Face's name of a module -> this project's name of its weight."""
+    """Return Hugging Face's name of each module -> this project's name of its weight."""
     known = {HEAD_NAME, *names.top, *names.layer}
     weights = [name for name in tensors if name.rpartition(".")[2] in known]
     return {tensor_name(name, names).removesuffix(".weight"): name for name in weights}

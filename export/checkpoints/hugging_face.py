@@ -44,7 +44,7 @@ KINDS: dict[str, type[Decoder]] = {
     "gemma4": Gemma4,
     MODEL_TYPE: Stem,
 }
-# Older versions saved what config.json says already.
+# Not needed: saved by older versions, but derived from config.json.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
@@ -76,15 +76,15 @@ def _check_rest(
     files: TensorFiles,
     embedding: SourceMatrix,
 ) -> None:
-    """What the model has no use for must be known to say nothing new."""
+    """Raise CheckpointError for tensors left over, unless they only repeat what is known."""
     head = tensor_name("head")
     for name in files.names:
         if DERIVED.fullmatch(name) or decoder.unused(name):
             continue
         if not (config.tied_head and name == head):
             raise CheckpointError(
-                f"{folder}: tensor {one_line(name)} is no part of the model that {CONFIG} describes; check "
-                "that both are of the same run"
+                f"{folder}: tensor {one_line(name)} is not part of the model that {CONFIG} describes; "
+                "check that both are from the same run"
             )
         if not same_values(files.take(name), embedding):
             raise CheckpointError(

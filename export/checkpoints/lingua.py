@@ -1,12 +1,12 @@
 """Checkpoints of the public STEM trainer, which is built on Meta Lingua.
 
-Two layouts, and any mixture of their halves:
+They have two layouts, and backbone and tables may each be in either:
 
     consolidated/  consolidated.pth  consolidated_stem.pth  params.json
     0000000100/    .metadata  __0_0.distcp ...  stem_shards/stem_model_mp<n>.pt  params.json
 
 The trainer's defaults (its transformer arguments, its rule for the FFN width, interleaved RoPE) are
-facts about its models and stated where they are used.
+noted where they are used.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ LAYER_NAMES = {
     "ffn_norm": "ffn_norm",
 }
 TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
-# No part of the backbone, or a copy: of the embedding, where it is the head.
+# Prefixes of tensors that are not part of the backbone, or a copy of the embedding as head.
 SKIPPED = ("stem_embeddings.", "rope_embeddings.", "output.tied_module.")
 SHOWN_TABLES = 800  # characters about tables in a message
 
 
 class Params(msgspec.Struct):
-    """The part of params.json that describes the model, with the trainer's own defaults."""
+    """`model` of params.json, with the trainer's own defaults."""
 
     dim: int = 512
     n_layers: int = 8
@@ -72,7 +72,8 @@ class Params(msgspec.Struct):
     stem_embedding_dim: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.n_layers <= MAX_LAYERS:  # it sizes lists before ModelConfig sees it
+        # Checked here, because it sizes lists before ModelConfig checks it.
+        if not 0 < self.n_layers <= MAX_LAYERS:
             raise ValueError(f"n_layers is {self.n_layers}; expected 1 to {MAX_LAYERS}")
 
 
@@ -97,7 +98,7 @@ class DistributedParams(msgspec.Struct):
 
 
 class TrainParams(msgspec.Struct):
-    """params.json; what it says beyond this does not change the model."""
+    """Part of params.json that is read; the rest does not change the model."""
 
     model: Params
     data: DataParams = msgspec.field(default_factory=DataParams)
@@ -121,15 +122,15 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     backbone = _read_backbone(folder, names)
     listed = params.model.stem_layers
     dense = all(f"layers.{layer}.up" in backbone for layer in range(params.model.n_layers))
-    # Without tables, this is a model of the trainer that the public one is built on.
+    # A dense model is accepted, too, since Lingua itself trains such models.
     default = [] if dense else list(range(1, params.model.n_layers))
     order = default if listed is None else listed
     _check_stem_layers(folder, params.model, order, backbone)
     tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
     notes: tuple[str, ...] = ()
     if params.model.sliding_window is not None:
-        # The trainer's default attention takes no window, in training and in its own generation.
-        notes = (f"sliding_window {params.model.sliding_window} is ignored, as the trainer does",)
+        # The trainer's default attention has no window, in training and in its own generation.
+        notes = (f"sliding_window {params.model.sliding_window} is ignored, as by the trainer",)
     checkpoint = Checkpoint(
         path=folder,
         config=_config(folder, params.model, order, backbone),
@@ -143,7 +144,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMatrix]:
-    """The backbone by this project's names; what is not known keeps its own."""
+    """Open the backbone by this project's names; unknown tensors keep their own names."""
     found: Mapping[str, SourceMatrix]
     path = folder / BACKBONE
     if path.is_file():
@@ -155,7 +156,7 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMa
         listed = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
         raise CheckpointError(
             f"{folder}: no weights; expected {BACKBONE} or a distributed checkpoint (.metadata and "
-            f"__*.distcp), found only {listed}"
+            f"__*.distcp), found {listed}"
         )
     modules = {n.removesuffix(".weight"): m for n, m in found.items() if not n.startswith(SKIPPED)}
     return {names.get(module, module): matrix for module, matrix in modules.items()}
@@ -164,17 +165,17 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMa
 def _check_stem_layers(
     folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
 ) -> None:
-    """A STEM layer is one without an up projection; params.json must say the same."""
+    """Raise CheckpointError unless the STEM layers are those without an up projection."""
     without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
     if sorted(order) != without_up:
         raise CheckpointError(
             f"{folder / PARAMS}: stem_layers is {order}, but the weights lack the up projection "
-            f"(feed_forward.w3) in layers {without_up}; check that both are of the same run"
+            f"(feed_forward.w3) in layers {without_up}; check that both are from the same run"
         )
 
 
 def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int, SourceMatrix]:
-    """STEM layer -> table. The trainer numbers its tables in the order of stem_layers."""
+    """Open the table of each STEM layer; the trainer numbers them in the order of stem_layers."""
     whole = folder / TABLES
     files = [whole] if whole.is_file() else _shard_files(folder, parts)
     states = [(path, _table_shards(path, len(order))) for path in files]
@@ -195,7 +196,7 @@ def _read_tables(folder: Path, order: list[int], parts: int | None) -> dict[int,
 
 
 def _table_shards(path: Path, count: int) -> list[StoredTensor]:
-    """The columns of all tables that one file holds."""
+    """Open the columns of all tables that one file holds."""
     named = {WRAPPERS.sub("", str(key)): value for key, value in load_tensors(path).items()}
     names = [f"stem_embeddings.{number}.weight" for number in range(count)]
     shards = [
@@ -208,13 +209,14 @@ def _table_shards(path: Path, count: int) -> list[StoredTensor]:
         found = ", ".join(sorted(named)[:4]) or "nothing"
         raise CheckpointError(
             f"{path}: no table {one_line(', '.join(missing), SHOWN_TABLES)}; found "
-            f"{one_line(found)}: the file does not belong to this model; check that all are of one run"
+            f"{one_line(found)}: the file does not belong to this model; check that all files are "
+            "from the same run"
         )
     return [check_type(shard) for shard in shards]
 
 
 def _shard_files(folder: Path, parts: int | None) -> list[Path]:
-    """Column shards in the order of their numbers: mp10 comes after mp9."""
+    """List the column shards in the order of their numbers, mp10 after mp9."""
     numbered = {
         int(match[1]): path
         for path in (folder / SHARDS).glob("stem_model_mp*.pt")
@@ -239,7 +241,7 @@ def _config(
     folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
 ) -> ModelConfig:
     if model.n_heads is None and model.head_dim is None:
-        raise CheckpointError(f"{folder / PARAMS}: neither n_heads nor head_dim is given")
+        raise CheckpointError(f"{folder / PARAMS}: has neither n_heads nor head_dim; add one")
     try:
         heads = model.n_heads or model.dim // (model.head_dim or 1)
         embedding = backbone.get("embedding")
@@ -263,7 +265,7 @@ def _config(
 
 
 def _ffn_width(model: Params) -> int:
-    """The trainer's rule: two thirds of 4 dim, scaled, rounded up to a multiple."""
+    """Return the FFN's width by the trainer's rule: 2/3 of 4 dim, scaled, rounded up."""
     width = int(2 * (4 * model.dim) / 3)
     if model.ffn_dim_multiplier is not None:
         width = int(model.ffn_dim_multiplier * width)
@@ -271,7 +273,7 @@ def _ffn_width(model: Params) -> int:
 
 
 def _tokenizer(folder: Path, data: DataParams) -> TokenizerSource:
-    """The tokenizer's file as params.json names it, else one of that name in the folder."""
+    """Find the tokenizer's file as params.json names it, else by its name in the folder."""
     path = Path(data.tokenizer.path) if data.tokenizer.path else None
     if path is not None and not path.is_file():
         path = folder / path.name if not (folder / path).is_file() else folder / path

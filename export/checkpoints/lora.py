@@ -2,7 +2,7 @@
 
     adapter_config.json  adapter_model.safetensors
 
-The sums are exact to float32, whichever types the two are stored in; nothing is written back.
+The sums are computed in float32, whichever types the two are stored in; nothing is written back.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ PART = re.compile(rf"(.+?)\.({'|'.join(map(re.escape, (*LINEAR, *EMBEDDING, *BAS
 EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # The others take from W what A and B start with, so that the model's own W is not the base.
+    # The other methods subtract the initial B A from W, so the model's own W is not their base.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-# Which modules there are is what the tensors say; the rest trains or describes.
+# Not needed, because the tensors show which modules there are, and the rest is about training.
 IGNORED = {
     *("target_modules", "exclude_modules", "modules_to_save"),
     *("layers_to_transform", "layers_pattern", "lora_dropout", "fan_in_fan_out"),
@@ -56,7 +56,7 @@ Alpha = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
 
 
 class Options(msgspec.Struct):
-    """The part of adapter_config.json that the sums depend on."""
+    """Options in adapter_config.json that the sums depend on."""
 
     r: Rank
     lora_alpha: Alpha
@@ -66,7 +66,7 @@ class Options(msgspec.Struct):
 
     def __post_init__(self) -> None:
         for pattern in (*(self.rank_pattern or ()), *(self.alpha_pattern or ())):
-            # Expressions that a file brings are run on names: they must end, and soon.
+            # Limited, because a regular expression from a file could backtrack for ever.
             if len(pattern) > 256 or re.search(r"\)[*+?{]", pattern):
                 raise ValueError(f"the pattern {one_line(pattern)} is too general")
             if len(re.findall(r"[*+?{|]", pattern)) > 2:
@@ -76,18 +76,18 @@ class Options(msgspec.Struct):
             re.compile(pattern)
 
     def rank(self, module: str) -> int:
-        """Rank of a module's B A."""
+        """Return the rank of a module's B A."""
         return int(_matching(self.rank_pattern, module, self.r))
 
     def scale(self, module: str) -> float:
-        """Factor of a module's B A."""
+        """Return the factor of a module's B A."""
         rank = self.rank(module)
         alpha = _matching(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def _matching(patterns: Mapping[str, float] | None, module: str, default: float) -> float:
-    """The value of the first pattern that fits the end of a module's name."""
+    """Return the value of the first pattern that matches the end of a module's name."""
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
@@ -95,7 +95,7 @@ def _matching(patterns: Mapping[str, float] | None, module: str, default: float)
 
 
 class MergedMatrix:
-    """A Matrix plus a product of two narrow ones."""
+    """Matrix plus a product of two narrow ones."""
 
     def __init__(self, base: SourceMatrix, left: Matrix, right: Matrix, scale: float) -> None:
         self.shape, self.nbytes = base.shape, base.nbytes
@@ -103,23 +103,23 @@ class MergedMatrix:
         self._scale = np.float32(scale)
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop of the sum as float32."""
+        """Compute rows start..stop of the sum as float32."""
         product = self._left.rows(start, stop) @ whole(self._right)
         return np.asarray(self._base.rows(start, stop) + self._scale * product, np.float32)
 
 
 def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
-    """The checkpoint with the adapter of a folder merged. Raises CheckpointError."""
+    """Return the checkpoint with the adapter of a folder merged. Raises CheckpointError."""
     folder = Path(adapter)
     options = _read_options(folder)
     path = folder / WEIGHTS
     if not path.is_file() and (folder / PICKLE).is_file():
         raise CheckpointError(
-            f"{folder / PICKLE}: expected {WEIGHTS}; load the adapter with PEFT and save it again, "
-            "which writes safetensors"
+            f"{folder / PICKLE}: expected {WEIGHTS}; load the adapter with PEFT and save it again as "
+            "safetensors"
         )
     modules = _read_modules(path)
-    # A tied head has no matrix of its own, and its name is the same for every trainer but one.
+    # Added for a tied head, which has no matrix of its own; lm_head is PEFT's usual name for it.
     names = {"lm_head": "head", **checkpoint.names}
     if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
         checkpoint = _untied(checkpoint)
@@ -152,7 +152,7 @@ def _read_options(folder: Path) -> Options:
 
 
 def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
-    """Module -> its tensors by what they are. Every tensor of the file has a place here."""
+    """Open the adapter as module -> part -> tensor. Raises CheckpointError for any other tensor."""
     modules: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in open_tensors(path).items():
         match = PART.fullmatch(name.removeprefix(PREFIX))
@@ -163,23 +163,19 @@ def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
             )
         modules.setdefault(match[1], {})[match[2]] = check_type(tensor)
     if not modules:
-        raise CheckpointError(f"{path}: no tensors; expected those of a LoRA adapter")
+        raise CheckpointError(f"{path}: has no tensors; expected those of a LoRA adapter")
     return modules
 
 
 def _untied(checkpoint: Checkpoint) -> Checkpoint:
-    """With a head of its own: an adapter trains one of embedding and head, and not the other."""
+    """Return the checkpoint with a head of its own, because an adapter changes only one of the two."""
     config = msgspec.structs.replace(checkpoint.config, tied_head=False)
     backbone = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
     return replace(checkpoint, config=config, backbone=backbone)
 
 
 def _merged(
-    path: Path,
-    module: str,
-    base: SourceMatrix,
-    parts: Mapping[str, StoredTensor],
-    options: Options,
+    path: Path, module: str, base: SourceMatrix, parts: Mapping[str, StoredTensor], options: Options
 ) -> SourceMatrix:
     for part in BASE:
         if part in parts:
@@ -206,5 +202,5 @@ def _check_shape(
     if found != list(shape):
         raise CheckpointError(
             f"{path}: {one_line(PREFIX + name)} is {found}, expected {list(shape)}; the adapter is "
-            f"of another model, or {CONFIG} of another adapter"
+            f"for another model, or {CONFIG} from another adapter"
         )

@@ -1,10 +1,10 @@
-"""Which trainer wrote a checkpoint, and the reader for it.
+"""Choice of the reader for a checkpoint, by the files that its trainer writes.
 
 | reader | recognised by |
 |---|---|
 | hugging_face.py | config.json: dense models, and this project's own schema for STEM models |
 | lingua.py | params.json |
-| blagpt.py | a file state_step*.pt or best_model*.pt, or a folder that holds some |
+| blagpt.py | a file state_step*.pt or best_model*.pt, or a folder with such files |
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def _read(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(
-            f"{path}: no such checkpoint; give a folder or file that training left"
+            f"{path}: no such checkpoint; give a folder or file that training wrote"
         )
-    if (path / CONFIG).is_file():  # first: Mistral's own folders hold a params.json, too
+    if (path / CONFIG).is_file():  # must be first, since Mistral's folders have a params.json, too
         return read_hugging_face(path)
     if (path / PARAMS).is_file():
         return read_lingua(path)
     if find_states(path):
         return read_blagpt(path)
     _refuse(path)
-    return read_lingua(path)  # which says what is missing
+    return read_lingua(path)  # only to say what is missing
 
 
 def _refuse(path: Path) -> None:
-    """What is often given in place of a checkpoint."""
+    """Raise CheckpointError for what is often given instead of a checkpoint."""
     if path.is_file():
         raise CheckpointError(
             f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, or a .pt file "
@@ -57,23 +57,23 @@ def _refuse(path: Path) -> None:
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
     if (path / MANIFEST).is_file():
-        raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made of")
+        raise CheckpointError(f"{path}: is a bundle; give the checkpoint that it was made from")
     if below := _checkpoints_below(path):
         raise CheckpointError(
-            f"{path}: no checkpoint itself, but its folders {', '.join(below[-3:])} are; give the "
-            "path of one"
+            f"{path}: not a checkpoint itself, but its folders {', '.join(below[-3:])} are; give one "
+            "of them"
         )
     names = sorted(p.name for p in path.iterdir())
     if any(name.endswith(".safetensors") for name in names):
-        raise CheckpointError(f"{path}: holds safetensors, but no {CONFIG}; copy that file, too")
+        raise CheckpointError(f"{path}: has safetensors, but no {CONFIG}; copy that file, too")
     if archives := [name for name in names if name.lower().endswith(ARCHIVES)]:
         raise CheckpointError(
-            f"{path}: no checkpoint, but {one_line(archives[0])}; unpack the archive with a tool "
-            "that you trust, and give the folder with its files"
+            f"{path}: not a checkpoint, but has {one_line(archives[0])}; unpack the archive with a "
+            "tool that you trust, and give the folder with its files"
         )
     if pickles := [name for name in names if name.lower().endswith(PICKLES)]:
         raise CheckpointError(
-            f"{path}: holds {one_line(pickles[0])}, which can carry code, but neither {CONFIG} nor "
+            f"{path}: has {one_line(pickles[0])}, which can carry code, but neither {CONFIG} nor "
             f"{PARAMS}; save the model as safetensors on a machine that you trust, and copy that"
         )
 

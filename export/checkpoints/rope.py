@@ -1,9 +1,9 @@
-"""RoPE as config.json describes it.
+"""Reading RoPE from config.json, which has two forms.
 
     "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}
     "rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}
 
-The second is the form of transformers 5; early files say "type" for "rope_type".
+The second is the form of transformers 5. Early files have "type" instead of "rope_type".
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 
 from stem_edge.config import LinearRope, Llama3Rope, ProportionalRope, RopeScaling, YarnRope
 
-THETA = 10000.0  # of a config.json without any
+THETA = 10000.0  # default of transformers
 
 
 class _Rope(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="rope_type"):
     rope_theta: float | None = None
 
     def scaling(self, context: int) -> RopeScaling | None:
-        """In this project's terms; context: max_position_embeddings."""
+        """Return the scaling as ModelConfig has it; context: max_position_embeddings."""
         return None
 
 
@@ -86,12 +86,9 @@ _TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def read_rope(
-    theta: float | None,
-    older: dict[str, Any] | None,
-    newer: dict[str, Any] | None,
-    context: int,
+    theta: float | None, older: dict[str, Any] | None, newer: dict[str, Any] | None, context: int
 ) -> tuple[float, RopeScaling | None]:
-    """rope_theta and scaling, of rope_theta, rope_scaling, rope_parameters and
+    """Return rope_theta and the scaling, from rope_theta, rope_scaling, rope_parameters and
     max_position_embeddings of a config.json. Raises ValueError.
     """
     if older and newer:
@@ -115,5 +112,5 @@ def read_rope(
 
 
 def _growth(factor: float, scale: float) -> float:
-    """How far YaRN stretches cosines and sines."""
+    """Return the factor by which YaRN scales cosines and sines."""
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0

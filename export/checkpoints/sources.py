@@ -1,4 +1,4 @@
-"""The files that an export reads: they are not those that it replaces, and stay the same meanwhile."""
+"""Checks that the files an export reads are not those it replaces, and do not change meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
 
-# Of models, tokenizers and adapters; logs of a run that goes on in the same folder may grow.
+# Files of models, tokenizers, adapters and texts only, because a training run that is still writing
+# logs to the folder must not stop the export.
 SUFFIXES = {
     *(".safetensors", ".pth", ".pt", ".distcp", ".json", ".model", ".jinja"),
     *(".npy", ".int32", ".txt"),
@@ -18,10 +19,10 @@ INDEX = ".metadata"
 
 
 class Sources:
-    """Files that an export may read, as they were when it began."""
+    """Files that an export may read, with their state when it began."""
 
     def __init__(self, paths: Sequence[str | Path | None]) -> None:
-        """paths: files, and folders with all that is in them."""
+        """paths: files, and folders, whose files all count."""
         given = _real(paths)
         inside = {file for path in given for file in (path, *path.rglob("*"))}
         self._before = {
@@ -34,9 +35,9 @@ class Sources:
     def used(
         self, paths: Sequence[str | Path | None], written: Sequence[Path]
     ) -> dict[Path, tuple[int, ...]]:
-        """Those that are these files or lie in these folders, with size and time of change.
+        """Return the files that are among `paths` or inside them -> size and time of change.
 
-        written: what the export itself writes, which may lie there, too.
+        written: what the export itself writes, which is left out.
         """
         within, own = set(_real(paths)), set(_real(written))
         return {
@@ -46,22 +47,22 @@ class Sources:
         }
 
     def check(self, paths: Sequence[str | Path | None], written: Sequence[Path]) -> None:
-        """Raises CheckpointError if one of used(paths, written) was changed or removed since."""
+        """Raise CheckpointError if one of used(paths, written) was changed or removed since."""
         for file in self.used(paths, written):
             if (after := _state(file)) != self._before[file]:
                 raise CheckpointError(
-                    f"{file}: was {'removed' if after is None else 'changed'} while it was exported; "
+                    f"{file}: was {'removed' if after is None else 'changed'} during the export; "
                     "nothing was written: wait until training or copying has ended, and export again"
                 )
 
 
 def _real(paths: Sequence[str | Path | None]) -> list[Path]:
-    """Paths that compare as the places do, however links and `..` spell them."""
+    """Resolve links and `..`, so that paths to the same place are equal."""
     return [Path(os.path.realpath(path)) for path in paths if path is not None]
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """Size, time of change, device and inode; None if it is no regular file."""
+    """Return size, time of change, device and inode; None if it is not a regular file."""
     try:
         status = path.stat()
     except OSError:
@@ -72,7 +73,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
-    """Raises ExportError if what an export replaces is, or holds, what it reads."""
+    """Raise ExportError if what an export replaces is, or holds, what it reads."""
     place = Path(out).resolve()
     if not place.exists():
         return
@@ -82,5 +83,5 @@ def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
         real = Path(path).resolve()
         if any(above.samefile(place) for above in (real, *real.parents)):
             raise ExportError(
-                f"{out}: is or holds {path}, which the export reads; choose another place for it"
+                f"{out}: is or holds {path}, which the export reads; choose another place to export to"
             )

@@ -1,15 +1,14 @@
-"""This project's own schema for STEM models: a folder in Hugging Face's form that any trainer can
-write.
+"""Schema of this project for STEM models: a folder in Hugging Face's form that any trainer can write.
 
-config.json has model_type "stem", Hugging Face's names for what other decoders have, and these keys,
-each with a default:
+config.json has model_type "stem", the keys that Hugging Face's decoders have, and these keys, each
+with a default:
 
 | key | default | meaning |
 |---|---|---|
 | stem_layers | [] | numbers of the layers that take rows |
-| stem_ffn | "stem" | what these compute: stem, stem-plus, stem-gate or hash-moe |
+| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-gate or hash-moe |
 | stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
-| num_experts | 0 | hash-moe: experts a layer |
+| num_experts | 0 | hash-moe: experts in each layer |
 | biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
 | qk_norm_eps | null | epsilon of the norms of each head of q and k before RoPE; null: no norms |
 | post_norms | false | an RMS norm after attention and FFN, too |
@@ -17,11 +16,11 @@ each with a default:
 | sliding_window, layer_types | null | as in Qwen2: layers of the type sliding_attention have it |
 | final_logit_softcapping | null | logits become cap * tanh(logits / cap) |
 
-Tensors have the names of Llama (hf_config.py), less those that a layer replaces, plus
+Tensors have the names of Llama (hf_config.py), without those that a layer replaces, and with
 
 | tensor | shape | in |
 |---|---|---|
-| model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers but hash-moe |
+| model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe |
 | model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
 | model.layers.N.mlp.experts.{gate,up}_proj.weight | [experts, intermediate, hidden] | hash-moe |
 | model.layers.N.mlp.experts.down_proj.weight | [experts, hidden, intermediate] | hash-moe |
@@ -48,13 +47,13 @@ from stem_edge.numerics.reference import Matrix, whole
 MODEL_TYPE = "stem"
 EXPERT_OF_TOKEN = "model.expert_of_token"
 EXPERT_MATRICES = ("gate", "up", "down")
-# Module -> this project's name of its matrix.
+# Hugging Face's name of a module with a bias -> this project's name of its matrix.
 BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
 BIAS_NAMES["lm_head"] = "head"
 
 
 class Stem(Windowed, kw_only=True):
-    """The keys of config.json."""
+    """Keys of config.json."""
 
     stem_layers: tuple[int, ...] = ()
     stem_ffn: str = "stem"
@@ -90,26 +89,26 @@ class Stem(Windowed, kw_only=True):
 
 
 class ExpertTable:
-    """A Matrix with an expert a row, flattened as ModelConfig.row_parts says."""
+    """Matrix whose rows are experts, flattened as in ModelConfig.row_parts."""
 
     def __init__(self, config: ModelConfig, experts: list[tuple[Matrix, ...]], nbytes: int) -> None:
-        """experts: gate, up and down of each."""
+        """experts: gate, up and down of each; nbytes: size in the checkpoint."""
         self.shape = (len(experts), 3 * config.d_ff * config.dim)
         self.nbytes = nbytes
         self._experts = experts
 
     def rows(self, start: int, stop: int) -> F32:
-        """Experts start..stop."""
+        """Read experts start..stop as float32."""
         rows = np.empty((max(0, min(stop, len(self._experts)) - start), self.shape[1]), np.float32)
         for row, matrices in zip(rows, self._experts[start:stop], strict=True):
             gate, up, down = map(whole, matrices)
-            row[: 2 * gate.size] = np.stack([gate, up], axis=1).ravel()  # their rows alternate
+            row[: 2 * gate.size] = np.stack([gate, up], axis=1).ravel()  # rows alternate
             row[2 * gate.size :] = down.ravel()
         return rows
 
 
 class _Stacked:
-    """One matrix [N, K] of a tensor [experts, N, K]."""
+    """Matrix [N, K] of one expert in a tensor [experts, N, K]."""
 
     def __init__(self, tensor: StoredTensor, at: int) -> None:
         self.shape = tensor.shape[1:]
@@ -120,13 +119,13 @@ class _Stacked:
 
 
 def read_tables(config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
-    """STEM layer -> table. Takes its tensors out of `files`."""
+    """Take the table of each STEM layer out of `files`."""
     read = _read_experts if config.stem_ffn == "hash-moe" else _read_rows
     return {layer: read(config, files, layer) for layer in config.stem_layers}
 
 
 def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
-    """The expert of each token [V]; None where tokens have rows of their own."""
+    """Read the expert of each token [V]; None where tokens have rows of their own."""
     if config.stem_ffn != "hash-moe":
         return None
     tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))
@@ -134,18 +133,18 @@ def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32]
     if index.min() < 0 or index.max() >= config.n_experts:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} has values {index.min()} to {index.max()}; expected 0 to "
-            f"{config.n_experts - 1}, as num_experts says"
+            f"{config.n_experts - 1}, by num_experts"
         )
     return index.astype(np.int32)
 
 
 def table_name(layer: int) -> str:
-    """The table of a STEM layer."""
+    """Return the name of a STEM layer's table."""
     return f"model.layers.{layer}.mlp.stem_table.weight"
 
 
 def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
-    """gate, up or down of one expert, or of all of them stacked."""
+    """Return the name of gate, up or down of one expert, or of all experts stacked."""
     number = "" if expert is None else f"{expert}."
     return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
 
@@ -179,7 +178,7 @@ def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Source
 def _shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     if tensor.shape != shape:
         raise CheckpointError(
-            f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, as "
-            "config.json says: check that both are of the same run"
+            f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, by "
+            "config.json: check that both are from the same run"
         )
     return tensor

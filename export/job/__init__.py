@@ -1,4 +1,4 @@
-"""One export: its options, what it writes into, how a killed one goes on.
+"""State of one export: its options, its files, and the journal by which a killed one continues.
 
-Who decides the order is export/exporter.py.
+The order of the steps is decided in export/exporter.py.
 """

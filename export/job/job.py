@@ -1,4 +1,4 @@
-"""What is exported, how, and where to."""
+"""An export as its steps see it: the source, the options, and the folder to write."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from stem_edge.tables.token_counts import Counts
 
 Advance = Callable[[int], object]
 Tell = Callable[[str], object]
-Work = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
+# A step: writes some whole files and returns their entries; gives what quantization costs to the
+# meter, and source bytes read, counted as float32, to the progress bar.
+WriteStep = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One export."""
+    """Everything that the steps of one export need."""
 
     folder: Path
     source: Checkpoint
@@ -37,18 +39,18 @@ class Job:
     options: ExportOptions
     text_ids: npt.NDArray[np.int64]  # of the calibration text; empty without one
     counts: Counts
-    tables: TablePlan | None  # of a dense model: None
-    base: Bundle | None = None  # that the backbone is added to: everything else stays as it is
-    ggml: Ggml | None = None  # of an export for it
+    tables: TablePlan | None  # None for a dense model
+    base: Bundle | None = None  # the bundle that a backbone is added to
+    ggml: Ggml | None = None  # None unless the backbone is for ggml
 
     @property
     def layout(self) -> RecordLayout | None:
-        """Of rows in their slots; a dense model has none."""
+        """Layout of rows in their slots; None for a dense model."""
         return self.tables.format.tables if self.tables else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are written, tokenizer and descriptions not counted."""
+        """Bytes to be written, without the tokenizer and descriptions."""
         config, format = self.source.config, self.options.format
         tables = self.tables.format if self.tables else None
         if isinstance(format, GgufFormat):
@@ -56,12 +58,13 @@ class Job:
         else:
             format = msgspec.structs.replace(format, prefill=self.options.prefill)
             found = expected_footprint(config, format, tables)
-        kept = found.tables_nbytes if self.base is not None else 0  # linked
+        # Tables of the base are hard links, so they need no room.
+        kept = found.tables_nbytes if self.base is not None else 0
         return found.flash_nbytes - kept
 
     @property
     def total(self) -> int:
-        """Bytes of what is read, as float32; the layers are read again for the prefill graph."""
+        """Source bytes to be read, as float32; the prefill graph reads the layers once more."""
         config = self.source.config
         parameters = config.backbone_parameters
         if self.base is None:

@@ -1,12 +1,13 @@
-"""What an unfinished export has done already, so that the next one goes on from there.
+"""Journal of the finished steps of an export, by which it can be continued if it is killed.
 
-An export is a row of steps, each of some whole files. The journal is a file of the working folder,
-a line a finished step: its files with their checksums and what it measured. A step that is not in
-it never happened: its files are written again. The first line says what is being exported; if the
-checkpoint or an option differs, everything starts anew. So a resumed export ends in the same bytes.
+An export is a sequence of steps, each of which writes whole files. The journal is a file of the
+working folder with one line for each finished step: its files with their checksums, and the errors
+that it measured. Files of a step that is not in the journal are written again. The first line
+identifies what is being exported; if the checkpoint or an option differs, everything starts anew.
+So a resumed export ends in the same bytes.
 
 A step's files are durable, names included, before its line is written. Lines of an earlier run may
-be readable and yet not on the medium, so its journal is written anew, as a whole.
+be readable and yet not on the medium, so the journal is written anew, as a whole.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from stem_edge.bundle.manifest import FileEntry
-from stem_edge.export.job.files import Leftover
-from stem_edge.export.job.job import Advance, Work
+from stem_edge.export.job.files import named_errors
+from stem_edge.export.job.job import Advance, WriteStep
+from stem_edge.export.job.publish import Leftover
 from stem_edge.export.quantization.error_meter import ErrorMeter, Total
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
@@ -29,12 +31,12 @@ MAX_NBYTES = 1 << 26
 
 
 class Step(msgspec.Struct, kw_only=True):
-    """One finished step."""
+    """Line of the journal: a finished step."""
 
     name: str
     files: dict[str, FileEntry]  # path in the bundle -> entry
     totals: dict[str, Total]
-    progress: int  # source bytes that it went through
+    progress: int  # source bytes that it read, counted as float32
 
 
 class Journal:
@@ -55,17 +57,17 @@ class Journal:
         """Source bytes of all finished steps."""
         return sum(step.progress for step in self.steps.values())
 
-    def run(self, name: str, work: Work, progress: Advance) -> None:
-        """Do a step unless it is done: work(meter, progress) writes and returns its files."""
+    def run(self, name: str, write: WriteStep, progress: Advance) -> None:
+        """Run a step and record it, unless an earlier run has finished it."""
         if name in self.steps:
             return
         meter, seen = ErrorMeter(), [0]
 
         def advance(nbytes: int) -> None:
-            seen.append(nbytes)  # threads append; they would lose an addition
+            seen.append(nbytes)  # not added up here, because `+=` of several threads loses some
             progress(nbytes)
 
-        files = work(meter, advance)
+        files = write(meter, advance)
         entries = {p.relative_to(self.folder).as_posix(): entry for p, entry in files.items()}
         step = Step(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
         self._sync_names(files)
@@ -73,11 +75,11 @@ class Journal:
         self.steps[name] = step
 
     def files(self) -> dict[str, FileEntry]:
-        """All files of all steps."""
+        """Path in the bundle -> entry, for the files of all finished steps."""
         return {name: e for step in self.steps.values() for name, e in step.files.items()}
 
     def forget(self, name: str) -> None:
-        """Take a step back: its files go, and its line no longer counts."""
+        """Delete a step's files; its line then no longer counts, because they are missing."""
         for path in self.steps.pop(name).files:
             disk.remove(self.folder / path)
 
@@ -93,11 +95,9 @@ class Journal:
     def _append(self, line: bytes) -> None:
         descriptor = disk.append(self._path)
         try:
-            disk.write_all(descriptor, line)
-            disk.fsync(descriptor)
-        except OSError as error:
-            error.filename = str(self._path)
-            raise
+            with named_errors(self._path):
+                disk.write_all(descriptor, line)
+                disk.fsync(descriptor)
         finally:
             disk.close(descriptor)
 
@@ -112,9 +112,9 @@ class Journal:
             try:
                 step = msgspec.json.decode(line, type=Step)
             except (msgspec.DecodeError, msgspec.ValidationError):
-                return  # the line that the kill cut; nothing can come after it
+                return  # cut by a kill, so it must be the last line
             if not all(self._is_whole(name, entry) for name, entry in step.files.items()):
-                continue  # it was taken back; the steps after it stand by themselves
+                continue  # forgotten; steps after it are kept, since none depends on another
             self.steps[step.name] = step
 
     def _is_whole(self, name: str, entry: FileEntry) -> bool:
@@ -123,22 +123,22 @@ class Journal:
 
     def _report(self) -> None:
         if self.steps:
-            found = f"steps that an interrupted export finished are used again: {len(self.steps)}"
+            found = f"finished steps of an interrupted export are used again: {len(self.steps)}"
         elif any(self.folder.iterdir()):
-            found = "what an interrupted export left is of another one, or of no use: it is deleted"
+            found = "files of an interrupted export do not fit this one; they are deleted"
         else:
             return
         warnings.warn(Leftover(f"{self.folder}: {found}"), stacklevel=2)
 
     def _remove_unfinished(self) -> None:
-        """All that is of no finished step."""
+        """Delete everything that belongs to no finished step."""
         known = {self.folder / name for name in self.files()}
         needed = known | {parent for path in known for parent in path.parents}
         _remove_others(self.folder, needed)
 
 
 def _remove_others(folder: Path, needed: set[Path]) -> None:
-    """Everything below but files and folders that are needed; a link goes, not what it leads to."""
+    """Delete what is in a folder and not needed; of a link the link itself, not its target."""
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
         if path in needed and is_folder:

@@ -1,4 +1,4 @@
-"""What an export is asked for: the keywords of export_bundle as one object, judged in one place."""
+"""Options of an export: the keywords of export_bundle as one object, checked in one place."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ BLOCK_SIZE = 128
 TYPES = {bits: name for name, bits in WEIGHT_BITS.items()}
 QUANTIZERS: tuple[QuantizerName, ...] = get_args(QuantizerName)
 CALIBRATION_TOKENS = 16384
-# ggml has no use for the importance of channels in these.
+# Types whose ggml quantizers ignore the importance of channels.
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
 ExportEngine = Literal["onnx", "gguf"]
-# Engine -> the types that its backbone can have, and which it has by default.
+# Engine -> types that its backbone can have, and the default.
 BACKBONES: dict[ExportEngine, tuple[Collection[str], WeightType | GgufType]] = {
     "onnx": (WEIGHT_BITS, "int4"),
     "gguf": (GGUF_TYPES, "q4_k_m"),
@@ -45,7 +45,7 @@ File: TypeAlias = str | Path | None
 
 
 class StoredTables(NamedTuple):
-    """How the tables are stored."""
+    """Storage of the tables."""
 
     kind: ExportTables
     group_size: int
@@ -54,9 +54,9 @@ class StoredTables(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """The keywords of export_bundle, which says what each means; None where others decide.
+    """Keywords of export_bundle, which explains each; None: a default that depends on the others.
 
-    Raises ExportError for values that do not exist or do not go together.
+    Raises ExportError for values that do not exist or cannot be combined.
     """
 
     engine: ExportEngine | None = None
@@ -84,74 +84,80 @@ class ExportOptions:
         _ = self.format, self.stored_tables
         if self.calibration_tokens is not None and self.calibration is None:
             raise ExportError(
-                "calibration_tokens counts tokens of a calibration text, and there is none; give "
-                "one with --calibration FILE"
+                "calibration_tokens limits a calibration text, but there is none; give one with "
+                "--calibration FILE"
             )
         for name in ("threads", "calibration_tokens"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ExportError(f"{name} is {count}; expected at least 1")
         if self.max_kl is not None and not 0 <= self.max_kl < math.inf:
-            raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, 0.1 for example")
+            raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, such as 0.1")
 
     @property
     def runs_on(self) -> EngineName:
-        """The engine by its name in a bundle."""
+        """Name of the engine in a bundle."""
         return "ggml" if isinstance(self.format, GgufFormat) else "onnxruntime"
 
     @property
     def files(self) -> tuple[File, File, File]:
-        """What is read beside the checkpoint."""
+        """Files to be read besides the checkpoint."""
         return self.lora, self.tokenizer, self.calibration
 
     @property
     def prefill(self) -> bool:
-        """Whether int8 matrices for prompts are written; they may turn out not to be exact."""
+        """True if int8 matrices for prompts are written; quality_check may drop them again."""
         usual = isinstance(self.format, BackboneFormat) and self.format.weights != "fp32"
         return usual if self.prefill_graph is None else self.prefill_graph
 
     @property
     def cpus(self) -> int:
-        """Threads."""
+        """Number of threads."""
         return self.threads or os.cpu_count() or 1
 
     @property
     def text_tokens(self) -> int:
-        """Of the calibration text, at most, that the backbone is quantized with."""
+        """Most tokens of the calibration text that guide the quantizer."""
         return self.calibration_tokens or CALIBRATION_TOKENS
 
     def described(self) -> str:
-        """All that changes the bytes of the bundle."""
+        """Return a text that differs for options that lead to different bytes."""
         asked = self.prefill, self.prefill_graph
         return repr((self.format, self.text_tokens, self.stored_tables, asked))
 
     @cached_property
     def format(self) -> BackboneFormat | GgufFormat:
-        """How the backbone is stored."""
+        """Storage of the backbone."""
         engines = {kind: engine for engine, (types, _) in BACKBONES.items() for kind in types}
         engine = self.engine or engines.get(self.backbone or "", "onnx")
         _check("engine", engine, BACKBONES)
         types, usual = BACKBONES[engine]
         weights = self.backbone or usual
         if weights not in types:
-            where = f"; {weights} is of the engine {engines[weights]}" if weights in engines else ""
+            where = f"; {weights} needs the engine {engines[weights]}" if weights in engines else ""
             raise ExportError(
                 f"backbone is {weights!r}; expected one of {', '.join(types)} with the engine "
                 f"{engine}{where}"
             )
         if engine == "gguf":
-            self._refuse_options_of_onnx()
+            _refuse(
+                self._given(
+                    "head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"
+                ),
+                "for the engine onnx only: a type of the engine gguf leaves nothing else to choose; "
+                "leave this out, or take --engine onnx",
+            )
             weighted = self.calibration is not None and weights not in UNWEIGHTED
             return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
         return self._quantized(self._plain(cast(WeightType, weights)))
 
     @cached_property
     def stored_tables(self) -> StoredTables | None:
-        """How the tables are stored; None: they are those of the bundle that is added to."""
+        """Storage of the tables; None with add, which keeps those of the bundle."""
         if self.add:
             _refuse(
                 self._given("tables", "group_size", "frequent"),
-                "with add, the bundle's tables stay as they are; leave it out, or export a new "
-                "bundle, without --add",
+                "add keeps the bundle's tables as they are; leave this out, or export a new bundle, "
+                "without --add",
             )
             return None
         kind, group_size, frequent = self.tables or "int8", self.group_size, self.frequent
@@ -162,12 +168,12 @@ class ExportOptions:
         if frequent is not None and (kind != "mixed" or not 0 < frequent < 1):
             raise ExportError(
                 f"frequent is {frequent} with {kind} tables; expected more than 0 and less than 1, "
-                "with mixed tables"
+                "and mixed tables"
             )
         return StoredTables(kind, group_size, FREQUENT if frequent is None else frequent)
 
     def _plain(self, weights: WeightType) -> BackboneFormat:
-        """The format but for how codes are found."""
+        """Return the format without the choice of a quantizer."""
         head = self.head or weights
         block_size = BLOCK_SIZE if self.block_size is None else self.block_size
         _check("head", head, WEIGHT_BITS)
@@ -181,34 +187,27 @@ class ExportOptions:
         return BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
 
     def _quantized(self, format: BackboneFormat) -> BackboneFormat:
-        """The format with how codes are found."""
+        """Return the format with the choice of a quantizer."""
         calibrated = self.calibration is not None
         if self.quantizer is not None:
             _check("quantizer", self.quantizer, QUANTIZERS)
         if self.quantizer == "gptq" and not calibrated:
             raise ExportError(
-                "quantizer 'gptq' needs to see what matrices are multiplied with; give a text of "
-                "the kind that the model will see: --calibration FILE, or take --quantizer search"
+                "quantizer 'gptq' needs typical inputs of the matrices; give a text like those that "
+                "the model will see, with --calibration FILE, or take --quantizer search"
             )
         if not format.quantized:
             _refuse(
                 self._given("quantizer", "asymmetric"),
-                "for int4 and int8, and no matrix of an fp32 backbone is; leave it out, or take "
+                "for int4 and int8 matrices, and an fp32 backbone has none; leave this out, or take "
                 "--backbone int4",
             )
             return format
         chosen = self.quantizer or ("gptq" if calibrated else "search")
         return msgspec.structs.replace(format, asymmetric=self.asymmetric, quantizer=chosen)
 
-    def _refuse_options_of_onnx(self) -> None:
-        _refuse(
-            self._given("head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"),
-            "for the engine onnx, and this is gguf, whose types say all that there is to choose; "
-            "leave it out, or take --engine onnx",
-        )
-
     def _given(self, *names: str) -> list[str]:
-        """Those of some options that do not have their default."""
+        """Return those of the options that differ from their defaults."""
         return [name for name in names if getattr(self, name) != getattr(ExportOptions, name)]
 
 

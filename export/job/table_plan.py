@@ -1,4 +1,4 @@
-"""What kind of table store is written, and which record goes where in it."""
+"""Plan of the table store to be written: its format, and the place of each record."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ from stem_edge.tables.token_counts import Counts, counts_of_records
 
 ExportTables = Literal["fp32", "fp16", "int8", "int4", "mixed"]
 EXPORT_TABLES: tuple[ExportTables, ...] = get_args(ExportTables)
-# The share of all records that mixed tables keep at 8 bits. Measured (docs/results.md), bytes are better spent
-# on more of these than on smaller groups.
+# Share of the records that mixed tables keep at 8 bits, where bytes gain more exactness than in
+# smaller groups (docs/results.md).
 FREQUENT = 0.05
-# Half the bytes of float32 ones; no difference was measured.
+# Half the bytes of float32 scales; no loss of exactness was measured.
 MIXED_SCALES: ScaleType = "fp16"
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table store that is to be written."""
+    """Format and order of a table store to be written."""
 
     format: TableFormat
-    # Row of the checkpoint's tables that each record has, ascending in each array; None: its own
-    # number.
+    # Record -> row of the checkpoint's tables, ascending in each array; None: the same number.
     order: I64 | None = None
-    index: I32 | None = None  # token -> record; None: the record of its own number
+    index: I32 | None = None  # token -> record; None: the same number
 
     def kind(self, layout: RecordLayout) -> str:
-        """Name of an array's tensors in the quality report."""
+        """Return the name of an array's tensors in the quality report."""
         return f"tables ({layout.row_type})" if self.format.rare_tables else "tables"
 
 
 def plan_tables(
     source: Checkpoint, tables: ExportTables, group_size: int, frequent: float, counts: Counts
 ) -> TablePlan | None:
-    """The plan for a checkpoint; None if it is a dense model.
+    """Plan the table store of a checkpoint; None for a dense model.
 
     frequent: share of the records that mixed tables keep at 8 bits; counts: uses of each token [V].
-    Raises ExportError for tables that cannot be.
+    Raises ExportError for tables that the model cannot have.
     """
     config = source.config
     if not config.stem_layers and tables == "mixed":
@@ -54,8 +53,8 @@ def plan_tables(
         return None
     if config.stem_ffn == "hash-moe" and tables == "fp16":
         raise ExportError(
-            f"{source.path}: experts cannot have fp16 tables, which no operator takes; choose fp32, "
-            "int8 or int4"
+            f"{source.path}: experts cannot be fp16, because no operator takes them; choose tables "
+            "fp32, int8 or int4"
         )
     shape = (config.records, config.stem_layers, config.row_parts())
     row_type: RowType = "int8" if tables == "mixed" else tables
@@ -68,19 +67,19 @@ def plan_tables(
         format = TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
         return TablePlan(format, index=source.index)
     except ValueError as error:
-        raise ExportError(f"{source.path}: {tables} tables do not fit: {error}") from error
+        raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error
 
 
 def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Counts) -> TablePlan:
     if not counts.any():
         raise ExportError(
-            "mixed tables keep the frequent tokens at 8 bits, and nothing says which those are; give "
-            "a text of the kind that the model will see: --calibration FILE"
+            "mixed tables keep the frequent tokens at 8 bits, which takes a text to count tokens in; "
+            "give one like those that the model will see, with --calibration FILE"
         )
     kept = min(layout.records - 1, max(1, round(frequent * layout.records)))
     uses = counts_of_records(counts, source.index, layout.records)
     best = np.argsort(-uses.astype(np.int64), kind="stable")
-    # Ascending, so that the checkpoint is read from front to back.
+    # Each part ascending, so that the checkpoint is read from front to back.
     order = np.concatenate([np.sort(best[:kept]), np.sort(best[kept:])])
     record_of = np.empty(layout.records, np.int32)
     record_of[order] = np.arange(layout.records, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""How codes of matrices are found, what a calibration text tells about them, what it cost.
+"""Quantizers of matrices, the calibration text that guides them, and the errors they make.
 
 Block quantization itself is in stem_edge/numerics.
 """

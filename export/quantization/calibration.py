@@ -1,4 +1,4 @@
-"""What a text tells the exporter: how often tokens occur, and which channels are large."""
+"""Reading the calibration text, and what the checkpoint computes on it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.reference import forward
 
-# Read when there is no text of the user's: prose, a name, a number, code.
+# Used when the user gives no text; prose, a name, a number and code, so that inputs are varied.
 PROBE_TEXT = """\
 The quick brown fox jumps over the lazy dog. In 1969, Ada Lovelace's notes were already 126 years
 old: "for n in range(10): print(n * n)" would have made sense to her, I think. Wouldn't it?"""
 READ_CHARS = 1 << 20
-SEQUENCE_TOKENS = 512  # as long as a typical use, short enough that a layer's attention is small
+SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of attention small
 
 
 def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_size: int) -> I64:
-    """Ids of a text, or of a file of ids (.npy, or .int32 as little-endian); empty without one."""
+    """Read ids of a text, a .npy or a little-endian .int32; empty for None. Raises ExportError."""
     if file is None:
         return np.zeros(0, np.int64)
     path = Path(file)
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # also a pipe, because reading one could wait for ever
             raise ValueError("no such file")
         if path.suffix == ".npy":
             ids = _load(path)
@@ -42,11 +42,12 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
             ids = _encode(Tokenizer.from_str(converted.json), path)
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise ExportError(
-            f"{path}: cannot read ({one_line(error, 160)}); give a text in UTF-8, or token ids as .npy or .int32"
+            f"{path}: cannot read ({one_line(error, 160)}); give a text in UTF-8, or token ids as "
+            ".npy or .int32"
         ) from error
     if ids.dtype.kind not in "iu" or not len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
         raise ExportError(
-            f"{path}: expected token ids of 0 to {vocab_size - 1}; it holds "
+            f"{path}: expected token ids from 0 to {vocab_size - 1}; found "
             f"{f'{ids.min()} to {ids.max()}' if len(ids) else 'none'}"
         )
     checked: I64 = ids.astype(np.int64)
@@ -54,19 +55,19 @@ def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_
 
 
 def _load(path: Path) -> npt.NDArray[Any]:
-    """An array that is as large as its file; what its header says is not allocated."""
+    """Load an array. It is mapped first, so that memory is taken only for what the file holds."""
     with path.open("rb") as file:
         if file.read(6) != b"\x93NUMPY":
             raise ValueError("not an array of numpy")
     try:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (SyntaxError, TokenError, TypeError) as error:  # numpy's, of a header that is no header
+    except (SyntaxError, TokenError, TypeError) as error:  # from numpy's parser of the header
         raise ValueError("its header is damaged") from error
     return np.array(found).reshape(-1)
 
 
 def _encode(tokenizer: Tokenizer, path: Path) -> I64:
-    """In pieces that end with a line, because a tokenizer takes a hundred bytes for a character."""
+    """Encode a file in pieces of whole lines, because tokenizers take 100 bytes for a character."""
     ids: list[I64] = [np.zeros(0, np.int64)]
     with path.open(encoding="utf-8") as file:
         while lines := file.readlines(READ_CHARS):
@@ -76,7 +77,7 @@ def _encode(tokenizer: Tokenizer, path: Path) -> I64:
 
 
 def probe_ids(text_ids: I64, converted: ExportedTokenizer, max_context: int) -> list[int]:
-    """A few tokens for comparing the bundle with its checkpoint: the last of the text."""
+    """Return a few tokens for comparing the bundle with its checkpoint: the last of the text."""
     count = min(PROBE_TOKENS, max_context)
     if not len(text_ids):
         return list(Tokenizer.from_str(converted.json).encode(PROBE_TEXT).ids[:count])
@@ -85,9 +86,9 @@ def probe_ids(text_ids: I64, converted: ExportedTokenizer, max_context: int) -> 
 
 
 def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
-    """About so many tokens of a text in sequences from all over it, none overlapping; or all.
+    """Take about `tokens` tokens of a text, as sequences from all over it that do not overlap.
 
-    But not the last, which judge the result, unless there are hardly any others.
+    The last PROBE_TOKENS are kept for judging the result, unless the text is too short for that.
     """
     if len(text_ids) >= 2 * PROBE_TOKENS:
         text_ids = text_ids[:-PROBE_TOKENS]
@@ -98,8 +99,8 @@ def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
 
 
 def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str, F32]]:
-    """The checkpoint's own logits [T, V], and of each group of matrices the greatest magnitude of
-    every input channel [K] (names as stem_edge.numerics.reference.Observer has them)."""
+    """Compute the checkpoint's logits [T, V], and of each input of matrices the greatest magnitude
+    of every channel [K], by its name in stem_edge.numerics.reference.Observer."""
     peaks: dict[str, F32] = {}
 
     def see(name: str, x: F32) -> None:

@@ -1,4 +1,4 @@
-"""What an export costs in exactness: measured while exporting, printed, kept in the manifest."""
+"""Errors of quantization, measured during an export for the report and the manifest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
-from stem_edge.bundle.manifest import KindError
+from stem_edge.bundle.quality_report import KindError
 from stem_edge.numerics.quantize import F32
 
 
@@ -21,30 +21,31 @@ class Total(msgspec.Struct):
 
 
 class ErrorMeter:
-    """Collects |stored - original| relative to the greatest magnitude of its row, by tensor kind.
+    """Meter of |stored - original| relative to the greatest magnitude of its row, by tensor kind.
 
-    Relative to the row, because one scale for a whole matrix would hide errors in quiet rows.
+    Relative to the row, because relative to the whole matrix, errors of small rows would not show.
     """
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Total]] = {}
 
     def add(self, kind: str, original: F32, stored: F32) -> None:
-        """Account for rows [n, K] and what was stored for them. May be called from any thread."""
+        """Count the errors of rows [n, K]. May be called from any thread."""
         peak = np.abs(original).max(axis=1, keepdims=True)
         error = stored - original
         np.abs(error, out=error)
         error /= np.where(peak > 0, peak, 1)
         part = Total(float(error.max()), float(error.sum(dtype=np.float64)), error.size)
-        self._parts.setdefault(kind, []).append(part)  # threads append; they would lose an addition
+        # Appended instead of added up, because `+=` of several threads loses some.
+        self._parts.setdefault(kind, []).append(part)
 
     def totals(self) -> dict[str, Total]:
-        """Sums by kind."""
+        """Return the sums by kind."""
         return {kind: _total(parts) for kind, parts in self._parts.items()}
 
 
 def errors(totals: Iterable[Mapping[str, Total]]) -> dict[str, KindError]:
-    """Worst and mean error of each kind over several meters."""
+    """Return the worst and mean error of each kind over several meters."""
     kinds: dict[str, list[Total]] = {}
     for by_kind in totals:
         for kind, total in by_kind.items():
@@ -54,6 +55,6 @@ def errors(totals: Iterable[Mapping[str, Total]]) -> dict[str, KindError]:
 
 
 def _total(parts: Iterable[Total]) -> Total:
-    """Exact sums, so that the order of threads is no matter."""
-    worst, sums, counts = zip(*((one.worst, one.sum, one.count) for one in parts), strict=True)
+    """Add up, exactly, so that the order in which threads finished does not show."""
+    worst, sums, counts = zip(*((part.worst, part.sum, part.count) for part in parts), strict=True)
     return Total(max(worst), math.fsum(sums), sum(counts))

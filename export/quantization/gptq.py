@@ -1,8 +1,8 @@
-"""GPTQ (arXiv 2210.17323): round a matrix column by column, and let the columns that are still to
+"""GPTQ (arXiv 2210.17323): rounding a matrix column by column, while the columns that are still to
 come make up for what each rounding does to the products with typical inputs.
 
 With H the sum of x x^T over typical inputs and U the upper Cholesky factor of its inverse, the error
-e of column j, divided by U[j, j], is taken from every later column k as e U[j, k].
+e of column j, divided by U[j, j], is subtracted from every later column k as e U[j, k].
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from stem_edge.errors import ExportError
 from stem_edge.numerics.block_search import search_scales
 from stem_edge.numerics.quantize import F32, U8, Blocks, pack_codes, reciprocals
 
-# Share of the mean diagonal that is added to the diagonal: inputs that the calibration text never
-# had must not be taken for impossible. As in the paper.
+# Share of the mean diagonal that is added to the diagonal, as in the paper, because inputs that
+# the calibration text never had must not be taken for impossible.
 DAMPING = 0.01
-DAMPING_STEP = 10.0  # times more when rounding errors leave no Cholesky factor
-TILE_COLUMNS = 128  # columns whose corrections reach the rest of the matrix at once
+DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
+TILE_COLUMNS = 128  # columns whose corrections are applied to the rest of the matrix at once
 
 
 def inverse_factor(hessian: F32) -> F32:
-    """The upper triangular U [K, K] with U^T U = (H + damping)^-1 of H [K, K] = sum of x x^T.
+    """Return the upper triangular U [K, K] with U^T U = (H + damping)^-1, H [K, K] = sum of x x^T.
 
-    Takes three times the memory of H beside it. Raises ExportError if H is not finite, or torch is
-    not there, which nothing else in an export needs.
+    Takes three times the memory of H beside it. Raises ExportError if H is not finite, or if torch,
+    which nothing else in an export needs, is not installed.
     """
     try:
         import torch
     except ImportError as error:
         raise ExportError(
-            f"the quantizer gptq factors matrices with torch, which cannot be imported ({error}); "
+            f"the quantizer gptq needs torch, which cannot be imported ({error}); "
             "install it with: pip install 'stem-edge[export]', or export with --quantizer search"
         ) from error
     size, mean = len(hessian), float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
     if not np.isfinite(hessian).all():
         raise ExportError(
             "the calibration text drives hidden states beyond float32; training diverged or the "
-            "weights are damaged: export an earlier step, or see with --quantizer search"
+            "weights are damaged: export an earlier step, or try --quantizer search"
         )
-    # With the order of rows and columns turned round, H = L L^T is H = R R^T with an upper R, and U
-    # is its inverse: one factorization instead of two and an inversion.
+    # Rows and columns are reversed, so that H = L L^T becomes H = R R^T with an upper R, whose
+    # inverse is U: one factorization instead of two and an inversion.
     damped = torch.from_numpy(np.ascontiguousarray(hessian[::-1, ::-1]))
     damped /= mean
     damping = DAMPING
@@ -59,8 +59,8 @@ def inverse_factor(hessian: F32) -> F32:
 def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool = False) -> Blocks:
     """Quantize rows [n, K]; factor: inverse_factor of their inputs' H.
 
-    The scales of a block are searched when its first column is reached, for what the corrections
-    have made of its values by then. Rows do not depend on each other.
+    The scales of a block are searched when its first column is reached, because earlier corrections
+    change its values. Rows do not depend on each other.
     """
     rest, width = matrix.copy(), matrix.shape[1]
     codes = np.empty((width, len(matrix)), np.uint8)
@@ -85,13 +85,13 @@ def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool =
 def _solve_tile(
     tile: F32, factor: F32, codes: U8, scales: F32, zeros: F32, bits: int, asymmetric: bool
 ) -> F32:
-    """Quantize the columns of a tile, which lie as rows [t, n], into the parts of the results.
+    """Quantize a tile of columns, transposed to [t, n], into views of the results.
 
     Returns their errors [t, n], each divided by its diagonal entry of the factor.
     """
     width, block = len(tile), len(tile) // len(scales)
     errors = np.empty_like(tile)
-    # A column's error counts for so much, all corrections made.
+    # Weight of a column's squared error in the loss that is left after all corrections.
     weights = np.asarray(1 / np.diagonal(factor) ** 2, np.float32).reshape(-1, block)
     top = np.float32((1 << bits) - 1)
     for column in range(width):

@@ -1,7 +1,7 @@
-"""Sequences of a calibration text on their way through the model, in the memory of one layer.
+"""Running a calibration text through the model, in the memory of one layer.
 
-What is seen of them says how much each input channel of a matrix counts: its mean square. ggml calls
-such vectors an importance matrix: its quantizers then lose least where inputs are large.
+The mean square of an input channel says how much its weights count. ggml calls vectors of these an
+importance matrix; its quantizers then lose least where inputs are large.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from stem_edge.numerics.reference import (
     whole,
 )
 
-# Matrix -> the input that stem_edge.numerics.reference shows for it; others are shown by their own name.
+# Matrix -> its input in stem_edge.numerics.reference; inputs of others have the matrix's own name.
 INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
 HEAD = "head"
 
 
 class HiddenStates:
-    """Hidden states [T, dim] of every sequence before the layer `layer`."""
+    """Hidden states [T, dim] of all sequences, before the layer `layer`."""
 
     def __init__(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
         self.layer = 0
@@ -41,12 +41,12 @@ class HiddenStates:
         self._weights: dict[str, Matrix] = {}
 
     def observe(self, see: Observer) -> None:
-        """Show what goes into the matrices of this layer; the states stay where they are."""
+        """Show the inputs of this layer's matrices to `see`; the states stay before the layer."""
         for number in range(len(self._states)):
             self._forward(number, self._layer_weights(), see)
 
     def advance(self, stored: Mapping[str, F32]) -> None:
-        """Go through this layer, with the matrices in `stored` in place of the checkpoint's."""
+        """Run the states through this layer, with `stored` in place of the checkpoint's matrices."""
         weights = self._layer_weights() | {n: ArrayMatrix(array) for n, array in stored.items()}
         for number in range(len(self._states)):
             self._states[number] = self._forward(number, weights, lambda name, x: None)
@@ -54,9 +54,9 @@ class HiddenStates:
         self._weights = {}
 
     def observe_head(self, see: Observer) -> None:
-        """Show what goes into the head, after the last layer."""
+        """Show the input of the head to `see`, after the last layer."""
         backbone, config = self._checkpoint.backbone, self._checkpoint.config
-        # The logits themselves are not wanted: one row of the head will do.
+        # A head of one row avoids computing logits, which nobody reads.
         row = ArrayMatrix(np.zeros((1, config.dim), np.float32))
         bias = ArrayMatrix(np.zeros(1, np.float32))
         short: dict[str, Matrix] = {
@@ -69,7 +69,7 @@ class HiddenStates:
             head_forward(config, short, x, see)
 
     def _layer_weights(self) -> dict[str, Matrix]:
-        """This layer's tensors, read once for all sequences."""
+        """Read this layer's tensors, once for all sequences."""
         if not self._weights:
             at = f"layers.{self.layer}."
             names = [at + name for name in self._checkpoint.config.layer_shapes(self.layer)]
@@ -83,13 +83,13 @@ class HiddenStates:
 
 
 def squares(x: F32) -> F32:
-    """The sum of squares of each channel [K] over positions x [T, K]."""
+    """Return the sum of squares of each channel [K] over the positions of x [T, K]."""
     return np.asarray(np.einsum("tk,tk->k", x, x), np.float32)
 
 
 def damped(squares: F32) -> F32:
-    """Importance [K] of channels by their squares, all positive. A share of the mean is added: what
-    the text never had is not impossible, and ggml loses blocks whose channels all count nothing."""
+    """Return the importance [K] of channels by their squares, all positive. A share of the mean is
+    added, because a text lacks some inputs, and ggml loses blocks whose channels all count 0."""
     return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
 
 
@@ -98,11 +98,11 @@ def importance_vectors(
     sequences: Sequence[Sequence[int]],
     tell: Callable[[str], object] = lambda what: None,
 ) -> dict[str, F32]:
-    """Matrix of the backbone -> importance of its input channels [width], float32, positive.
+    """Return matrix of the backbone -> importance of its input channels [width], float32, positive.
 
-    All matrices of ModelConfig.backbone_shapes(), but an embedding only where it is the head, too.
-    sequences: token ids. They go through the checkpoint in float32, in the memory of one layer and
-    of their hidden states.
+    It has all matrices of ModelConfig.backbone_shapes(), but an embedding only where it is also the
+    head. sequences: token ids, which run through the checkpoint in float32. Takes the memory of one
+    layer and of the hidden states.
     """
     config, sums = source.config, dict[str, F32]()
 
@@ -121,7 +121,7 @@ def importance_vectors(
 
 
 def _inputs(config: ModelConfig) -> dict[str, str]:
-    """Matrix of the backbone -> what its input is called."""
+    """Map each matrix of the backbone to the name of its input."""
     found = {}
     for name, shape in config.backbone_shapes().items():
         at, _, part = name.rpartition(".")

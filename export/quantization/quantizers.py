@@ -1,8 +1,8 @@
-"""Who decides on the codes of a quantized matrix: the range of each block, a search, or a text.
+"""Quantizers of the backbone for onnxruntime, with or without a calibration text.
 
-With a calibration text, its hidden states go through the model layer by layer while the matrices are
-quantized, and each layer sees what the quantized layers before it have made of the text, so that it
-makes up for their errors, too.
+With a text, its hidden states go through the model layer by layer while the matrices are quantized.
+Each layer sees what the quantized layers before it make of the text, so that it makes up for their
+errors, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.heads import pad_heads
 from stem_edge.export.quantization.gptq import inverse_factor, solve
-from stem_edge.export.quantization.hidden_states import HiddenStates, damped, squares
+from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates, damped, squares
 from stem_edge.numerics.block_search import search_blocks
 from stem_edge.numerics.quantize import F32, Blocks, quantize_asymmetric, quantize_blocks
 from stem_edge.numerics.reference import ArrayMatrix, whole
@@ -24,22 +24,21 @@ from stem_edge.numerics.reference import ArrayMatrix, whole
 Positions: TypeAlias = npt.NDArray[np.intp]
 Quantize: TypeAlias = Callable[[F32], Blocks]  # rows [n, K] of a matrix -> their codes
 
-HEAD = "head"
-# Matrices of a layer in the order in which a product stacks them.
+# Product of a layer -> the matrices that it stacks, in order.
 STACKED = {"qkv": ("wq", "wk", "wv")}
 
 
 class Quantizer:
-    """To the nearest code, scales from the range of each block or from stem_edge.numerics.block_search.
+    """Quantizer to the nearest code, with scales from the range of each block or from a search.
 
-    Asked for each product in the order in which data flows through the model.
+    It is asked for one product after the other, in the order in which data flows through the model.
     """
 
     def __init__(self, *, asymmetric: bool, search: bool) -> None:
         self._asymmetric, self._search = asymmetric, search
 
     def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
-        """What quantizes rows of the product `name`; it may be called from any thread."""
+        """Return a function that quantizes rows of the product `name`, in any thread."""
         if self._search:
             return lambda rows: search_blocks(rows, bits, block, asymmetric=self._asymmetric)
         if self._asymmetric:
@@ -47,11 +46,11 @@ class Quantizer:
         return lambda rows: Blocks(*quantize_blocks(rows, bits, block))
 
     def keep(self, name: str, stored: F32) -> None:
-        """Take note of what rows [n, K] of a product have become, in their order."""
+        """Receive what rows [n, K] of a product have become, in their order."""
 
 
 class Calibrated(Quantizer):
-    """Searches scales with input channels weighted by their mean square, or solves by GPTQ."""
+    """Quantizer that weights input channels by their mean square, or uses GPTQ."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class Calibrated(Quantizer):
         self._seen = -1  # layer whose inputs are in `_moments`
 
     def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
-        """Runs the text up to this product first; products have to come in the model's order."""
+        """Run the text up to this product, then return its quantizer."""
         if kind == "embedding":
             return super().worker(name, kind, bits, block)
         source = HEAD if kind == "head" else name.replace(".up", ".gate")
@@ -83,8 +82,9 @@ class Calibrated(Quantizer):
         return lambda rows: search_blocks(rows, bits, block, weights, asymmetric=self._asymmetric)
 
     def keep(self, name: str, stored: F32) -> None:
-        """Rows that the text goes through on its way to the next layer."""
-        # The context is stored for many layers at once, at 8 bits: the next layer would see no more of it.
+        """Keep a layer's rows, because the text goes through them to the next layer."""
+        # Without the context: it is stored at 8 bits for many layers at once, so that the next
+        # layer would hardly see its errors.
         if name.startswith("layers.") and not name.endswith(".ple_context"):
             self._stored.setdefault(name, []).append(stored)
 
@@ -121,14 +121,14 @@ class Calibrated(Quantizer):
         return self._factors[source]
 
     def _unpadded(self) -> dict[str, F32]:
-        """The layer's stored matrices as the checkpoint has them: one by one, heads not padded."""
+        """Return the layer's stored matrices as in the checkpoint: not stacked, heads not padded."""
         matrices: dict[str, F32] = {}
         for product in list(self._stored):
             at, name = product.rsplit(".", 1)
             rows, start = np.concatenate(self._stored.pop(product)), 0
             heads = head_positions(self._config, self._states.layer)
             for part in STACKED.get(name, (name,)):
-                if start == len(rows):  # K and V of another layer
+                if start == len(rows):  # no wk and wv, because K and V are borrowed
                     break
                 if part == "wo":
                     matrices[f"{at}.wo"] = rows[:, heads["wo"][0]]
@@ -140,8 +140,7 @@ class Calibrated(Quantizer):
 
 
 def head_positions(config: ModelConfig, number: int) -> dict[str, tuple[Positions, int]]:
-    """Where heads that are padded keep what they had: of wq, wk and wv the places of their rows, of
-    wo those of its columns; and how many there are with the padding."""
+    """Return matrix -> where padding puts its rows (of wo: columns), and how many there are then."""
     layer = config.layer(number)
     q, kv = config.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim
     numbers = {

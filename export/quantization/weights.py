@@ -1,4 +1,4 @@
-"""Matrices of a checkpoint in pieces of rows, on several threads, the results in order."""
+"""Working on matrices in pieces of rows, on several threads, with the results in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Matrix
 
-PIECE_VALUES = 1 << 22  # values worked on at a time, in each thread: 16 MiB of float32
+PIECE_VALUES = 1 << 22  # of a piece, one in each thread: 16 MiB of float32
 
 Rows: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
 T = TypeVar("T")
@@ -20,14 +20,14 @@ R = TypeVar("R")
 
 
 class Threads:
-    """Threads of one file that is being written, as long as the `with` block lasts."""
+    """Pool of threads for one file that is being written, for the time of a `with` block."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="stem-edge-export")
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """work(item) of every item, in order; one more than the threads is under way or waits."""
+        """Yield work(item) in order; to save memory, only one item more than threads is pending."""
         pending: deque[Future[R]] = deque()
         try:
             for item in items:
@@ -48,26 +48,26 @@ class Threads:
 
 
 class Weights(Threads):
-    """Reads matrices in pieces of rows and puts the results in order."""
+    """Pool that reads matrices in pieces of rows and works on them."""
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
         super().__init__(threads)
         self.meter, self.progress = meter, progress
 
     def stream(self, name: str, parts: Sequence[Rows], work: Callable[[F32], R]) -> Iterator[R]:
-        """work(rows [n, K]) for all these rows of matrices, in order."""
+        """Yield work(rows [n, K]) in order. Raises CheckpointError for values that are not finite."""
 
-        def one(span: Rows) -> R:
+        def read(span: Rows) -> R:
             matrix, start, stop = span
             values = check_finite(name, start, matrix.rows(start, stop))
             self.progress(values.nbytes)
             return work(values)
 
-        return self.in_order(one, _spans(parts))
+        return self.in_order(read, _spans(parts))
 
 
 def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
-    """The whole matrices."""
+    """Return spans of whole matrices."""
     return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
 
 

@@ -1,4 +1,4 @@
-"""JSON and options of a checkpoint: read whole, strictly, and with a limit."""
+"""JSON files and options of a checkpoint, read strictly and with a limit of size."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.files import disk, strict_json
 from stem_edge.files.strict_json import check_json
 
-MAX_NBYTES = 1 << 24  # indexes of great models have some megabytes
-MAX_VALUES = 1 << 22  # each takes some hundred bytes when it is decoded
+MAX_NBYTES = 1 << 24  # indexes of large models have a few megabytes
+MAX_VALUES = 1 << 22  # must be limited, because each takes about a hundred bytes once decoded
 T = TypeVar("T", bound=msgspec.Struct)
 V = TypeVar("V")
 
@@ -22,9 +22,10 @@ V = TypeVar("V")
 def read_json(
     path: Path, what: str, type: type[V], nbytes: int = MAX_NBYTES, *, missing: str = ""
 ) -> V:
-    """A file decoded as `type`; `what` it should be. Raises CheckpointError.
+    """Decode a file as `type`. Raises CheckpointError.
 
-    missing: what to do where there is no such file.
+    what: name of its content for messages; nbytes: most bytes that it may have; missing: what to do
+    if there is no such file.
     """
     try:
         data = disk.read_file(path.resolve(), nbytes)
@@ -39,13 +40,13 @@ def read_json(
         ) from None
     except (OSError, ValueError, RecursionError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path}: not {what} ({reason_of(error)}); copy the file again from where the model was "
-            "made"
+            f"{path}: not {what} ({reason_of(error)}); copy the file again from where the model "
+            "was made"
         ) from error
 
 
 def check_values(data: bytes) -> None:
-    """Raises ValueError for JSON of so many values that decoding it would fill the memory."""
+    """Raise ValueError for JSON of so many values that decoding it would fill the memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values")
 
@@ -60,10 +61,10 @@ def read_options(
     advice: str,
     unknown_off: bool = True,
 ) -> T:
-    """Options that a trainer saved, as `type`, if none of them changes the model otherwise.
+    """Convert a trainer's options to `type`, if no other option changes the model.
 
-    expected: option -> its supported values; ignored: options that change nothing of the model.
-    Any other that is no field of the type must be null or, with unknown_off, off (False, 0, empty):
+    expected: option -> its supported values; ignored: options that do not change the model; advice:
+    what to do about others. Those must be null or, with unknown_off, off (False, 0, empty), because
     new options of a trainer are off by default. Raises CheckpointError.
     """
     for name, found in options.items():
@@ -91,11 +92,11 @@ def read_options(
 
 
 def reason_of(error: Exception) -> str:
-    """What a library says, fit for a message."""
+    """Return the message of a library's error, shortened to one line."""
     said: Any = getattr(error, "strerror", None) or str(error) or error.__class__.__name__
     return one_line(said, 160).rstrip(".")
 
 
 def one_line(value: object, shown: int = 80) -> str:
-    """What a file says, fit for a message of one line and for a terminal."""
+    """Return a value from a file as one short line that is safe to print on a terminal."""
     return strict_json.one_line(value, shown)

@@ -1,8 +1,8 @@
-"""Tensors in the safetensors files of a folder, read where they lie when they are asked for.
+"""Tensors in the safetensors files of a folder, read in place when their rows are asked for.
 
 A folder has model.safetensors, or model.safetensors.index.json and the files that it names. A file
-is eight bytes with the length of a header, the header in JSON, and the values; each tensor's must
-follow the last one's, up to the end, so that a file holds nothing that is not a tensor.
+is eight bytes with the length of a header, the header in JSON, and the values. The tensors must
+follow each other up to the end of the file, so that it holds nothing that is not a tensor.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stem_edge.files.strict_json import check_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_NBYTES = 100_000_000  # of the format
+MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 MOST_SHOWN = 8  # problems in a message
 
 
 class TensorFiles:
-    """All tensors of a folder. Each must be taken: one that is left over would go unnoticed."""
+    """Tensors of a folder, each of which is taken once, so that those left over can be found."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,8 +45,8 @@ class TensorFiles:
             tensors = open_tensors(path)
             if twice := sorted(tensors.keys() & self._left):
                 raise CheckpointError(
-                    f"{path}: {one_line(twice[0])} is in {self._left[twice[0]].path.name}, too; "
-                    "the files are of different runs: copy all of one"
+                    f"{path}: {one_line(twice[0])} is also in {self._left[twice[0]].path.name}; the "
+                    "files are of different runs: copy all files of one"
                 )
             self._left |= tensors
         gone = [
@@ -57,7 +57,7 @@ class TensorFiles:
         ]
         if gone:
             raise CheckpointError(
-                f"{folder / INDEX}: does not fit the files ({_some(gone)}); copy all files again"
+                f"{folder / INDEX}: does not match the files ({_some(gone)}); copy all files again"
             )
 
     def __contains__(self, name: str) -> bool:
@@ -65,15 +65,15 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        """Names of what was not taken yet."""
+        """Names of the tensors that were not taken yet."""
         return sorted(self._left)
 
     def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> StoredTensor:
-        """The tensor of that name, if it is of one of these types."""
+        """Take the tensor of that name. Raises CheckpointError if it has none of these types."""
         if name not in self._left:
             raise CheckpointError(
                 f"{self._folder}: no tensor {name} in its safetensors files; check that config.json "
-                "belongs to them and that all files are there"
+                "belongs to them and that no file is missing"
             )
         return check_type(self._left.pop(name), dtypes)
 
@@ -83,7 +83,7 @@ class _Index(msgspec.Struct):
 
 
 def _read_index(folder: Path) -> dict[Path, list[str]]:
-    """File -> names of its tensors."""
+    """Read the index as file -> names of its tensors."""
     path = folder / INDEX
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
@@ -94,7 +94,7 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
         if re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
             listed.setdefault(folder / file, []).append(name)
         else:
-            outside.append(f"{one_line(name)} lies in {one_line(ascii(file))}")
+            outside.append(f"{one_line(name)} is in {one_line(ascii(file))}")
     if outside:
         raise CheckpointError(
             f"{path}: tensor {_some(outside)}; expected a .safetensors file of this folder"
@@ -113,29 +113,28 @@ def _some(problems: list[str]) -> str:
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
-    """What a header says of a tensor."""
-
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
 
 
 def open_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor of one safetensors file."""
+    """Open one safetensors file as name -> tensor. Raises CheckpointError."""
     file = SourceFile(path)
     try:
         return _read(file)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: not a safetensors file ({reason_of(error)}); it is cut or damaged: copy it "
-            "again"
+            f"{path}: not a safetensors file ({reason_of(error)}); it is truncated or damaged: copy "
+            "it again"
         ) from error
 
 
 def _read(file: SourceFile) -> dict[str, StoredTensor]:
-    """All tensors of a file. Raises ValueError."""
+    """Read the header of a file as name -> tensor. Raises ValueError."""
     head, what = file.head, looks_like(file.head)
-    # The length of a header can be the first bytes of a pickle; an archive would be a second file.
+    # What looks like a pickle may be the length of a header, but a zip archive must be refused,
+    # because other tools would read other tensors from it.
     if what is not None and (head[8:9] != b"{" or head.startswith(ZIP)):
         raise ValueError(f"it is {what}")
     length = int.from_bytes(file.read(0, min(8, file.nbytes)), "little")
@@ -151,7 +150,7 @@ def _read(file: SourceFile) -> dict[str, StoredTensor]:
         at = entry.data_offsets[1]
     if start + at != file.nbytes:
         raise ValueError(
-            f"its tensors end at byte {start + at}, the file at {file.nbytes}: "
+            f"its tensors end at byte {start + at}, but the file at {file.nbytes}: "
             f"{abs(file.nbytes - start - at)} bytes are {'stray' if start + at < file.nbytes else 'missing'}"
         )
     return tensors
@@ -173,18 +172,18 @@ def _decoded(name: str, raw: Any) -> _Tensor:
 
 
 def _placed(file: SourceFile, name: str, entry: _Tensor, start: int, at: int) -> StoredTensor:
-    """The tensor, if its values begin `at` so many bytes of values and are as many as its shape."""
+    """Check a header's entry; `at`: byte of the values where the last tensor ended."""
     shown = one_line(name)
     if entry.dtype not in VALUE_NBYTES:
-        raise ValueError(f"tensor {shown} is of the unknown type {one_line(entry.dtype)}")
+        raise ValueError(f"tensor {shown} has the unknown type {one_line(entry.dtype)}")
     shape = check_shape(shown, entry.shape)
     first, end = entry.data_offsets
     if first != at:
-        what = "over another one" if first < at else f"behind {first - at} bytes of no tensor"
-        raise ValueError(f"tensor {shown} lies {what}, at byte {start + first}")
+        what = "overlaps another" if first < at else f"follows {first - at} bytes of no tensor"
+        raise ValueError(f"tensor {shown} {what}, at byte {start + first}")
     wanted = math.prod(shape) * VALUE_NBYTES[entry.dtype]
     if end - first != wanted:
         raise ValueError(f"tensor {shown} {entry.shape} has {end - first} bytes, needs {wanted}")
     if start + end > file.nbytes:
-        raise ValueError(f"tensor {shown} ends at byte {start + end} of {file.nbytes}")
+        raise ValueError(f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}")
     return StoredTensor(file, name, entry.dtype, shape, start + first)

@@ -1,7 +1,7 @@
-"""Tensors that lie in files of a checkpoint, read by position when their rows are asked for.
+"""Tensors in files of a checkpoint, read by position when their rows are asked for.
 
-Nothing is mapped: a file that is cut while it is read is an error then, and not the end of the
-process. Only plain numbers are read; who opens a file checks that they lie within it.
+Files are not mapped, because the process would be killed if one were truncated meanwhile; so it is
+an error. Only plain numbers are read; the code that opens a file checks that they are within it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from stem_edge.errors import CheckpointError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import F32
 
-FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes of a value
+# Type -> bytes of a value.
+FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 INTEGERS = {"I32": 4, "I64": 8}
-# Those that may lie beside them; nothing here is computed with them.
+# Types that are never read, but must be known, because files may hold such tensors, too.
 OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8, "C128": 16}
 OTHERS |= {f"F8_{kind}": 1 for kind in ("E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ")}
 VALUE_NBYTES = FLOATS | INTEGERS | OTHERS
 _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
-MAX_VALUES = 1 << 48  # of one tensor: what no file holds
+MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
 MAX_AXES = 8
-PIECE_NBYTES = 1 << 22  # read at once for a checksum
+PIECE_NBYTES = 1 << 22  # of a file, read at a time for a checksum
 
 HEAD_NBYTES = 512
 ZIP = b"PK\x03\x04"
-TAR_AT = 257  # where a tar archive says that it is one
+TAR_AT = 257  # offset of a tar archive's magic
 _HEADS = {
     ZIP: "a zip archive (torch's .pth and .pt, numpy's .npz, or any other)",
     b"PK\x05\x06": "an empty zip archive",
@@ -52,12 +53,12 @@ _HEADS = {
     b"\x7fELF": "a program",
     b"#!": "a program",
     b"version https://git-lfs": "the pointer that git-lfs leaves in place of a file",
-    b"<": "a page of a web site",
+    b"<": "a web page",
 }
 
 
 def looks_like(head: bytes) -> str | None:
-    """Of a file that begins with these bytes; None if they are nothing that is known."""
+    """Describe a file by its first bytes; None if they are not known."""
     if head[TAR_AT : TAR_AT + 5] == b"ustar":
         return "a tar archive"
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5:
@@ -66,10 +67,10 @@ def looks_like(head: bytes) -> str | None:
 
 
 class SourceFile:
-    """One file of a checkpoint, open as long as a tensor of it is in use. For any thread.
+    """File of a checkpoint, open as long as one of its tensors is in use, for any thread.
 
-    Links are followed, because caches of models are folders of links; what they lead to must be a
-    regular file.
+    Links are followed, because caches of models are folders of links; their targets must be regular
+    files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +80,7 @@ class SourceFile:
             self._descriptor = disk.open_file(path.resolve())
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: missing; copy all files of the model") from error
-        except (OSError, RuntimeError) as error:  # the latter: links in a circle
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
             reason = getattr(error, "strerror", None) or error
             raise CheckpointError(
                 f"{path}: cannot open ({reason}); copy the model again, as plain files"
@@ -89,15 +90,15 @@ class SourceFile:
 
     @property
     def head(self) -> bytes:
-        """Its first bytes."""
+        """First bytes of the file."""
         return self.read(0, min(HEAD_NBYTES, self.nbytes))
 
     def read(self, at: int, nbytes: int) -> bytes:
-        """So many bytes from there on, which are in the file. Raises CheckpointError."""
+        """Read bytes that the caller knows to be in the file. Raises CheckpointError."""
         return self._fill(np.empty(nbytes, np.uint8), at).tobytes()
 
     def values(self, at: int, count: int, dtype: str) -> npt.NDArray[Any]:
-        """So many values of a type of numpy's. Raises CheckpointError."""
+        """Read values of a numpy type from byte `at` on. Raises CheckpointError."""
         array = np.empty(count, dtype)
         self._fill(array.view(np.uint8), at)
         return array
@@ -107,26 +108,26 @@ class SourceFile:
             done = disk.fill(self._descriptor, array.data, at)
         except OSError as error:
             raise CheckpointError(
-                f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check the "
-                "disk, or copy the file again"
+                f"{self.path}: cannot read from byte {at} on ({error.strerror or error}); check "
+                "the disk, or copy the file again"
             ) from error
         if done < len(array):
             raise CheckpointError(
-                f"{self.path}: ends at byte {at + done}, and there were {self.nbytes}; it was "
-                "changed meanwhile: wait until it is written, and export again"
+                f"{self.path}: ends at byte {at + done}, but had {self.nbytes} bytes before; it was "
+                "changed during the export: wait until it is written, and export again"
             )
         return array
 
 
 class Checksum:
-    """A CRC-32 over a part of a file, compared once, before the first value of it is used."""
+    """CRC-32 of a part of a file, compared once, before its first value is used."""
 
     def __init__(self, file: SourceFile, at: int, nbytes: int, crc32: int) -> None:
         self._file, self._at, self._nbytes, self._crc32 = file, at, nbytes, crc32
         self._lock, self._compared = threading.Lock(), False
 
     def compare(self) -> None:
-        """Raises CheckpointError."""
+        """Raise CheckpointError if the part differs."""
         with self._lock:
             if self._compared:
                 return
@@ -144,7 +145,7 @@ class Checksum:
 
 @dataclass(frozen=True, repr=False)
 class StoredTensor:
-    """A Matrix over one tensor, or over the matrices [N, K] that are stacked in one [E, N, K]."""
+    """Tensor in a file: a Matrix, or matrices [N, K] that are stacked in one [E, N, K]."""
 
     file: SourceFile
     name: str
@@ -162,7 +163,7 @@ class StoredTensor:
 
     @property
     def path(self) -> Path:
-        """The file that it lies in."""
+        """Path of the file."""
         return self.file.path
 
     @property
@@ -171,30 +172,31 @@ class StoredTensor:
         return math.prod(self.shape) * VALUE_NBYTES[self.dtype]
 
     def named(self, name: str) -> StoredTensor:
-        """The same tensor under another name."""
+        """Return the tensor under another name."""
         return replace(self, name=name)
 
     def part(self, start: int, stop: int) -> StoredTensor:
-        """The tensor of some of its rows."""
+        """Return the tensor of rows start..stop."""
         rows = max(0, min(stop, self.shape[0]) - start)
         at = self.at + start * self.strides[0] * VALUE_NBYTES[self.dtype]
         return replace(self, shape=(rows, *self.shape[1:]), at=at)
 
     def columns(self, start: int, stop: int) -> StoredTensor:
-        """The matrix of some of its columns."""
+        """Return the matrix of columns start..stop."""
         at = self.at + start * self.strides[1] * VALUE_NBYTES[self.dtype]
         return replace(self, shape=(self.shape[0], stop - start), at=at)
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
+        """Read rows start..stop as float32."""
         values = self.part(start, stop)._values()
         if self.dtype == "BF16":  # the upper half of a float32
             return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        with np.errstate(over="ignore"):  # of float64: infinite, which is refused where it is used
+        # No warning if a float64 overflows, because check_finite refuses infinite values later.
+        with np.errstate(over="ignore"):
             return cast(F32, np.ascontiguousarray(values, np.float32))
 
     def integers(self) -> npt.NDArray[np.int64]:
-        """All of it as int64."""
+        """Read all values as int64."""
         return self._values().astype(np.int64)
 
     def _values(self) -> npt.NDArray[Any]:
@@ -211,7 +213,7 @@ class StoredTensor:
 
 
 class Joined:
-    """A Matrix of some tensors, end to end (axis 0) or side by side (axis 1)."""
+    """Matrix of some tensors, end to end (axis 0) or side by side (axis 1)."""
 
     def __init__(self, tensors: Sequence[StoredTensor], axis: int) -> None:
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -221,31 +223,31 @@ class Joined:
         self._tensors, self._axis = tensors, axis
 
     def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
+        """Read rows start..stop as float32."""
         parts = zip(self._starts, self._tensors, strict=True)
         pieces = [tensor.rows(max(start - at, 0), max(stop - at, 0)) for at, tensor in parts]
         return np.concatenate(pieces, self._axis)
 
 
 def joined(tensors: Sequence[StoredTensor], axis: int) -> StoredTensor | Joined:
-    """Some tensors as one matrix."""
+    """Return some tensors as one matrix."""
     return tensors[0] if len(tensors) == 1 else Joined(tensors, axis)
 
 
 def plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Values from one to the next along each axis, where rows lie end to end."""
+    """Return the strides, in values, of a tensor in C order."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Values from the first to the last of a tensor, with what lies between."""
+    """Count the values from the first to the last of a tensor, with those in between."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
-    """A shape that a file claims, if it can be one. Raises ValueError."""
+    """Return a shape that a file claims, if it is possible. Raises ValueError."""
     sizes = tuple(size for size in shape if type(size) is int and 0 <= size <= MAX_VALUES)
     shown = f"[{', '.join(str(size)[:24] for size in shape[:MAX_AXES])}]"
     if len(sizes) != len(shape) or len(sizes) > MAX_AXES:
@@ -256,7 +258,7 @@ def check_shape(name: str, shape: Sequence[object]) -> tuple[int, ...]:
 
 
 def check_type(tensor: StoredTensor, types: dict[str, int] = FLOATS) -> StoredTensor:
-    """The tensor, if it is of one of these types. Raises CheckpointError."""
+    """Return the tensor, if it has one of these types. Raises CheckpointError."""
     if tensor.dtype not in types:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} is {tensor.dtype}; expected one of {', '.join(types)}: "

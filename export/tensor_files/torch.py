@@ -1,7 +1,7 @@
-"""Tensors out of files that torch wrote, read as data: torch is not asked, and nothing is unpickled.
+"""Tensors in files of torch.save, read as data, without torch and without unpickling.
 
-A file of torch.save is an archive (torch_zip.py) with a pickle that says which values make which
-tensor (torch_pickle.py), and the values themselves, which are read where they lie (stored_tensor.py).
+Such a file is an archive (torch_zip.py) with a pickle that says which values make which tensor
+(torch_pickle.py), and the values themselves, which are read in place (stored_tensor.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stem_edge.export.tensor_files.stored_tensor import (
 from stem_edge.export.tensor_files.torch_pickle import Made, Name, read_pickle
 from stem_edge.export.tensor_files.torch_zip import Member, read_member, read_members
 
-MAX_PICKLE_NBYTES = 1 << 26  # values are not in it
+MAX_PICKLE_NBYTES = 1 << 26  # enough, since the values are not in it
 STORAGES = {
     "Float": "F32", "Half": "F16", "BFloat16": "BF16", "Double": "F64", "Int": "I32", "Long": "I64",
     "Char": "I8", "Byte": "U8", "Bool": "BOOL", "Short": "I16", "ComplexFloat": "C64",
@@ -38,7 +38,7 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
-# What a state of a trainer may hold beside tensors; none of it is a part of the model.
+# Names in a trainer's state; those without a maker are known only so that they can be skipped.
 _BESIDE = """
 collections.OrderedDict collections.defaultdict collections.Counter builtins.dict builtins.list
 builtins.set builtins.complex builtins.bytearray _codecs.encode
@@ -51,29 +51,29 @@ numpy.ndarray numpy.dtype numpy.core.multiarray._reconstruct numpy._core.multiar
 """
 _TENSOR_NAMES = frozenset(_BESIDE.split()) | {UNTYPED}
 _TENSOR_NAMES |= {f"torch.{kind}Storage" for kind in STORAGES}
-# Words that wrappers of a model put before its names.
+# Prefixes that wrappers of a model put before its names.
 WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
 T = TypeVar("T")
 
 
 def load_tensors(path: Path) -> dict[Any, Any]:
-    """A dict saved by torch.save, its tensors as StoredTensor and not read yet."""
+    """Open a dict saved by torch.save, with a StoredTensor for each tensor, not read yet."""
     file = SourceFile(path)
     state = guarded(path, lambda: read_archive(file, 0, file.nbytes))
     if not isinstance(state, dict):
         raise CheckpointError(
-            f"{path}: holds {describe(state)}, expected a dict of tensors; give another file"
+            f"{path}: holds {describe(state)}; expected a dict of tensors: give another file"
         )
     return state
 
 
 def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
-    """The matrices and vectors of a model's state, by names without those of wrappers.
+    """Return the matrices and vectors of a model's state, by names without those of wrappers.
 
-    skipped: how names begin that are none of them.
+    skipped: prefixes of names to be left out. Raises CheckpointError.
     """
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds {describe(state)}, expected a dict of tensors")
+        raise CheckpointError(f"{path}: holds {describe(state)}; expected a dict of tensors")
     tensors: dict[str, StoredTensor] = {}
     for key, tensor in state.items():
         name = WRAPPERS.sub("", str(key))
@@ -94,16 +94,16 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
 
 
 def describe(value: object) -> str:
-    """What a value of a file is, for a message."""
+    """Describe a value of a file in a message."""
     if isinstance(value, StoredTensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, Made):
-        return f"what {value.name} makes"
+        return f"a {value.name}"
     return f"a {type(value).__name__}"
 
 
 def guarded(path: Path, read: Callable[[], T]) -> T:
-    """Run a reader; whatever is wrong with a damaged or hostile file becomes one line."""
+    """Run a reader; any error of a damaged or hostile file becomes a CheckpointError of one line."""
     try:
         return read()
     except FileNotFoundError as error:
@@ -114,19 +114,19 @@ def guarded(path: Path, read: Callable[[], T]) -> T:
         ) from error
     except (ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: not readable as plain tensors ({reason_of(error)}); the file is cut, damaged "
-            "or carries code: copy it again from where it was trained, or save the model as "
+            f"{path}: not readable as plain tensors ({reason_of(error)}); the file is truncated, "
+            "damaged or carries code: copy it again from where it was trained, or save the model as "
             "safetensors there"
         ) from error
 
 
 def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
-    """What one torch.save wrote. Raises ValueError."""
+    """Read what one torch.save wrote. Raises ValueError."""
     members = read_members(file, start, nbytes)
     roots = {name.split("/", 1)[0] for name in members}
     root = min(roots, default="")
     if len(roots) != 1 or f"{root}/data.pkl" not in members:
-        raise ValueError("a zip archive without data.pkl, not one of torch.save")
+        raise ValueError("a zip archive without data.pkl, so not one of torch.save")
     order = members.get(f"{root}/byteorder")
     if order is not None and read_member(file, order, 16) != b"little":
         raise ValueError("its values are not little-endian; save it again on another machine")
@@ -136,7 +136,7 @@ def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
 
 
 class _Storage(NamedTuple):
-    """Values of one type, one after the other."""
+    """Storage of torch: values of one type, end to end."""
 
     member: Member
     dtype: str
@@ -144,14 +144,14 @@ class _Storage(NamedTuple):
 
 
 class _Tensors:
-    """Makes tensors of the values in one archive, out of arguments that may be anything."""
+    """Maker of the tensors of one archive. Its methods get arguments that may be anything."""
 
     def __init__(self, file: SourceFile, members: dict[str, Member]) -> None:
         self._file, self._members = file, members
         self._checksums: dict[str, Checksum] = {}
 
     def makers(self) -> dict[str, Callable[..., Any]]:
-        """Name in the pickle -> what a call of it makes."""
+        """Return name in the pickle -> function that makes what a call of it would."""
         return {
             "collections.OrderedDict": dict,
             "torch._utils._rebuild_tensor_v2": self._plain,
@@ -162,7 +162,7 @@ class _Tensors:
         }
 
     def storage(self, described: Any) -> _Storage:
-        """Of what stands in the place of values."""
+        """Find the values that a persistent id of the pickle describes."""
         kind, name, key, _, count = described
         if kind != "storage" or not isinstance(name, Name) or not isinstance(key, str):
             raise ValueError("a tensor without values")
@@ -174,7 +174,7 @@ class _Tensors:
         if dtype not in VALUE_NBYTES or type(count) is not int:
             raise ValueError(f"values of the kind {name.text}")
         if count * VALUE_NBYTES[dtype] != member.nbytes:
-            raise ValueError(f"{member.nbytes} bytes found of {count} values of {dtype}")
+            raise ValueError(f"{member.nbytes} bytes for {count} values of {dtype}")
         if key not in self._checksums and member.crc32:
             self._checksums[key] = Checksum(self._file, *member)
         return _Storage(member, dtype, self._checksums.get(key))
@@ -189,9 +189,9 @@ class _Tensors:
         name = f"at byte {storage.member.at}"
         shape, strides = check_shape(name, size), check_shape(name, stride)
         if len(shape) != len(strides) or type(offset) is not int or offset < 0:
-            raise ValueError(f"tensor {name} is {list(shape)} in steps of {list(strides)}")
+            raise ValueError(f"tensor {name} is {list(shape)} with strides {list(strides)}")
         if offset + extent(shape, strides) > count or math.prod(shape) > count:
-            raise ValueError(f"tensor {name} is {list(shape)}, of {count} values")
+            raise ValueError(f"tensor {name} is {list(shape)}, but has {count} values")
         at = storage.member.at + offset * VALUE_NBYTES[kind]
         return StoredTensor(self._file, name, kind, shape, at, strides, storage.checksum)
 
@@ -205,7 +205,7 @@ class _Tensors:
         return self._plain(storage, offset, size, stride, dtype=DTYPES[text])
 
     def _of_type(self, maker: Any, kind: Any, arguments: Any, *_: Any) -> Any:
-        """A tensor with attributes, or of a subclass."""
+        """Make a tensor that has attributes or is of a subclass."""
         known = self.makers().get(maker.text if isinstance(maker, Name) else "")
         if known is None or known == self._of_type or not isinstance(arguments, tuple):
             raise ValueError("a tensor of an unknown kind")

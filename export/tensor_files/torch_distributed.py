@@ -1,5 +1,7 @@
-"""Torch distributed checkpoints: an archive of torch.save for each piece of each tensor, end to end in
-`__*.distcp`, and `.metadata`, an index that is a bare pickle and read as data like all others.
+"""Torch distributed checkpoints: `__*.distcp` files, and `.metadata`, their index.
+
+The files hold an archive of torch.save for each piece of each tensor, end to end. The index is a
+bare pickle, which is read as data like all others.
 """
 
 from __future__ import annotations
@@ -20,46 +22,37 @@ from stem_edge.export.tensor_files.stored_tensor import (
     check_type,
     joined,
 )
-from stem_edge.export.tensor_files.torch import (
-    describe,
-    guarded,
-    read_archive,
-)
+from stem_edge.export.tensor_files.torch import describe, guarded, read_archive
 from stem_edge.export.tensor_files.torch_pickle import Made, read_pickle
 from stem_edge.files import disk
 
 MAX_METADATA_NBYTES = 1 << 28
 _CHECKPOINT = "torch.distributed.checkpoint."
-_INDEX_NAMES = frozenset(
-    {
-        "torch.Size",
-        "collections.OrderedDict",
-        "builtins.getattr",  # how some Python versions pickle an enum's member
-        "torch.serialization._get_layout",
-        *(f"pathlib.{name}" for name in ("Path", "PosixPath", "WindowsPath")),
-        "pathlib._local.PosixPath",
-        f"{_CHECKPOINT}filesystem._StorageInfo",
-    }
-).union(
-    f"{_CHECKPOINT}metadata.{name}"
-    for name in (
-        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
-        *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-        "TensorProperties._MEM_FORMAT_ENCODING",
-    )
+_METADATA_NAMES = (
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+    *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    "TensorProperties._MEM_FORMAT_ENCODING",
 )
+_PATHS = [f"pathlib.{n}" for n in ("Path", "PosixPath", "WindowsPath", "_local.PosixPath")]
+_INDEX_NAMES = {
+    *("torch.Size", "collections.OrderedDict", "torch.serialization._get_layout"),
+    "builtins.getattr",  # in pickles of some Python versions, for members of an enum
+    f"{_CHECKPOINT}filesystem._StorageInfo",
+    *(f"{_CHECKPOINT}metadata.{name}" for name in _METADATA_NAMES),
+    *_PATHS,
+}
 T = TypeVar("T")
 
 
 def load_distributed(folder: Path) -> dict[str, StoredTensor | Joined]:
-    """Name -> matrix of every tensor under `model.` in a torch distributed checkpoint."""
+    """Open the tensors under `model.` of a distributed checkpoint, as name -> matrix."""
     path = folder / ".metadata"
     metadata = guarded(path, lambda: _read_metadata(path))
     return guarded(path, lambda: _matrices(folder, metadata))
 
 
 class _Place(msgspec.Struct):
-    """Where the values of a piece lie."""
+    """Place of a piece's archive in the files."""
 
     relative_path: str
     offset: int
@@ -68,29 +61,25 @@ class _Place(msgspec.Struct):
 
 
 class _Piece(msgspec.Struct):
-    """Which part of a tensor a piece is."""
+    """Part of a tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 class _Entry(msgspec.Struct):
-    """A tensor of the index."""
-
     size: tuple[int, ...]
     chunks: list[Any]
 
 
 class _Index(msgspec.Struct):
-    """The name of a piece."""
+    """Name of a piece."""
 
     fqn: str
     offset: tuple[int, ...] | None = None
 
 
 class _Metadata(msgspec.Struct):
-    """The index of a distributed checkpoint."""
-
     state_dict_metadata: dict[str, Any]
     storage_data: dict[Any, Any]
 
@@ -99,20 +88,19 @@ def _read_metadata(path: Path) -> Any:
     data = disk.read_file(path.resolve(), MAX_METADATA_NBYTES)
     if len(data) > MAX_METADATA_NBYTES:
         raise ValueError(f"larger than {MAX_METADATA_NBYTES} bytes")
-    paths = [name for name in _INDEX_NAMES if name.startswith("pathlib")]
     makers: dict[str, Callable[..., Any]] = {
         "torch.Size": lambda sizes: sizes,
         "collections.OrderedDict": dict,
-        **dict.fromkeys(paths, lambda *parts: "/".join(parts)),
+        **dict.fromkeys(_PATHS, lambda *parts: "/".join(parts)),
     }
     return read_pickle(data, _INDEX_NAMES, makers)
 
 
 def _as(made: Any, type: type[T]) -> T:
-    """What was set of something made. Raises TypeError, ValueError."""
+    """Convert the state of an object in the pickle. Raises TypeError, ValueError."""
     state = made.state if isinstance(made, Made) else None
     if not isinstance(state, dict):
-        raise TypeError(f"{describe(made)} in the place of {type.__name__.strip('_').lower()}")
+        raise TypeError(f"{describe(made)} instead of {type.__name__.strip('_').lower()}")
     return msgspec.convert(state, type)
 
 
@@ -127,7 +115,7 @@ def _matrices(folder: Path, found: Any) -> dict[str, StoredTensor | Joined]:
         if not key.startswith("model.") or "chunks" not in (getattr(made, "state", None) or ()):
             continue
         entry = _as(made, _Entry)
-        pieces = sorted((_as(one, _Piece) for one in entry.chunks), key=lambda one: one.offsets)
+        pieces = sorted((_as(chunk, _Piece) for chunk in entry.chunks), key=lambda p: p.offsets)
         tensors = [_read(folder, key, places, piece, files) for piece in pieces]
         _check_pieces(folder, key, check_shape(key, entry.size), pieces)
         matrices[key.removeprefix("model.")] = joined(tensors, axis=0)
@@ -140,28 +128,28 @@ def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[_
         whole_rows = piece.sizes[1:] == shape[1:] and not any(piece.offsets[1:])
         if not whole_rows or piece.offsets[0] != at:
             raise CheckpointError(
-                f"{folder}: tensor {name} is cut other than along its rows; consolidate the "
+                f"{folder}: tensor {name} is not split along its rows alone; consolidate the "
                 "checkpoint with the trainer's own tool first"
             )
         at += piece.sizes[0]
     if not pieces or shape[:1] != (at,):
         raise CheckpointError(
-            f"{folder}: {name}: the distributed checkpoint has {at} of {sum(shape[:1])} rows; a file "
-            "of another rank is missing: copy the whole folder"
+            f"{folder}: {name}: the distributed checkpoint has {at} of {sum(shape[:1])} rows; the "
+            "file of a rank is missing: copy the whole folder"
         )
 
 
 def _read(
     folder: Path, key: str, places: dict[Any, Any], piece: _Piece, files: dict[Path, SourceFile]
 ) -> StoredTensor:
-    """A piece of a tensor, as large as the index says."""
+    """Open a piece of a tensor, whose size must be the index's."""
     name = one_line(key)
     if (key, piece.offsets) not in places:
-        raise ValueError(f"tensor {name} lies nowhere")
+        raise ValueError(f"tensor {name} has no place in the index")
     place = _as(places[key, piece.offsets], _Place)
     path = folder / place.relative_path
     if Path(place.relative_path).name != place.relative_path or "\\" in place.relative_path:
-        raise ValueError(f"tensor {name} lies in {place.relative_path!r}, outside of the folder")
+        raise ValueError(f"tensor {name} is in {place.relative_path!r}, outside of the folder")
     if place.transform_descriptors:
         raise ValueError(f"tensor {name} is stored compressed; save it without extensions")
     if path not in files:
@@ -169,13 +157,13 @@ def _read(
     end = place.offset + place.length
     if min(place.offset, place.length) < 0 or end > files[path].nbytes:
         raise CheckpointError(
-            f"{path}: {files[path].nbytes} bytes found, tensor {name} needs {end}; the file is cut: "
-            "copy it again"
+            f"{path}: has {files[path].nbytes} bytes, but tensor {name} needs {end}; the file is "
+            "truncated: copy it again"
         )
     tensor = guarded(path, lambda: read_archive(files[path], place.offset, place.length))
     if not isinstance(tensor, StoredTensor) or tensor.shape != piece.sizes or not piece.sizes:
         raise CheckpointError(
-            f"{path}: found {describe(tensor)} at byte {place.offset}, expected a tensor "
-            f"{list(piece.sizes)}; the checkpoint is damaged: copy it again"
+            f"{path}: found {describe(tensor)} at byte {place.offset}; expected a tensor "
+            f"{list(piece.sizes)}: the checkpoint is damaged, copy it again"
         )
     return check_type(tensor.named(name))

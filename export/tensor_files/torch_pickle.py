@@ -1,7 +1,7 @@
-"""The pickles of torch, read as data: a list of instructions is followed here that can build plain
-values and nothing else. No name in it is ever looked up in Python, so nothing in it can be run.
+"""Reader of torch's pickles as data: only instructions that build plain values are followed.
 
-Whoever reads says which names are allowed and what their calls make, by default a `Made`.
+No name in a pickle is ever looked up in Python, so nothing in it can be run. The caller says which
+names are allowed and what their calls make, by default a `Made`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_OPCODES = 1 << 21  # an index has some fifty for each piece of a tensor; read in seconds
+# An index has about fifty for each piece of a tensor; limited so that reading ends within seconds.
+MAX_OPCODES = 1 << 21
 MAX_DEPTH = 64
 CONSTANT = re.compile(
     r"torch\.(bfloat16|float\w+|q?u?int\d+|bool|complex\d+|strided|sparse_coo|contiguous_format"
@@ -26,14 +27,14 @@ _VALUES = (
 
 @dataclass(frozen=True)
 class Name:
-    """A name of Python's, by its module. It stands for itself."""
+    """Dotted name of a Python object, kept as text."""
 
     text: str
 
 
 @dataclass(eq=False)
 class Made:
-    """What a call would have made: who was called, with what, and what was set afterwards."""
+    """Call that was not run: its name and arguments, and the state that was set on its result."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -41,7 +42,7 @@ class Made:
 
 
 class _Reader:
-    """A stack, what was remembered, and what each instruction does with them."""
+    """Machine of a pickle: the stack, the memo, and a function for each instruction."""
 
     def __init__(
         self,
@@ -49,12 +50,15 @@ class _Reader:
         makers: Mapping[str, Callable[..., Any]],
         stored: Callable[[Any], Any],
     ) -> None:
-        self._names, self._makers = names, makers
+        self._names, self._makers, self._stored = names, makers, stored
         self.stack: list[Any] = []
         self._marks: list[int] = []  # heights of the stack
-        memo: dict[int, Any] = {}
-        stack, push, pop = self.stack, self.stack.append, self._pop
-        self.steps: dict[str, Callable[[Any], object]] = {
+        self._memo: dict[int, Any] = {}
+        self.steps = self._steps()
+
+    def _steps(self) -> dict[str, Callable[[Any], object]]:
+        memo, stack, push, pop = self._memo, self.stack, self.stack.append, self._pop
+        return {
             **dict.fromkeys(_VALUES, push),
             **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _: None),
             "NONE": lambda _: push(None),
@@ -77,7 +81,7 @@ class _Reader:
             "STACK_GLOBAL": lambda _: push(self._name(".".join(pop(2)))),
             "REDUCE": lambda _: push(self._made(*pop(2))),
             "NEWOBJ": lambda _: push(self._made(*pop(2))),
-            "BINPERSID": lambda _: push(stored(stack.pop())),
+            "BINPERSID": lambda _: push(self._stored(stack.pop())),
             "BUILD": lambda _: self._set_state(stack.pop()),
             "APPEND": lambda _: self._append(pop(1)),
             "APPENDS": lambda _: self._append(self._above_mark()),
@@ -100,7 +104,7 @@ class _Reader:
 
     def _name(self, text: str) -> Name:
         if text not in self._names and not CONSTANT.fullmatch(text):
-            raise ValueError(f"it names {ascii(text[:80])[1:-1]}, which no checkpoint needs")
+            raise ValueError(f"it names {ascii(text[:80])[1:-1]}, which is not needed for tensors")
         return Name(text)
 
     def _made(self, name: Any, arguments: Any) -> Any:
@@ -109,7 +113,7 @@ class _Reader:
         return Made(text, given) if maker is None else maker(*given)
 
     def _set_state(self, state: Any) -> None:
-        if isinstance(self.stack[-1], Made):  # an attribute of a dict says nothing of a model
+        if isinstance(self.stack[-1], Made):  # not on a dict, whose attributes no reader needs
             self.stack[-1].state = state
 
     def _append(self, values: list[Any]) -> None:
@@ -122,7 +126,7 @@ class _Reader:
 
 
 def _no_storage(described: Any) -> Any:
-    raise ValueError("it holds values, where none can be")
+    raise ValueError("it refers to values, but has none")
 
 
 def read_pickle(
@@ -131,11 +135,11 @@ def read_pickle(
     makers: Mapping[str, Callable[..., Any]],
     stored: Callable[[Any], Any] = _no_storage,
 ) -> Any:
-    """The value that a pickle describes. Raises ValueError.
+    """Return the value that a pickle describes. Raises ValueError.
 
-    names: those that may stand in it beside torch's constants; makers: name -> what a call of it
-    makes, out of values that may be anything; stored: makes a storage of torch out of the tuple
-    that describes one.
+    names: names that it may have beside torch's constants; makers: name -> function that makes what
+    a call of it would, from arguments that may be anything; stored: makes a storage of torch from
+    the tuple that describes it.
     """
     reader, count = _Reader(names, makers, stored), 0
     try:
@@ -145,19 +149,17 @@ def read_pickle(
                 raise ValueError(f"it has more than {MAX_OPCODES} instructions")
             step = reader.steps.get(opcode.name)
             if step is None:
-                raise ValueError(
-                    f"it has the instruction {opcode.name}, which torch.save never writes"
-                )
+                raise ValueError(f"its instruction {opcode.name} is not one that torch.save writes")
             step(argument)
         (value,) = reader.stack
     except (IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"its instruction {count} has nothing to work on") from error
+        raise ValueError(f"its instruction {count} has no valid operands") from error
     _check_size(value, max(2 * count, min(64 * count, MAX_OPCODES)))
     return value
 
 
 def _check_size(value: Any, most: int) -> None:
-    """Refuse values that hold themselves, or each other so often that going through them never ends."""
+    """Refuse values that hold themselves, or each other so often that visiting them never ends."""
     left, seen = [(value, 0)], 0
     while left:
         each, depth = left.pop()
@@ -172,11 +174,11 @@ def _check_size(value: Any, most: int) -> None:
         seen += 1 + len(inner)
         if seen > most or depth > MAX_DEPTH:
             raise ValueError("its values are nested without end")
-        left += [(one, depth + 1) for one in inner]
+        left += [(value, depth + 1) for value in inner]
 
 
 def _key(value: Any) -> Any:
-    """A key of a dict; tuples of tuples of the same tuple would take for ever to compare."""
+    """Check a key of a dict. No nested tuples, because hashing those that share parts never ends."""
     for each in value if isinstance(value, tuple) else (value,):
         _of_type(each, str | int | float | None | Name | Made)
     return value

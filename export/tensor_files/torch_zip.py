@@ -1,8 +1,8 @@
-"""Where the parts of a file of torch.save lie: a zip archive whose members are stored as they are.
+"""Reader of torch.save's zip archives, whose members are stored without compression.
 
-Only what torch writes is an archive here: no compression, no encryption, no comment or other bytes
-before or behind it, every member within the archive and none over another. So nothing in it can
-grow, lead elsewhere or be two things at once, whoever reads it.
+Only what torch writes is accepted: no compression, no encryption, no comment or other bytes before
+or after the archive, every member within it and none over another. So no member can grow, lead
+elsewhere, or be read differently by another tool.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from stem_edge.export.tensor_files.stored_tensor import ZIP, SourceFile, looks_l
 
 MAX_MEMBERS = 1 << 18
 MAX_NAME_NBYTES = 1024
-END = struct.Struct("<4s4H2IH")  # behind all members and their directory
-LONG_END = struct.Struct("<4sQ2H2I4Q")  # before it, where numbers are too large for that
-LOCATOR = struct.Struct("<4sIQI")  # between the two
-ENTRY = struct.Struct("<4s6H3I5H2I")  # one member in the directory
-LOCAL = struct.Struct("<4s5H3I2H")  # the same before the member
-LONG = 0xFFFFFFFF  # "see the extra field"
-ENCRYPTED, STORED, LINK = 1, 0, 0o120000
-DAMAGED = "the file is cut or was changed"
+# The names of these in PKWARE's APPNOTE.TXT follow each.
+END = struct.Struct("<4s4H2IH")  # end of central directory record
+LONG_END = struct.Struct("<4sQ2H2I4Q")  # zip64 end of central directory record, before it
+LOCATOR = struct.Struct("<4sIQI")  # zip64 end of central directory locator, between the two
+ENTRY = struct.Struct("<4s6H3I5H2I")  # central directory header
+LOCAL = struct.Struct("<4s5H3I2H")  # local file header
+LONG = 0xFFFFFFFF  # the number is in the zip64 extra field, because it needs 64 bits
+ENCRYPTED, STORED, LINK, ZIP64 = 1, 0, 0o120000, 1
+DAMAGED = "the file is truncated or was changed"
 
 
 class Member(NamedTuple):
-    """One part of an archive."""
+    """Part of an archive."""
 
-    at: int  # in the file
+    at: int  # byte of the file
     nbytes: int
     crc32: int  # 0: torch was told not to compute it
 
 
 def read_members(file: SourceFile, start: int, nbytes: int) -> dict[str, Member]:
-    """Name -> member of the archive that is these bytes of the file. Raises ValueError."""
+    """Return name -> member of the archive in these bytes of the file. Raises ValueError."""
     head = file.read(start, min(512, nbytes))
     if not head.startswith(ZIP):
         what = looks_like(head) or f"bytes {head[:8].hex(' ') or 'none'}"
@@ -44,18 +45,18 @@ def read_members(file: SourceFile, start: int, nbytes: int) -> dict[str, Member]
     members: dict[str, Member] = {}
     for name, member in _entries(directory, count):
         if name in members:
-            raise ValueError(f"the member {name} is there twice")
+            raise ValueError(f"it has two members {name}")
         members[name] = _placed(file, start, end, name, member)
     at = start
     for member in sorted(members.values()):
         if member.at < at:
-            raise ValueError(f"members lie over each other at byte {member.at}")
+            raise ValueError(f"members overlap at byte {member.at}")
         at = member.at + member.nbytes
     return members
 
 
 def read_member(file: SourceFile, member: Member, limit: int) -> bytes:
-    """A small member, its checksum compared. Raises ValueError."""
+    """Read a small member and compare its checksum. Raises ValueError."""
     if member.nbytes > limit:
         raise ValueError(f"a member has {member.nbytes} bytes; expected up to {limit}")
     data = file.read(member.at, member.nbytes)
@@ -65,7 +66,7 @@ def read_member(file: SourceFile, member: Member, limit: int) -> bytes:
 
 
 def _directory(file: SourceFile, start: int, nbytes: int) -> tuple[bytes, int, int]:
-    """The list of members, how many they are, and the byte where they end."""
+    """Read the central directory; return it, its number of members, and the byte where they end."""
     at = start + nbytes - END.size
     if nbytes < END.size:
         raise ValueError(f"it has {nbytes} bytes; {DAMAGED}")
@@ -75,7 +76,7 @@ def _directory(file: SourceFile, start: int, nbytes: int) -> tuple[bytes, int, i
     count, size, offset = end[4], end[5], end[6]
     if (long := _long_end(file, start, at)) is not None:
         at -= LOCATOR.size + LONG_END.size
-        short = (0xFFFF, LONG, LONG)  # where a number did not fit; else both say the same
+        short = (0xFFFF, LONG, LONG)  # for numbers that do not fit; others must be equal in both
         if any(a not in (b, c) for a, b, c in zip(end[4:7], long, short, strict=True)):
             raise ValueError(f"its two directories differ; {DAMAGED}")
         count, size, offset = long
@@ -87,7 +88,7 @@ def _directory(file: SourceFile, start: int, nbytes: int) -> tuple[bytes, int, i
 
 
 def _long_end(file: SourceFile, start: int, end: int) -> tuple[int, int, int] | None:
-    """Count, size and place of the directory where an archive says them once more, in 64 bits."""
+    """Read count, size and offset of the directory in zip64's form; None if there is none."""
     at = end - LOCATOR.size - LONG_END.size
     if at < start:
         return None
@@ -96,12 +97,12 @@ def _long_end(file: SourceFile, start: int, end: int) -> tuple[int, int, int] | 
     if locator[0] != b"PK\x06\x07":
         return None
     if long[0] != b"PK\x06\x06" or start + locator[2] != at:
-        raise ValueError(f"its directory is not where it says; {DAMAGED}")
+        raise ValueError(f"its directory is not where its end says; {DAMAGED}")
     return long[7], long[8], long[9]
 
 
 def _entries(directory: bytes, count: int) -> Iterator[tuple[str, Member]]:
-    """Members with the place of their headers."""
+    """Yield the members by name, with `at` of their local headers."""
     at = 0
     for _ in range(count):
         if at + ENTRY.size > len(directory):
@@ -136,11 +137,11 @@ def _checked_name(data: bytes) -> str:
 
 
 def _long(extra: bytes, *values: int) -> list[int]:
-    """Numbers that did not fit into 32 bits stand in the extra field of kind 1, in this order."""
+    """Replace numbers that did not fit into 32 bits by those of the zip64 extra field, in order."""
     found, at = list(values), 0
     while LONG in found and at + 4 <= len(extra):
         kind, size = struct.unpack_from("<2H", extra, at)
-        if kind == 1:
+        if kind == ZIP64:
             for number, value in enumerate(found):
                 if value == LONG:
                     if at + 12 > len(extra) or size < 8:
@@ -153,10 +154,10 @@ def _long(extra: bytes, *values: int) -> list[int]:
 
 
 def _placed(file: SourceFile, start: int, end: int, name: str, member: Member) -> Member:
-    """The member with the place of its first byte."""
+    """Check a member's local header; return the member with `at` of its first byte."""
     at = start + member.at
     if at + LOCAL.size > end:
-        raise ValueError(f"the member {name} begins at byte {at}, behind all members; {DAMAGED}")
+        raise ValueError(f"the member {name} begins at byte {at}, after all members; {DAMAGED}")
     local = LOCAL.unpack(file.read(at, LOCAL.size))
     at += LOCAL.size + local[9] + local[10]
     if local[0] != ZIP or local[2] & ENCRYPTED or local[3] != STORED:

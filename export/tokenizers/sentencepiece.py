@@ -1,12 +1,12 @@
-"""A sentencepiece model as a `tokenizers` tokenizer with the same ids.
+"""Conversion of a sentencepiece model to a `tokenizers` tokenizer with the same ids.
 
 The stock converters differ from sentencepiece on most texts with unusual spaces or characters, so
-normalizer, decoder and special tokens are put together here.
+normalizer, decoder and special tokens are built here.
 
-Known differences that remain: a text that is nothing but one user-defined symbol gets no dummy
-prefix; and with NFKC rules a text of deleted control characters alone gets none either, marks may
-differ that are stacked on letters of another script or on compatibility characters, and U+FDD0,
-U+FDD1 and the singleton marks such as U+0340.
+Known differences that remain: a text that consists of one user-defined symbol gets no dummy prefix.
+With NFKC rules, a text of deleted control characters alone gets none either; marks on letters of
+another script or on compatibility characters may differ, as may U+FDD0, U+FDD1 and singleton marks
+such as U+0340.
 """
 
 import re
@@ -21,10 +21,10 @@ _UNIGRAM, _BPE = 1, 2
 
 
 def build_sentencepiece(library: Any, proto: Any, parts: dict[str, Any]) -> Tokenizer:
-    """A tokenizer that gives the ids of sentencepiece.
+    """Build a tokenizer that gives the ids of sentencepiece.
 
-    library: transformers.convert_slow_tokenizer; proto: the model's protobuf; parts: what its
-    SentencePieceExtractor made of it. Raises ValueError for models that cannot be converted.
+    library: transformers.convert_slow_tokenizer; proto: the model's protobuf; parts: what the
+    library's SentencePieceExtractor extracts. Raises ValueError for models that cannot be converted.
     """
     trainer, norm = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (_UNIGRAM, _BPE):
@@ -39,7 +39,7 @@ def build_sentencepiece(library: Any, proto: Any, parts: dict[str, Any]) -> Toke
     symbols = [p.piece for p in proto.pieces if p.type == _USER_DEFINED]
     normalizer = normalizers.Sequence(_sp_normalizer(norm, symbols))
     unstable = [name for name in symbols if normalizer.normalize_str(name) != name]
-    if unstable:  # its changed form would be taken for it everywhere
+    if unstable:  # cannot be added, because text like its normalised form would match it
         raise ValueError(f"user-defined symbol {unstable[0]!r}, which normalisation changes")
     tokenizer.normalizer = normalizer
     if trainer.model_type == _UNIGRAM:
@@ -50,18 +50,19 @@ def build_sentencepiece(library: Any, proto: Any, parts: dict[str, Any]) -> Toke
     tokenizer.decoder = decoders.Sequence(steps)
     special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
-    # Found after normalisation, or spaces beside a symbol would count as the ends of the text.
+    # Matched after normalisation, otherwise spaces beside a symbol would count as ends of the text.
     tokenizer.add_tokens([AddedToken(name, normalized=True) for name in symbols])
     return tokenizer
 
 
 def _sp_normalizer(norm: Any, symbols: list[str]) -> list[Any]:
     steps = _charsmap(norm)
-    if norm.remove_extra_whitespaces:  # U+0020, and "▁" at the end; Strip would take every space
+    if norm.remove_extra_whitespaces:
+        # Only U+0020, and "▁" at the end; not by Strip, because that removes any white space.
         steps.append(normalizers.Replace(Regex(r"\A +|(?<= ) +|[ ▁]+\z"), ""))
     steps.append(normalizers.Replace(" ", "▁"))
     if norm.add_dummy_prefix and symbols:
-        # A symbol is itself normalised before it is searched for, and must not get the prefix.
+        # Symbols are normalised themselves before they are searched for; they must get no prefix.
         alone = "|".join(map(re.escape, symbols))
         steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=(?m:.))"), "▁"))
     elif norm.add_dummy_prefix:
@@ -70,10 +71,11 @@ def _sp_normalizer(norm: Any, symbols: list[str]) -> list[Any]:
 
 
 def _charsmap(norm: Any) -> list[Any]:
-    """Sentencepiece replaces the longest match; Precompiled replaces whole graphemes by the first.
+    """Return steps that replace characters as sentencepiece does, which takes the longest match.
 
-    It loses the accent of "①́" and the voice of "ｶﾞ". So each character goes to it alone (U+FDD0
-    between), and NFC composes after. U+FDD1 keeps NFC from reordering marks that never compose.
+    Precompiled replaces a whole grapheme by what its first match becomes, and so loses the accent of
+    "①́" and the voice of "ｶﾞ". So each character goes to it alone (U+FDD0 between), and NFC composes
+    after. U+FDD1 keeps NFC from reordering marks that never compose.
     """
     if not norm.precompiled_charsmap:
         return []
@@ -91,8 +93,8 @@ def _charsmap(norm: Any) -> list[Any]:
 
 
 def _never_composed() -> str:
-    """Where NFC composes or reorders a mark and sentencepiece, whose rules start with a bare letter
-    and hold their marks in canonical order, does not: as a pattern of positions."""
+    """Return a pattern of positions where NFC composes or reorders a mark, but sentencepiece does
+    not, because its rules start with a bare letter and hold their marks in canonical order."""
     canonical = (c for c in map(chr, range(0x110000)) if unicodedata.decomposition(c)[:1].isalnum())
     letters = [c for c in canonical if unicodedata.normalize("NFC", c) == c]
     marks = sorted({unicodedata.normalize("NFD", c)[-1] for c in letters})
@@ -109,7 +111,7 @@ def _never_composed() -> str:
 def _keep_apart(hidden: set[str], visible: str) -> Any:
     """Cut names such as "<0x41>" in ordinary text, at a place that no ordinary piece spans.
 
-    The unigram model would take the name for the piece itself.
+    Otherwise the unigram model would take the name for the piece itself.
     """
     cuts = []
     for name in sorted(hidden):

@@ -1,4 +1,4 @@
-"""The trainer's tokenizer, whatever its kind, as one Hugging Face `tokenizer.json`.
+"""Conversion of the trainer's tokenizer, whatever its kind, to one Hugging Face `tokenizer.json`.
 
 A token's id chooses its row, so the converted tokenizer must give the trainer's own ids. Where the
 public converters do not, this module corrects them, and the tests compare with the original.
@@ -7,7 +7,7 @@ Names of special tokens are recognised in a prompt, as Hugging Face users expect
 them as ordinary text. `Tokenizer.encode_special_tokens = True` gives the trainer's reading.
 
 One difference remains: tiktoken text of more than 400,000 characters, which the trainer cuts into
-pieces first. For sentencepiece see sentencepiece.py.
+pieces first. Those of sentencepiece are in sentencepiece.py.
 """
 
 import base64
@@ -29,7 +29,7 @@ from stem_edge.export.tokenizers.sentencepiece import build_sentencepiece
 
 _BOS, _EOS = "<|begin_of_text|>", "<|end_of_text|>"
 _HINT = "give the right file, or pass --tokenizer FILE"
-_PATTERN = (  # the trainer's: how it cuts text before merging bytes
+_PATTERN = (  # the trainer's, which cuts text before bytes are merged
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -39,6 +39,8 @@ _NAMED |= {253: "<|fim_end_fill|>", 254: "<|fim_pad|>", 255: "<|fim_suffix|>"}
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
+    """Texts of tokenizer.json and tokenizer_config.json, and the ids that the model needs."""
+
     json: str
     config: dict[str, object]
     vocab_size: int  # 1 + the greatest id
@@ -47,9 +49,9 @@ class ExportedTokenizer:
 
 
 def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> ExportedTokenizer:
-    """Convert the trainer's tokenizer `kind` kept at `path` (unused for "bytes").
+    """Convert the trainer's tokenizer of this kind from the file `path` (unused for "bytes").
 
-    add_bos: put the first token before a text. None: as a tokenizer.json says itself.
+    add_bos: put the first token before a text. None: as the tokenizer.json does.
     """
     if kind == "json":
         return _convert_json(_file(kind, path), add_bos)
@@ -58,7 +60,7 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
     converters = {"tiktoken": _convert_tiktoken, "sp": _convert_sp}
     if kind not in converters:
         raise CheckpointError(
-            f"tokenizer kind {kind!r} is unknown; expected one of bytes, {', '.join(converters)}, json; "
+            f"tokenizer kind {kind!r} is unknown; expected one of bytes, {', '.join(converters)}, json: "
             "correct the name, or pass --tokenizer tokenizer.json"
         )
     return converters[kind](_file(kind, path), bool(add_bos))
@@ -66,7 +68,7 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
 
 def _file(kind: str, path: Path | None) -> Path:
     if path is None:
-        raise CheckpointError(f"tokenizer {kind!r} needs the path of its file, got none; {_HINT}")
+        raise CheckpointError(f"tokenizer {kind!r} needs the path of a file, but has none; {_HINT}")
     if not path.is_file():
         raise CheckpointError(
             f"{path.parent}: no {path.name}; add one or pass --tokenizer FILE (a tokenizer.json)"
@@ -81,7 +83,7 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in Rust code is not an Exception
+    except BaseException as error:  # since a panic in Rust code is not an Exception
         found = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(f"{path}: {found}; expected {expected}; {_HINT}") from error
 
@@ -91,7 +93,7 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise CheckpointError(
-            f"this tokenizer needs {name}, which did not import ({error}); "
+            f"this tokenizer needs {name}, which cannot be imported ({error}); "
             "pip install 'stem-edge[export]', or pass --tokenizer tokenizer.json"
         ) from error
 
@@ -103,7 +105,7 @@ def _finish(
         tokenizer = _load(text)
         bos_id, eos_id = (_special_id(tokenizer, name) for name in (bos, eos))
         if add_bos and bos is None:
-            raise ValueError("no bos_token (nor in a tokenizer_config.json beside it), but add_bos")
+            raise ValueError("add_bos, but no bos_token in it or in tokenizer_config.json")
         if add_bos:
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, bos_id)]
@@ -118,11 +120,11 @@ def _finish(
 
 def _load(text: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(text)
-    # A padding block's size is taken on trust: a great one ends the process at the first text.
+    # The size of padding is not checked by the library, so a large one would end the process.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.post_processor = None
-    tokenizer.decode(tokenizer.encode("a b").ids)  # some damage shows only in use
+    tokenizer.decode(tokenizer.encode("a b").ids)  # needed, because some damage shows only in use
     ids = tokenizer.get_vocab().values()
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(set(ids))} different ids")
@@ -137,10 +139,10 @@ def _special_id(tokenizer: Tokenizer, name: str | None) -> int | None:
 
 
 def _bytes() -> Tokenizer:
-    # Byte-level, and not by byte fallback: that one decodes a whole run of bytes to U+FFFD when a
+    # Byte-level instead of byte fallback, which decodes a whole run of bytes to U+FFFD when a
     # single one of them is wrong.
     alphabet = sorted(ByteLevel.alphabet())
-    # Its first characters stand for the bytes of their own code, the others for the rest, in order.
+    # A byte is its own character where the alphabet has it; the others follow in order.
     own = {ord(char): char for char in alphabet if ord(char) < 256}
     others = iter(char for char in alphabet if ord(char) >= 256)
     vocab = {own.get(byte) or next(others): byte for byte in range(256)}
@@ -157,7 +159,7 @@ def _convert_tiktoken(path: Path, add_bos: bool) -> ExportedTokenizer:
         ranks = _read_ranks(path)
         names = [_NAMED.get(i, f"<|reserved_special_token_{i}|>") for i in range(256)]
         converter = library.TikTokenConverter(pattern=_PATTERN, extra_special_tokens=names)
-        # tiktoken's own reader caches by path in the temporary folder: it may give an older file.
+        # Not by tiktoken's own reader, because its cache by path may return an older file.
         converter.load_tiktoken_bpe = lambda _: ranks
         text = converter.converted().to_str()
     return _finish(path, text, _BOS, _EOS, add_bos)
@@ -195,7 +197,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
         with _reading(jinja, "a chat template in UTF-8"):
             template = jinja.read_text("utf-8")
     bos, eos = (_token_name(beside, config, key) for key in ("bos_token", "eos_token"))
-    # Not as add_bos_token says: transformers goes by the tokenizer.json alone, too.
+    # add_bos_token is not read, since transformers, too, goes by the tokenizer.json alone.
     adds = _adds(path, text, bos) if add_bos is None else add_bos
     exported = _finish(path, text, bos, eos, adds, template)
     stops = [*exported.eos_ids, *_stops(path, exported.vocab_size)]
@@ -203,7 +205,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is none."""
+    """Read the JSON object in a file; empty if there is no file."""
     if not path.is_file():
         return {}
     with _reading(path, "a JSON object"):
@@ -211,7 +213,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _adds(path: Path, text: str, bos: str | None) -> bool:
-    """Whether the tokenizer itself puts its first token before a text."""
+    """Return whether the tokenizer itself puts its first token before a text."""
     with _reading(path, "a tokenizer that puts nothing or its bos_token before a text"):
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
@@ -220,12 +222,12 @@ def _adds(path: Path, text: str, bos: str | None) -> bool:
         pairs = zip(added.tokens, added.special_tokens_mask, strict=True)
         own = [token for token, _ in takewhile(lambda pair: pair[1], pairs)]
         if own not in ([], [bos]):
-            raise ValueError(f"it puts {own} before a text, the bos_token is {bos!r}")
+            raise ValueError(f"it puts {own} before a text, but the bos_token is {bos!r}")
         return bool(own)
 
 
 def _stops(path: Path, vocab_size: int) -> list[int]:
-    """Tokens that end a text, as the model's own files beside its tokenizer.json say."""
+    """Read the ids that end a text from the model's files beside its tokenizer.json."""
     for beside in (path.with_name("generation_config.json"), path.with_name("config.json")):
         found = _read_object(beside).get("eos_token_id")
         if found is None:
@@ -233,8 +235,8 @@ def _stops(path: Path, vocab_size: int) -> list[int]:
         stops = found if isinstance(found, list) else [found]
         if not all(type(stop) is int and 0 <= stop < vocab_size for stop in stops):
             raise CheckpointError(
-                f"{beside}: eos_token_id is {one_line(repr(found))}; expected ids below {vocab_size}, as in the "
-                f"tokenizer; {_HINT}"
+                f"{beside}: eos_token_id is {one_line(repr(found))}; expected ids below {vocab_size}, "
+                f"as the tokenizer has; {_HINT}"
             )
         return stops
     return []

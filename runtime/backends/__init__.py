@@ -1,4 +1,4 @@
-"""What runs a backbone: the interface, options of loading, memory needs and plan, the list of engines.
+"""Engines that run a backbone: the list of them, their interface, load options, the memory plan.
 
-An engine is a folder in here, with its own loader, slots and needs, and a line in engines.py.
+An engine is a folder in here, with its own loader, slots and needs, and an entry in engines.py.
 """

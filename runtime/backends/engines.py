@@ -1,7 +1,7 @@
-"""Which engine runs a bundle, and what loading it needs of that engine.
+"""The list of engines, the choice of one for a bundle, and the interface of their loaders.
 
-An engine is a module with a function `loaders`, and a line in ENGINES. From there on everything goes
-through EngineLoader, Slots, Backend and Needs; its libraries are imported only when it was chosen.
+An engine is a module with a function `loaders` and an entry in ENGINES. Everything else goes
+through EngineLoader, Slots, Backend and Needs. Its libraries are imported only once it is chosen.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "-
 
 
 class EngineLoader(Protocol):
-    """One way of one engine to load one bundle."""
+    """A way for an engine to load a bundle."""
 
-    name: str  # of the way, where there are several
-    fills_while_opening: bool  # whether slots can be filled while the backbone is opened
-    step_tokens: int  # that a step may have, once the backbone is open
+    name: str  # tells the loaders of an engine apart in messages
+    fills_while_opening: bool  # slots can be filled while the backbone is being opened
+    step_tokens: int  # most tokens in a step; known once the backbone is open
 
     def prepare(self, verdict: Verdict | None) -> None:
-        """Do what only a first load does. verdict: of the trial of the bundle."""
+        """Do the work that only a first load needs. verdict: of the bundle's trial."""
 
     def needs(self, context: int) -> Needs:
-        """The memory for so many tokens; before `prepare`, as if that had been done."""
+        """Return the memory needed for `context` tokens; may be called before `prepare`."""
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """Slots in the form that its graph reads."""
+        """Allocate slots in the form that this engine's graph reads."""
 
     def open(self, slots: Slots | None) -> Backend:
-        """The loaded backbone over these slots; a dense model has none.
+        """Load the backbone over these slots; a dense model has none.
 
-        Raises BackendError, and NotRunnableError where another way may do.
+        Raises BackendError; NotRunnableError if the engine's next loader may work instead.
         """
 
 
 class NotRunnableError(BackendError):
-    """This way of loading cannot run here; another may do."""
+    """A loader cannot run the bundle here; another loader of the engine may."""
 
 
 class Engine(NamedTuple):
-    """What is known of an engine before it is imported."""
+    """Facts about an engine that are known before it is imported."""
 
-    backbone: EngineName  # that it runs, by its name in the manifest
-    module: str  # has loaders(bundle, options) -> list of EngineLoader, in the order worth a try
-    is_there: Callable[[], bool]  # nothing is loaded
-    install: str  # how to get it
+    backbone: EngineName  # the one it runs, by its name in the manifest
+    module: str  # has loaders(bundle, options) -> list of EngineLoader, the preferred one first
+    is_there: Callable[[], bool]  # must not import the library
+    install: str  # command that installs it
 
 
 ENGINES: dict[str, Engine] = {
     "onnxruntime": Engine(
         "onnxruntime",
-        "stem_edge.runtime.backends.onnxruntime.loading",
+        "stem_edge.runtime.backends.onnxruntime.loader",
         lambda: find_spec("onnxruntime") is not None,
         "pip install onnxruntime",
     ),
     "ggml": Engine(
         "ggml",
-        "stem_edge.runtime.backends.ggml.loading",
+        "stem_edge.runtime.backends.ggml.loader",
         lambda: library_path() is not None,
         f"{INSTALL} (it compiles for some minutes: docs/engines.md)",
     ),
@@ -81,14 +81,14 @@ ENGINES: dict[str, Engine] = {
 
 
 def engine_names() -> tuple[str, ...]:
-    """What can be chosen."""
+    """Values of the option `engine`."""
     return (AUTO, *ENGINES)
 
 
 def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
-    """The engine that runs a bundle; "auto": the first that it has a backbone for and is installed.
+    """Return the engine for a bundle; "auto" takes the first installed one with a backbone in it.
 
-    Raises InputError for a name that is none, BackendError if the bundle has no such backbone.
+    Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """
     present = bundle.manifest.engines
     fitting = [name for name, engine in ENGINES.items() if engine.backbone in present]
@@ -107,31 +107,32 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
 
 
 def choose_backbone(bundle: Bundle, wanted: str = AUTO) -> EngineName:
-    """The backbone that this engine runs. Raises as choose_engine."""
+    """Return the backbone that the chosen engine runs. Raises what choose_engine raises."""
     return ENGINES[choose_engine(bundle, wanted)].backbone
 
 
 def is_installed(engine: str) -> bool:
-    """Whether the engine's library is there; nothing is loaded."""
+    """Return whether the engine's library is installed, without importing it."""
     return ENGINES[engine].is_there()
 
 
 def check_installed(bundle: Bundle, engine: str) -> None:
-    """Raises BackendError if the engine that was chosen is not there."""
+    """Raise BackendError if the chosen engine is not installed."""
     if is_installed(engine):
         return
-    fitting = (name for name, one in ENGINES.items() if one.backbone in bundle.manifest.engines)
-    others = [name for name in fitting if is_installed(name)]
-    instead = f", or leave it to {others[0]}" if others else ""
+    present = bundle.manifest.engines
+    others = [n for n, e in ENGINES.items() if e.backbone in present and is_installed(n)]
+    instead = f", or use {others[0]}, which is" if others else ""
+    install = ENGINES[engine].install
     raise BackendError(
-        f"{bundle.path}: {engine} is not installed; install it with: {ENGINES[engine].install}{instead}"
+        f"{bundle.path}: {engine} is not installed; install it with: {install}{instead}"
     )
 
 
 def loaders(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
-    """Ways of the engine to load a bundle, in the order worth a try.
+    """Return the engine's loaders for a bundle, the preferred one first.
 
-    Raises InputError for options that the engine does not have, BackendError if there is no way.
+    Raises InputError for options that the engine lacks, BackendError if it cannot load the bundle.
     """
     check_installed(bundle, engine)
     made: Sequence[EngineLoader] = import_module(ENGINES[engine].module).loaders(bundle, options)
@@ -139,10 +140,10 @@ def loaders(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[Engin
 
 
 def check_absent(engine: str, given: Mapping[str, object]) -> None:
-    """Raises InputError for options, name -> value, that the engine does not have."""
+    """Raise InputError if any of these options, name -> value, is set: the engine lacks them."""
     if names := [name for name, value in given.items() if value]:
         raise InputError(
-            f"{', '.join(names)}: {engine}, which this runs on, has no such option; leave it out, or "
+            f"{', '.join(names)}: not supported by the engine in use, {engine}; leave it out, or "
             "choose another engine"
         )
 
@@ -150,16 +151,16 @@ def check_absent(engine: str, given: Mapping[str, object]) -> None:
 def first_that_runs(
     bundle: Bundle, ways: Sequence[EngineLoader], load: Callable[[EngineLoader], T]
 ) -> T:
-    """What `load` returns for the first way that it does not raise NotRunnableError for."""
+    """Return the result of `load` for the first loader that does not raise NotRunnableError."""
     reasons = []
     for way in ways:
         try:
             return load(way)
         except NotRunnableError as error:
-            # Its advice is for one graph; ours below is for all of them.
+            # Drop its advice, because it concerns one set of graphs; ours below covers them all.
             reason = str(error).replace(f"{bundle.path}{os.sep}", "").rsplit("; ", 1)[0]
             reasons.append(f"{way.name}: {reason}")
     raise BackendError(
-        f"{bundle.path}: none of its graphs runs ({'; '.join(reasons)}); let the CPU take what is "
-        "lacking (cpu as the last of providers), or run it on the CPU alone"
+        f"{bundle.path}: none of its graphs runs ({'; '.join(reasons)}); let the CPU run the "
+        "missing operators (cpu as the last of providers), or run everything on the CPU"
     )

@@ -1,4 +1,4 @@
-"""What an engine needs of whatever runs the backbone."""
+"""The interface of a loaded backbone, checks of its logits, and errors from native libraries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.numerics.quantize import F32
 
-# Tokens: a prompt is cut so that no piece is one token alone, which shorter pieces cannot promise.
+# Tokens. Prompts must be cut without a piece of one token, which smaller chunks cannot guarantee.
 LEAST_CHUNK = 4
 DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the bundle again"
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
-MAX_REASON = 300  # characters of what an engine says
-# Of onnxruntime, CUDA and WebGPU.
+MAX_REASON = 300  # characters of an engine's message
+# Parts of messages of onnxruntime, CUDA and WebGPU: these errors have no type of their own.
 NO_MEMORY = (
     "bad_alloc",
     "allocate memory",
@@ -43,24 +43,23 @@ class BackendContext(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the KV cache, as it has filled so far."""
+        """Bytes that the KV cache takes so far."""
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:
-        """Take ids [T] at positions position..position+T-1 as far as no rows are needed.
+        """Start a step of ids [T] at positions position..position+T-1: the layers before any row.
 
-        prefill: with the graph for prompts, if the backend has one.
+        prefill: use the graph for prompts, if the backend has one.
         """
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """Take the same tokens, whose rows are in slots [T], to their end.
+        """Complete the step with the remaining layers; its tokens' rows are in slots [T].
 
-        Returns logits [logits, V] of the last so many of them; the next call may overwrite them.
-        They are finite; but where `top` is not 0, only that many of the largest are wanted, and a
-        backend that would have to fetch the others from a device may give -inf for them. Raises
-        BackendError, after which the same step can be tried again, and other contexts are as they
-        were.
+        Returns logits [logits, V] of the step's last tokens; the next call may overwrite them.
+        They are finite, except that with `top` other than 0 only that many of the largest are
+        wanted, and a backend may give -inf for the others rather than fetch them from a device.
+        Raises BackendError; the same step can then be tried again, and other contexts are intact.
         """
 
 
@@ -68,21 +67,21 @@ class Backend(Protocol):
     """A loaded backbone that reads rows from the slots of one row cache."""
 
     def open_context(self, length: int) -> BackendContext:
-        """An empty context for up to `length` tokens."""
+        """Return an empty context for up to `length` tokens."""
 
     def close(self) -> None:
         """Release the backbone."""
 
 
 class NotFiniteError(BackendError):
-    """Logits are not numbers."""
+    """Logits contain NaN or infinities."""
 
 
 def check_logits(logits: F32, position: int) -> F32:
-    """The same logits [n, V], whose first position is this; raises BackendError for NaN and inf.
+    """Return logits [n, V] unchanged; raise NotFiniteError for NaN and inf. position: of the first.
 
-    Also for -inf, which no finite weights give on purpose: no token can be chosen by such logits
-    in a way that means anything. Takes about 13 microseconds for 128,256 logits.
+    -inf is refused, too: no finite weights give it on purpose, so a token chosen by such logits
+    would mean nothing. Takes about 13 microseconds for 128,256 logits.
     """
     if not logits.size or (np.isfinite(logits.min()) and np.isfinite(logits.max())):
         return logits
@@ -90,18 +89,18 @@ def check_logits(logits: F32, position: int) -> F32:
     first = int(wrong.any(axis=1).argmax())
     raise NotFiniteError(
         f"{int(wrong[first].sum()):,} of {logits.shape[1]:,} logits at position {position + first} "
-        f"are not finite numbers, expected all to be; {DAMAGED}"
+        f"are not finite; {DAMAGED}"
     )
 
 
 def reason(error: Exception) -> str:
-    """What an engine says went wrong, on one line."""
+    """Return an engine's error message as one printable line."""
     said = " ".join(str(error).split()) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
 
 
 def check_memory(error: Exception, doing: str) -> None:
-    """Raises OutOfMemoryError if that is what an engine's error means: it has no type of its own."""
+    """Raise OutOfMemoryError if an engine's error means that. doing: "while ..." or "to ..."."""
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         raise OutOfMemoryError(
@@ -110,7 +109,7 @@ def check_memory(error: Exception, doing: str) -> None:
 
 
 def check_lost(error: Exception, doing: str) -> None:
-    """Raises DeviceLostError if the device is gone."""
+    """Raise DeviceLostError if an engine's error means that the device is gone."""
     if any(words.lower() in str(error).lower() for words in LOST):
         raise DeviceLostError(
             f"the device was lost {doing} ({reason(error)}); close the model and load it again"
@@ -118,6 +117,6 @@ def check_lost(error: Exception, doing: str) -> None:
 
 
 def check_device(error: Exception, doing: str) -> None:
-    """As check_memory and check_lost."""
+    """Raise OutOfMemoryError or DeviceLostError if an engine's error means that."""
     check_memory(error, doing)
     check_lost(error, doing)

@@ -1,4 +1,4 @@
-"""What a model is loaded with: the keywords of stem_edge.load as one object, judged in one place."""
+"""The keywords of stem_edge.load as one object, validated once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
 
-# The KV cache is memory: a model built for 128k tokens must not take gigabytes unasked.
+# The KV cache is anonymous memory: a model built for 128k tokens must not take gigabytes unasked.
 DEFAULT_CONTEXT = 4096
 EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
-# A provider, or several in their order; each may have options. See stem_edge.runtime.backends.onnxruntime.providers.provider.
+# A provider, or several by preference; each may have options, as in
+# stem_edge.runtime.backends.onnxruntime.providers.provider.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
 
@@ -52,7 +53,7 @@ class MoreKeywords(_DeviceLimits, total=False):
 
 
 class OtherKeywords(MoreKeywords, total=False):
-    """All but memory and context_length."""
+    """Keywords of stem_edge.load except memory and context_length."""
 
     threads: int | None
     providers: Providers
@@ -60,7 +61,7 @@ class OtherKeywords(MoreKeywords, total=False):
 
 
 class LoadKeywords(OtherKeywords, total=False):
-    """All keywords of stem_edge.load, for functions that pass them on."""
+    """Keywords of stem_edge.load, complete, for functions that pass them on."""
 
     memory: int | str | None
     context_length: int | None
@@ -68,7 +69,7 @@ class LoadKeywords(OtherKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """The keywords of stem_edge.load, which says what each means. Raises InputError."""
+    """Validated keywords of stem_edge.load, whose docstring explains them. Raises InputError."""
 
     memory: int | str | None = None
     threads: int | None = None
@@ -100,8 +101,8 @@ class LoadOptions:
             raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
         if self.resident and self.slots is not None:
             raise InputError(
-                f"slots is {self.slots}, and resident keeps the rows of every token; leave one of "
-                "them out"
+                f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "
+                "of the two"
             )
         for size in (self.memory, self.device_memory):
             if size is not None:
@@ -110,16 +111,16 @@ class LoadOptions:
 
     @property
     def cpus(self) -> int:
-        """Threads of the backbone."""
+        """Threads that compute the backbone."""
         return self.threads or usable_cpus()
 
     @property
     def device_nbytes(self) -> int | None:
-        """The limit for the memory of a device, if there is one."""
+        """Limit for the memory of a device, in bytes; None if none is set."""
         return None if self.device_memory is None else parse_size(self.device_memory)
 
     def context(self, bundle: Bundle) -> int:
-        """Tokens of prompt and answer together. Raises InputError."""
+        """Return the context length: tokens of prompt and answer together. Raises InputError."""
         longest = bundle.manifest.model.max_context
         context = min(longest, DEFAULT_CONTEXT)
         if self.context_length is not None:
@@ -129,5 +130,5 @@ class LoadOptions:
         return context
 
     def row_slots(self, bundle: Bundle) -> int | None:
-        """Slots that were asked for; None: as many as fit."""
+        """Return the slots asked for; None stands for as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots

@@ -1,13 +1,13 @@
-"""The memory plan: what a model will take, and how many row cache slots fit beside it.
+"""The memory plan: the memory that a model will take, and the row cache slots that fit beside it.
 
-A backend says what it needs (Needs): so much in any case, so much for each token of a chunk, so much
-for each slot, in memory of this process and of a device, if there is one. The planner takes the
-largest chunk that leaves room for a useful row cache, then as many slots as fit.
+A backend states its Needs: bytes in any case, per token of a chunk and per slot, in memory of this
+process and of a device, if there is one. The planner takes the largest chunk that leaves room for a
+useful row cache, then as many slots as fit.
 
-Counted is anonymous memory, which no system can take back, of this process with one generation:
-what it has taken already, and what loading and generating will add. Weights that are read in place
-from their files are not in it. Where rows lie on a device, the process keeps records that may be
-wanted there: the host tier.
+It counts the anonymous memory of this process with one generation, because the system cannot
+reclaim that: what is taken already, and what loading and generating will add. Weights that are read
+in place from their files do not count. If rows lie on a device, the process keeps records that the
+device may want next: the host tier.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import format_size, parse_size
 
-# Prompt tokens in one step: matrices reach their speed at about this many, memory grows with it.
+# Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = 128
 SMALLEST_CHUNK = 16
-# A larger chunk is taken only if it leaves a row cache of this many times as many slots.
+# A larger chunk is taken only if the row cache keeps this many slots for each of its tokens.
 SLOTS_PER_CHUNK_TOKEN = 8
-# Without a limit: so much of what the machine leaves, but a row cache of no more than this, which is
-# a few percent of a 1B model's tables; beyond, slots gain little.
+# Without a limit, a plan takes this share of the available memory. The row cache takes no more than
+# a few percent of a 1B model's tables, because further slots gain little.
 SHARE_OF_MACHINE = 0.5
 DEFAULT_CACHE_NBYTES = 256 << 20
-RECORD_NBYTES = 8  # that a row cache knows of every record
+RECORD_NBYTES = 8  # of bookkeeping in a row cache, for every record of the tables
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes that a backbone needs in one memory."""
+    """Bytes that a backbone needs in the memory of this process, or of a device."""
 
-    weights: int  # that do not stay in their file
-    kv_cache: int  # once the context is full
-    fixed: int  # of activations, whatever the chunk
-    chunk_token: int  # more of these for each token of a chunk
+    weights: int  # without those read in place from their file
+    kv_cache: int  # of a full context
+    fixed: int  # activations of any chunk
+    chunk_token: int  # further activations, for each token of a chunk
     slot: int  # of the row cache
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device that the backbone keeps everything on."""
+    """Needs on a device that holds weights, KV cache, activations and slots."""
 
     needs: Part
-    limit: int | None  # bytes of its memory, where anyone knows
-    asked: bool  # whether that is what the user allowed, and not what the device has
-    shared: bool  # it has no memory of its own: what it takes is this process's
+    limit: int | None  # bytes that may be taken; None if unknown
+    asked: bool  # the limit comes from the user, not from the device
+    shared: bool  # without memory of its own, so what it takes is memory of this process
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one way of running a backbone needs."""
+    """Memory that a loader needs for its backbone, and the choices that it follows from."""
 
     footprint: Footprint
     context_length: int
     host: Part
     device: Device | None = None
-    provider: str = "cpu"  # of onnxruntime, that runs the backbone
-    variant: Variant | None = None  # of its graphs; None: those for the CPU
-    prepared: bool = False  # weights stay in files that were rearranged
+    provider: str = "cpu"  # onnxruntime's execution provider
+    variant: Variant | None = None  # of the graphs; None for those of the CPU
+    prepared: bool = False  # weights stay in files that were packed beforehand
     prefill: bool = False  # the graph for prompts is loaded, too
-    prefill_refused: str = ""  # why it is not, if it is not exact here
+    prefill_refused: str = ""  # why it is not loaded, if it is not exact here
     repack: bool = False  # weights are rearranged in memory
-    saving: str = ""  # what could be done to need less
+    saving: str = ""  # advice on needing less, which ends a sentence
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What users ask of a plan."""
+    """A user's wishes for a plan; None leaves the number to the planner."""
 
     memory: int | str | None = None  # limit for this process
     slots: int | None = None
@@ -82,7 +82,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """Bytes of each part in the memory of a device, and the numbers they follow from."""
+    """Planned bytes in the memory of a device, and the numbers that they follow from."""
 
     provider: str
     variant: Variant | None
@@ -113,22 +113,22 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of each part, and the numbers they follow from."""
+    """Planned bytes in the memory of this process, and the numbers that they follow from."""
 
     engine: str
     context_length: int
     chunk_tokens: int
     slots: int
-    process: int
-    weights: int  # matrices that the engine rearranges into its own memory, and its bookkeeping
-    kv_cache: int  # once the context is full; its pages come as it fills
+    process: int  # taken before loading
+    weights: int  # matrices that the engine copies into its own memory, and its bookkeeping
+    kv_cache: int  # of a full context; the system provides its pages as it fills
     activations: int
     reads: int  # records on their way from flash
-    row_cache: int  # of a device: the bookkeeping of its slots, and the host tier
+    row_cache: int  # with slots on a device: their bookkeeping and the host tier
     host_slots: int = 0  # records of the host tier
     provider: str = "cpu"
     variant: Variant | None = None
-    device: DevicePlan | None = None  # what lies in memory of the provider's device
+    device: DevicePlan | None = None
     prefill_refused: str = ""
 
     @property
@@ -147,27 +147,25 @@ class MemoryPlan:
         ]
         if self.device is None:
             return [*parts, (f"row cache of {self.slots} slots", self.row_cache)]
-        # What a device without memory of its own takes is memory of this process.
         shared = [("memory of the device", self.device.total)] if self.device.shared else []
         tier = (f"host tier of {self.host_slots} records", self.row_cache)
         return [("this process before loading", self.process), *parts[3:], tier, *shared]
 
 
 def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: int) -> MemoryPlan:
-    """The plan with the most slots under the limit asked for, or a share of what is `available`.
+    """Return the plan with the most slots under the limit asked for, else a share of `available`.
 
     process: bytes that this process has taken already. Raises MemoryPlanError, which names the
-    path, if even the least does not fit; InputError for slots that cannot be.
+    path, if not even the smallest plan fits; InputError for impossible numbers of slots.
     """
     planner = Planner(needs, process)
     limit = process + available if ask.memory is None else parse_size(ask.memory)
     if ask.host_slots and (needs.device is None or not planner.records):
         raise InputError(
-            f"host_slots is {ask.host_slots}, and there is no accelerator that would miss rows; "
-            "leave it out"
+            f"host_slots is {ask.host_slots}, but no rows go to an accelerator here; leave it out"
         )
     least = planner.least(limit, ask.slots, ask.host_slots or 0)
-    whose = "memory" if ask.memory is not None else "what this machine leaves"
+    whose = "memory" if ask.memory is not None else "available memory"
     if reason := planner.refusal(least, limit, whose, path):
         raise MemoryPlanError(reason)
     share = limit if ask.memory is not None else process + int(available * SHARE_OF_MACHINE)
@@ -179,7 +177,7 @@ def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: i
 
 
 class Planner:
-    """Plans for one way of running a backbone."""
+    """Makes plans from the needs of a loader."""
 
     def __init__(self, needs: Needs, process: int) -> None:
         self.needs, self._process = needs, process
@@ -187,9 +185,9 @@ class Planner:
         self.records = self._tables.tables.records if self._tables else 0
 
     def least(self, limit: int, slots: int | None = None, host_slots: int = 0) -> MemoryPlan:
-        """The largest chunk under `limit` and the fewest slots; it may be too much all the same.
+        """Return the plan with the largest chunk under `limit` and the fewest slots.
 
-        Raises InputError for slots that cannot be.
+        It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
         """
         fewest = min(LEAST_CHUNK, self.records)
         if slots is not None and self._tables and not fewest <= slots <= self.records:
@@ -203,7 +201,7 @@ class Planner:
         return self.plan(chunk, slots or chunk, host_slots)
 
     def filled(self, least: MemoryPlan, limit: int, *, capped: bool = False) -> MemoryPlan:
-        """The same with as many slots as fit, or, `capped`, as a cache of the default size has."""
+        """Return the plan with as many slots as fit; `capped`: in a cache of the default size."""
         if self._tables is None:
             return least
         host, device = self.needs.host, self.needs.device
@@ -220,7 +218,7 @@ class Planner:
         return self.plan(least.chunk_tokens, slots, least.host_slots)
 
     def with_tier(self, plan: MemoryPlan, limit: int, *, capped: bool) -> MemoryPlan:
-        """The same with as many records between flash and the device as fit."""
+        """Return the plan with as many records between flash and the device as fit."""
         spare = limit - plan.total
         if capped:
             spare = min(spare, DEFAULT_CACHE_NBYTES)
@@ -229,13 +227,17 @@ class Planner:
         return self.plan(plan.chunk_tokens, plan.slots, records)
 
     def plan(self, chunk: int, slots: int, host_slots: int = 0) -> MemoryPlan:
-        """What so many tokens a chunk and so many slots, or one for every record, take."""
-        needs, host = self.needs, self.needs.host
+        """Return the plan for a number of tokens in a chunk, and of slots up to that of records."""
+        needs, host, tables = self.needs, self.needs.host, self._tables
         slots = min(slots, self.records)
-        # The rows of a chunk are resident at once: of any chunk, if all are.
+        # All rows of a chunk must be resident at once.
         chunk = min(chunk, slots) if slots < self.records else chunk
-        tier = RECORD_NBYTES * self.records if host_slots else 0
-        tier += host_slots * self._tier_slot_nbytes
+        known = RECORD_NBYTES * self.records
+        cached = slots * host.slot + known + (tables.index_nbytes if tables else 0)
+        if host_slots:
+            cached += known + host_slots * self._tier_slot_nbytes
+        # Twice, because staging or choosing records copies them.
+        read = tables.tables.record_nbytes + CRC_NBYTES if tables else 0
         return MemoryPlan(
             engine=needs.footprint.engine,
             context_length=needs.context_length,
@@ -245,8 +247,8 @@ class Planner:
             weights=host.weights,
             kv_cache=host.kv_cache,
             activations=host.fixed + chunk * host.chunk_token,
-            reads=self._reads_nbytes(chunk),
-            row_cache=slots * host.slot + self._known_nbytes + tier,
+            reads=2 * min(chunk, self.records) * read,
+            row_cache=cached,
             host_slots=host_slots,
             provider=needs.provider,
             variant=needs.variant,
@@ -257,7 +259,7 @@ class Planner:
     def refusal(
         self, least: MemoryPlan, limit: int, whose: str = "memory", path: object = "this model"
     ) -> str:
-        """Why even the least does not fit; empty if it does. `whose` the limit is, in words."""
+        """Return the error message if a plan does not fit, else "". whose: the limit, in words."""
         total, parts, advice = least.total, least.parts(), "shorten the context" + self.needs.saving
         device = least.device
         if device is not None and device.limit is not None and device.total > device.limit:
@@ -294,13 +296,3 @@ class Planner:
     def _tier_slot_nbytes(self) -> int:
         record = self._tables.tables.record_nbytes if self._tables else 0
         return record + SLOT_BOOKKEEPING_NBYTES
-
-    @property
-    def _known_nbytes(self) -> int:
-        """What is known of every record, and of every token where there is an index."""
-        return RECORD_NBYTES * self.records + (self._tables.index_nbytes if self._tables else 0)
-
-    def _reads_nbytes(self, chunk: int) -> int:
-        if self._tables is None:
-            return 0
-        return 2 * min(chunk, self.records) * (self._tables.tables.record_nbytes + CRC_NBYTES)

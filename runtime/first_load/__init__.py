@@ -1,1 +1,1 @@
-"""A bundle that is new on this machine: its trial in a child process, and whether it is safe."""
+"""The first load of a bundle on a machine: its trial in a child process, and the safety check."""

@@ -1,8 +1,8 @@
-"""Is a bundle safe to load? All that can be found out without loading it here, and a trial.
+"""The safety check of a bundle: everything that can be checked without loading it, and a trial.
 
-Safe means: every file is the one that was exported, nothing in them is of a kind that the libraries
-below could be led astray with, and a process of its own loaded and ran it within its limits. It is
-no proof; and it says nothing about what the model will write.
+A bundle counts as safe if every file is as exported, none contains anything that could mislead the
+native libraries that read it, and a child process loaded and ran it within its limits. That is no
+proof, and it says nothing about the text that the model will write.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from stem_edge.text.chat_template import ChatTemplate, read_template
 from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.units import format_size
 
-# Names of what a system or an interpreter would run.
+# Suffixes of files that a system or an interpreter runs.
 CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}
-Part: TypeAlias = tuple[str, Callable[[], object]]  # what is right, unless this raises
+Part: TypeAlias = tuple[str, Callable[[], object]]  # what holds, and a check that raises if not
 OK = "ok"
-STRAY = "a link, a device or something that can be run; stem-edge does not touch it, remove it"
+STRAY = "a link, a device or something executable; stem-edge does not touch it, remove it"
 COPY_AGAIN = "copy the bundle again from its source or export it again"
 
 
 class Safety(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about a bundle."""
+    """Result of the safety check of a bundle."""
 
     files: dict[str, str]  # name -> "ok" or what is wrong
     reasons: list[str]  # why it is not safe, a sentence each; empty if it is
-    checked: list[str]  # what was found to be right
+    checked: list[str]  # checks that it passed
     advice: str = ""  # what to do about the reasons
 
     @property
     def safe(self) -> bool:
-        """Whether it is."""
+        """True if no check failed."""
         return not self.reasons
 
 
 def check_safety(
     path: str | Path, cache_dir: str | Path | None = None, progress: bool | None = None
 ) -> Safety:
-    """Check everything about a bundle, and try it anew whatever is known about it.
+    """Check a bundle and try it anew, whatever an earlier trial found.
 
     cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. Raises
-    BundleError when there is no such folder.
+    BundleError if there is no such folder.
     """
     root = Path(path)
     try:
@@ -78,13 +78,13 @@ def check_safety(
     with Progress(manifest.nbytes + tables, "verifying", progress) as bar:
         files = verify(root, bar.advance)
         beside = files.keys() - manifest.files.keys()
-        # A model hub adds a README, a system its own notes: nobody reads them.
+        # Harmless files are ignored, because model hubs add READMEs and systems files of their own.
         ignored = {name for name in beside if _is_harmless(root / name)}
         strays = beside - ignored
         files |= {name: f"{files[name]}, and {STRAY}" for name in strays}
         wrong = {n: found for n, found in files.items() if found != OK and n not in ignored}
         reasons = [f"{name}: {found}" for name, found in wrong.items()]
-        if wrong.keys() - strays:  # what is damaged in any case needs no further look
+        if wrong.keys() - strays:  # further checks of a damaged bundle are not needed
             return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
         checked = [f"{len(manifest.files)} files, {format_size(manifest.nbytes)}, as exported"]
         checked += [f"{len(ignored)} other files, which nothing reads"] if ignored else []
@@ -101,12 +101,12 @@ def check_safety(
 
 
 def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
-    """What is looked into without any library."""
+    """Yield the checks that need no native library."""
     model = bundle.manifest.model
     if bundle.manifest.table_format is not None:
         yield f"{model.records:,} records", partial(check_tables, bundle, advance)
     tokenizer, config = bundle.file(TOKENIZER), bundle.file(TOKENIZER_CONFIG)
-    yield "a tokenizer of known steps", partial(read_tokenizer, tokenizer, model.vocab_size)
+    yield "a tokenizer with known steps", partial(read_tokenizer, tokenizer, model.vocab_size)
     if _has_chat_template(config):
         yield "chat template works", lambda: ChatTemplate(config).close()
     else:
@@ -114,7 +114,7 @@ def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
 
 
 def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
-    """Each backbone is run in a process of its own."""
+    """Yield a trial in a child process for each backbone."""
     for engine in bundle.manifest.engines:
         if is_installed(engine):
             run = partial(try_first, bundle, engine, cache_dir, anew=True)
@@ -124,7 +124,7 @@ def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
 
 
 def _wrong(root: Path, parts: Iterable[Part], checked: list[str]) -> list[str]:
-    """Check parts; adds what is right, returns what is wrong."""
+    """Run checks; append those that pass to `checked`, and return the failures."""
     bad = []
     for right, check in parts:
         try:
@@ -136,7 +136,7 @@ def _wrong(root: Path, parts: Iterable[Part], checked: list[str]) -> list[str]:
 
 
 def _has_chat_template(path: Path) -> bool:
-    with contextlib.suppress(BundleError):  # a damaged one: ChatTemplate says what is wrong
+    with contextlib.suppress(BundleError):  # raised for a damaged one, which ChatTemplate reports
         try:
             read_template(path)
         except InputError:
@@ -145,22 +145,17 @@ def _has_chat_template(path: Path) -> bool:
 
 
 def _is_harmless(path: Path) -> bool:
-    """Whether a file that is not part of the bundle is a plain file that nobody would run."""
+    """Return whether a file beside the bundle's own is a plain file and not executable."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
-    plain = path.is_file() and not path.is_symlink()
-    return plain and not suffixes & CODE and not _is_executable(path)
-
-
-def _is_executable(path: Path) -> bool:
-    if os.name != "posix":
-        return False
-    with contextlib.suppress(OSError):  # it is gone by now
-        status = path.lstat()
-        return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+    with contextlib.suppress(OSError):  # raised if the file has been removed meanwhile
+        mode = path.lstat().st_mode
+        # Windows has no such bits, so there only suffixes tell.
+        executable = os.name == "posix" and mode & 0o111
+        return stat.S_ISREG(mode) and not executable and not suffixes & CODE
     return False
 
 
 def _within(root: Path, error: StemEdgeError) -> str:
-    """A message with paths as they are in the bundle."""
+    """Return an error's message with paths relative to the bundle."""
     text = " ".join(str(error).split())
     return text.removeprefix(f"{root}: ").removeprefix(f"{root}{os.sep}")

@@ -1,12 +1,13 @@
-"""A tokenizer that is new on this machine is tried in a process of its own before this one loads it.
+"""Trial of a bundle that is new on this machine: a child process loads its tokenizer first.
 
-The library that reads it is native code. A file that drives it into a crash, an endless loop or all
-of the memory ends the process, and no exception says why. So the first load lets another process do
-it, within limits; stem_edge.bundle.verdicts keeps what came out. Graphs need no trial: this version builds
-them. But whether the one for prompts is exact on this processor is measured there, too.
-What is not the bundle's fault is not kept, such as a process that the system ended for want of memory;
-that it did not end in time, which may be the fault of a busy machine, is kept for an hour. A file that
-is refused with an error of ours is refused by it again.
+The library that reads tokenizers is native code. A file that makes it crash, loop or take all
+memory kills the process without an exception. So a child process does the first load, within
+limits, and stem_edge.bundle.verdicts keeps the verdict. Graphs need no trial, because this version
+builds them, but the child also measures whether the graph for prompts is exact on this processor.
+
+A failure that is not the bundle's fault is not kept, such as a child that the system killed to free
+memory. One that may be the fault of a busy machine, a timeout, is kept for an hour. Errors of
+stem-edge itself are not kept either, since loading the file raises them again.
 """
 
 from __future__ import annotations
@@ -30,37 +31,37 @@ from stem_edge.system.memory import return_freed_memory
 from stem_edge.units import format_size
 
 WORKER = "stem_edge.runtime.first_load.trial_worker"
-# Weights are copied once, and once more while they are packed; rows lie in slots, and one may be
-# widened to float32.
+# Weights are copied once, and once more while they are packed; rows lie in slots, and quantized
+# ones may be widened to float32.
 BASE_NBYTES, COPIES_OF_WEIGHTS, COPIES_OF_ROWS = 1 << 30, 3, 8
-# A second loads several hundred megabytes; computing with them on a slow board takes much longer.
+# Loading takes a second for several hundred megabytes, computing on a slow board much longer.
 CPU_SECONDS, CPU_SECONDS_PER_GB = 6, 120
-# More than the processor's, so that a loop is known for one; and machines are busy, but nobody is to
-# wait much longer than ten seconds for a small file that hangs.
+# Longer than the processor time, so that an endless loop meets that limit first; but a small file
+# that hangs must not keep users waiting much longer than ten seconds.
 STEP_SECONDS, STEP_SECONDS_PER_GB = 8, 180
-START_SECONDS = 60.0  # to import the libraries, from a slow card
-# What a file can do to native code; other signals come from elsewhere.
+START_SECONDS = 60.0  # to import the libraries from a slow memory card
+# Signals that a file can cause in native code; others come from elsewhere.
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 NOT_TRIED = "report this, or load it with trial=False if you trust its source"
 DISTRUST = (
-    "do not load it unless you trust its source: copy or export it again, or upgrade what runs it, "
+    "do not load it unless you trust its source: copy or export it again, or upgrade the engine, "
     "and try again with: stem-edge verify "
 )
-TOO_SLOW = "try again when less runs here, in an hour, or at once with: stem-edge verify "
+TOO_SLOW = "try again on a less busy machine, in an hour, or at once with: stem-edge verify "
 MAX_MESSAGE_CHARS = 2000
-UNSEEN_NBYTES = 256 << 20  # what is hashed before anybody wants a bar
+UNSEEN_NBYTES = 256 << 20  # hashed too fast for a progress bar
 
 
 class Limits(NamedTuple):
-    """What a trial may take."""
+    """Limits of a trial."""
 
     memory_nbytes: int
     cpu_seconds: int
-    step_seconds: float  # by the clock
+    step_seconds: float  # wall time
 
     @classmethod
     def of(cls, records: Records) -> Limits:
-        """For a bundle."""
+        """Return the limits for a bundle, by the size of its files."""
         nbytes, tables = records.nbytes(records.native_files()), records.bundle.manifest.tables
         rows = PROBE_TOKENS * tables.record_nbytes if tables is not None else 0
         memory = BASE_NBYTES + COPIES_OF_WEIGHTS * nbytes + COPIES_OF_ROWS * rows
@@ -69,12 +70,12 @@ class Limits(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """How a trial ended that did not end well."""
+    """A failed trial."""
 
     reason: str
-    kept: bool = True  # or it says more about this machine, now, than about the bundle
+    kept: bool = True  # False if it says more about this machine than about the bundle
     advice: str = ""
-    certain: bool = True  # or a machine that was busy may be the reason
+    certain: bool = True  # False if a busy machine may be the reason
 
 
 def try_first(
@@ -87,12 +88,12 @@ def try_first(
     command: Sequence[str] | None = None,
     limits: Limits | None = None,
 ) -> Verdict:
-    """Try a bundle, unless a verdict on it is known; returns the verdict, which is good.
+    """Return the good verdict on a bundle, trying it now if none is known.
 
-    Its files are those of its manifest then, and it loads.
+    Its files are then those of its manifest, and it loads.
 
-    anew: whatever is known. command: instead of the worker; it gets the worker's arguments.
-    Raises BundleError, BackendError, and whatever error of ours the files themselves raise.
+    anew: try it although a verdict is known. command: replaces the worker, with its arguments.
+    Raises BundleError, BackendError, and any StemEdgeError that the files themselves cause.
     """
     records = Records(bundle, engine, cache_dir)
     hashed = records.nbytes(records.hashed_files())
@@ -116,9 +117,9 @@ def try_first(
 
 
 def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | float | None:
-    """Try it in a process of its own. Raises BackendError, and what the worker raised of ours.
+    """Run the worker. Raises BackendError, and the StemEdgeError that the worker raised.
 
-    Returns how it failed, or how far its prefill graph diverges here, if that was measured.
+    Returns the failure, or the divergence of the prefill graph in nats, if that was measured.
     """
     bundle = records.bundle
     arguments = [str(bundle.path.resolve()), records.engine]
@@ -127,10 +128,10 @@ def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | 
         ended = run_steps([*command, *arguments], START_SECONDS, limits.step_seconds)
     except OSError as error:
         raise BackendError(
-            f"{bundle.path}: cannot start {command[0]} to try it first ({error.strerror}); free some "
+            f"{bundle.path}: cannot start {command[0]} for its trial ({error.strerror}); free some "
             "memory, or load it with trial=False if you trust its source"
         ) from error
-    return_freed_memory()  # what the threads took that read its output
+    return_freed_memory()  # otherwise that of the threads that read its output stays
     done, *diverges = last_line(ended.stdout).split()
     if ended.status == 0 and done == DONE:
         return float(diverges[0]) if diverges else None
@@ -140,32 +141,32 @@ def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | 
 
 
 def _failure(ended: Ended, limits: Limits) -> _Failed:
-    """What the end of a worker says."""
+    """Return the failure that the end of a worker stands for."""
     step, said, kept = _plain(ended.stdout), _plain(ended.stderr), not _is_limited(limits)
     if ended.status is None:
-        if not ended.stdout:  # it did not come as far as the bundle
-            reason = f"a process that would try it did not start within {START_SECONDS:g} s"
+        if not ended.stdout:  # it did not even open the bundle
+            reason = f"the process for its trial did not start within {START_SECONDS:g} s"
             return _Failed(reason, kept=False, certain=False)
-        reason = f"a trial of it did not end a step within {limits.step_seconds:.3g} s (at {step})"
+        reason = f"its trial did not finish a step within {limits.step_seconds:.3g} s (at {step})"
         return _Failed(reason, certain=False)
     if ended.status == NO_MEMORY:
         most = format_size(limits.memory_nbytes)
-        return _Failed(f"a trial of it needed more than {most} of memory (at {step})", kept)
+        return _Failed(f"its trial needed more than {most} of memory (at {step})", kept)
     name = signal_name(ended.status) if ended.crashed else f"exit status {ended.status}"
     if name == "SIGXCPU":
         seconds = f"{limits.cpu_seconds} s of processor time"
-        return _Failed(f"a trial of it took more than {seconds} (at {step})")
+        return _Failed(f"its trial took more than {seconds} (at {step})")
     if name in CRASHES or (ended.crashed and sys.platform == "win32"):
-        return _Failed(f"it crashed a process that tried it first ({name} at {step}: {said})", kept)
+        return _Failed(f"it crashed the process of its trial ({name} at {step}: {said})", kept)
     if ended.status == -SIGKILL:
-        reason = f"a trial of it was killed (at {step})"
+        reason = f"its trial was killed (at {step})"
         return _Failed(reason, kept=False, advice="free some memory and try again")
-    reason = f"it could not be tried in a process of its own ({name} at {step}: {said})"
+    reason = f"its trial could not be completed ({name} at {step}: {said})"
     return _Failed(reason, kept=False, advice=NOT_TRIED)
 
 
 def _refusal(ended: Ended) -> StemEdgeError:
-    """The error of ours that the worker ended with."""
+    """Return the error that the worker printed, as a StemEdgeError of the same class."""
     name, _, message = _plain(ended.stderr, MAX_MESSAGE_CHARS).partition(": ")
     kind = getattr(errors, name, BackendError)
     if isinstance(kind, type) and issubclass(kind, StemEdgeError):
@@ -174,13 +175,13 @@ def _refusal(ended: Ended) -> StemEdgeError:
 
 
 def _plain(output: bytes, most: int = 200) -> str:
-    """The last line, with nothing in it that moves a terminal."""
+    """Return the last line, escaped if it has control characters."""
     line = last_line(output)[:most]
     return line if line.isprintable() else ascii(line)
 
 
 def _is_limited(limits: Limits) -> bool:
-    """Whether this process has bounds of its own that a trial may have met instead of ours."""
+    """Return whether this process has memory limits that the trial may have met instead of ours."""
     if sys.platform == "win32":
         return False
     import resource

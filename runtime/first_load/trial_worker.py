@@ -1,9 +1,9 @@
-"""Tries a bundle's tokenizer in a process of its own: python -m stem_edge.runtime.first_load.trial_worker.
+"""Worker process that tries a bundle's tokenizer and measures its prefill graph.
 
-Not a command for users: `stem_edge.runtime.first_load.trial` starts it, and says why. Each step is a line of
-stdout before it is done, so that whoever started it can tell which part crashed; the last line is
-DONE, and how far the prefill graph diverges here, if that was measured. Otherwise the exit status is
-one of those below, and stderr ends with the reason.
+Not a command for users: stem_edge.runtime.first_load.trial starts it with python -m, and explains
+why. The name of each step goes to stdout before it, so that the parent can tell which one crashed.
+The last line is DONE, and the divergence of the prefill graph if it was measured. On failure the
+exit status is one of those below, and the last line of stderr gives the reason.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.child import limit_this_process
 
 DONE = "done"
-# Exit statuses; an abort on Windows is 3.
-REFUSED, NO_MEMORY = 11, 12  # stderr: "ErrorClass: message"; it needed more than the limit
+# Exit statuses, which must differ from those of Python and of an abort on Windows (1, 2 and 3).
+REFUSED, NO_MEMORY = 11, 12  # stderr: "ErrorClass: message"; more memory needed than the limit
 
 Say = Callable[[str], None]
 
 
 def try_tokenizer(bundle: Bundle, say: Say) -> None:
-    """Read it, and take some texts there and back. Raises StemEdgeError."""
+    """Read the tokenizer, and encode and decode some texts. Raises StemEdgeError."""
     say(TOKENIZER)
     codec = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     say(f"texts through {TOKENIZER}")
@@ -39,10 +39,10 @@ def try_tokenizer(bundle: Bundle, say: Say) -> None:
 
 
 def measure_prefill(bundle: Bundle, say: Say) -> float | None:
-    """How far the prefill graph diverges here from those that decode, in nats.
+    """Return the divergence of the prefill graph from those that decode here, in nats.
 
-    None if the report does not say how far it did where it was exported (stem_edge.bundle.prefill_check),
-    or where rows cannot be read: reading them in use raises an error that says more.
+    None if the bundle has no probe of it (stem_edge.bundle.prefill_check), or if rows cannot be
+    read, because reading them in use raises a better error.
     """
     ids, format = np.array(probe_tokens(bundle.manifest), np.int64), bundle.manifest.table_format
     rows: U8 | None = None
@@ -78,7 +78,7 @@ def _divergence(bundle: Bundle, ids: list[int], rows: U8 | None) -> float:
 
 
 def main() -> int:
-    """Bundle, engine and the limits come as arguments."""
+    """Run with the arguments BUNDLE ENGINE MEMORY_NBYTES CPU_SECONDS."""
     path, engine, memory, seconds = sys.argv[1:]
     limit_this_process(int(memory), int(seconds))
     diverges = None

@@ -1,4 +1,4 @@
-"""What tokens look up: edits in effect, where words stand in a prompt, row ids.
+"""Choosing what tokens look up: edits in effect, places of words in a prompt, ids given by callers.
 
-Reading the records that edits compose is in rows.
+Reading the records that edits compose belongs to rows.
 """

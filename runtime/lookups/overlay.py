@@ -1,8 +1,8 @@
-"""Edits in effect: from token ids to what they look up.
+"""Edits in effect: maps from tokens, and places of a prompt, to what they look up.
 
-Edits are stacked in their order. What an edit puts in place of a row is always of the bundle
-itself, whatever other edits do to it; where two edits change the same row (the same place or token,
-in the same layer), the later one holds. So two edits can exchange two tokens.
+Edits are stacked in their order. The rows that an edit looks up are always the bundle's own, whatever
+other edits do to them, so that two edits can exchange two tokens. Where two edits change the same row
+(the same place or token, in the same layer), the later one wins.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from stem_edge.tables.lookup import Row, RowLookup
 if TYPE_CHECKING:
     from stem_edge.runtime.engine import Engine
 
-# What texts are looked for behind, where there is no prompt to find them in: the first one says
-# what a token looks up that is in several.
+# Texts to tokenize a source after, since no prompt says what precedes it. Where they disagree about a
+# token, the first one wins.
 BEFORE = (" ", "", "\n")
-ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> what is looked up there
+ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 
 
 class Overlay:
-    """A stack of edits on a bundle of this model. Nothing in it changes.
+    """Immutable stack of edits on a bundle of this model.
 
-    Raises InputError for an edit that cannot be: see `everywhere` and `check_lookup`.
+    Raises InputError for an edit that cannot be applied: see `everywhere` and `check_lookup`.
     """
 
     def __init__(self, codec: TextCodec, config: ModelConfig, edits: Sequence[Edit] = ()) -> None:
@@ -52,9 +52,9 @@ class Overlay:
         }
 
     def of_prompt(self, token_ids: Sequence[int]) -> dict[int, RowLookup]:
-        """What is looked up at those places of a prompt where it is not the token's own record.
+        """Lookups at places of a prompt, where they differ from the tokens' own records.
 
-        Raises InputError if there are edits at positions, and no source of them is in the prompt.
+        Raises InputError if there are edits at positions and the prompt has none of their sources.
         """
         if not self.edits:
             return {}
@@ -71,7 +71,7 @@ class Overlay:
         return found
 
     def _placed(self, token_ids: Sequence[int]) -> list[dict[int, ByLayer]]:
-        """What each edit puts at places of a prompt."""
+        """Rows that each edit puts at places of a prompt."""
         placed: list[dict[int, ByLayer]] = []
         absent: list[AbsentError] = []
         text = None
@@ -80,7 +80,7 @@ class Overlay:
         for edit in self.edits:
             try:
                 placed.append(at_positions(self._codec, edit, token_ids, text))
-            except AbsentError as error:  # of several edits, a prompt may be about some
+            except AbsentError as error:  # allowed, because a prompt need not match all edits
                 placed.append({})
                 absent.append(error)
         if absent and len(absent) == sum(edit.scope == "positions" for edit in self.edits):
@@ -97,10 +97,10 @@ class Overlay:
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
-    """What an edit puts in place of tokens' rows wherever they come; nothing if it is in a prompt.
+    """Rows that an edit puts in place of a token's wherever it occurs; none for scope positions.
 
-    Of the ways in which a source is cut into tokens (behind a space or not), it is the shortest:
-    pieces of words are in many other words. Raises InputError for a token that would have to look
+    A source is tokenized in several ways (after a space or not), and only the shortest count, because
+    pieces of words occur in many other words. Raises InputError for a token that would have to look
     up two things.
     """
     change = edit.change
@@ -126,7 +126,7 @@ def _of_tokens(
     for token, lookup in zip(source, found, strict=True):
         if of_token.setdefault(token, lookup) != lookup:
             raise InputError(
-                f"token {token} is in {change.source!r} twice and would look up two things; take "
+                f"token {token} is in {change.source!r} twice and would look up two things; use "
                 "scope positions, or scheme average"
             )
     return of_token
@@ -135,44 +135,46 @@ def _of_tokens(
 def at_positions(
     codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
 ) -> dict[int, ByLayer]:
-    """What an edit puts in place of the rows at places of a prompt; nothing if it is everywhere.
+    """Rows that an edit puts at places of a prompt; none for scope everywhere.
 
-    text: text_of the prompt, where it is known. Raises AbsentError if its source is not there.
+    text: the result of text_of for the prompt, if known. Raises AbsentError if the source is absent.
     """
     change = edit.change
     if edit.scope != "positions" or not isinstance(change, Replacement):
         return {}
     found: dict[int, ByLayer] = {}
-    cuts: dict[tuple[int, str], list[Lookup]] = {}  # a prompt may have the source a thousand times
+    # Kept, because a prompt may contain the source a thousand times.
+    known: dict[tuple[int, str], list[Lookup]] = {}  # (tokens of the source, text before it)
     for start, stop, before in find_spans(codec, token_ids, change.source, text):
-        cut = (stop - start, before)
-        if cut not in cuts:
-            cuts[cut] = lookups(codec, change, *cut)
-        for place, lookup in enumerate(cuts[cut], start):
+        key = (stop - start, before)
+        if key not in known:
+            known[key] = lookups(codec, change, *key)
+        for place, lookup in enumerate(known[key], start):
             found[place] = dict.fromkeys(edit.layers, lookup)
     return found
 
 
 def lookups(codec: TextCodec, change: Replacement, length: int, before: str) -> list[Lookup]:
-    """What each of `length` tokens of the source looks up, with `before` in front of the first."""
+    """Lookups of the `length` tokens of a source that follows the text `before`."""
     target = target_tokens(codec, change, length, before)
     return align(change.scheme, length, target, pad=change.pad, subset=change.subset)
 
 
 def target_tokens(codec: TextCodec, change: Replacement, length: int, before: str) -> list[int]:
-    """Token ids of the target: of those behind `before` and behind a space the fewest that fit.
+    """Token ids of the target after `before` or after a space: the fewest that fit the scheme.
 
-    Models know a name by its whole token better than by its pieces, which other names share.
+    Fewest, because models know a name better by its whole token than by pieces that other names share.
     """
-    ways = [tokens_after(codec, each, change.target) for each in (before, " ")]
-    ways.sort(key=len)
-    return next((way for way in ways if fits(change.scheme, length, len(way))), ways[0])
+    candidates = [tokens_after(codec, text, change.target) for text in (before, " ")]
+    candidates.sort(key=len)
+    fitting = (ids for ids in candidates if fits(change.scheme, length, len(ids)))
+    return next(fitting, candidates[0])
 
 
 class Lookups:
-    """Stem ids of one call. A context manager: made records live as long as it is open.
+    """Stem ids of one call; as a context manager, it owns the records made for them.
 
-    given: what each token of the prompt looks up, whatever edits say. Raises as Overlay.of_prompt.
+    given: lookups of the prompt's tokens, which then ignore edits. Raises as Overlay.of_prompt.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class Lookups:
         self._places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
         self._made: list[int] = []
         self._of_token: dict[int, int] = {}
-        self.prompt = np.array(prompt, np.int64)  # stem ids of the prompt, once this is open
+        self.prompt = np.array(prompt, np.int64)  # its stem ids, once this is entered
 
     def __enter__(self) -> Self:
         self.prompt[list(self._places)] = self._make(list(self._places.values()))
@@ -196,7 +198,7 @@ class Lookups:
         self._engine.release(self._made)
 
     def of_token(self, token_id: int) -> int:
-        """Stem id of a token that was generated."""
+        """Stem id of a generated token."""
         lookup = self._tokens.get(token_id)
         if lookup is None:
             return token_id

@@ -1,4 +1,4 @@
-"""Token ids and stem ids as callers give them: checked, and what stem ids look up."""
+"""Checks of token ids and stem ids given by callers, and the lookups that stem ids stand for."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from stem_edge.tables.lookup import RowLookup, plain, tokens_of
 from stem_edge.text_table import shown
 
 MOST_IDS = 1 << 26  # more than any context holds
-# The token whose row is looked up, or several for their mean.
+# A token whose row is looked up, or several for the mean of their rows.
 StemId: TypeAlias = int | Sequence[int]
 
 
 def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> list[int]:
-    """Token ids as a list. Raises InputError, which begins with `where`."""
+    """Return token ids as a list. Raises InputError, whose message begins with `where`."""
     ids = _as_list(token_ids, where)
-    # Asked for once for all: a prompt may have a million of them.
+    # Types are checked all at once, because a prompt may have a million ids.
     if set(map(type, ids)) - {int}:
-        for place, one in enumerate(ids):
-            if isinstance(one, bool) or not isinstance(one, int | np.integer):
+        for place, token_id in enumerate(ids):
+            if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
                 raise InputError(
-                    f"{where}token ids must be a flat sequence of integers, but at position {place} "
-                    f"is {shown(one)}; give integers from 0 to {vocab_size - 1}"
+                    f"{where}token ids must be a flat sequence of integers, but the one at position "
+                    f"{place} is {shown(token_id)}; give integers from 0 to {vocab_size - 1}"
                 )
-        ids = [int(one) for one in ids]
+        ids = [int(token_id) for token_id in ids]
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        place = next(i for i, one in enumerate(ids) if not 0 <= one < vocab_size)
+        place = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
         raise InputError(
             f"{where}token id {shown(ids[place])} at position {place} is not in 0..{vocab_size - 1}; "
             "give ids of this model's tokenizer"
@@ -39,7 +39,7 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
 
 
 def check_text(config: ModelConfig, ids: list[int]) -> None:
-    """Raises InputError for ids that stand for what is no text: only a text model is here."""
+    """Check that no id stands for something other than text. Raises InputError."""
     for what, number in config.placeholders.items():
         if number in ids:
             raise InputError(
@@ -49,9 +49,9 @@ def check_text(config: ModelConfig, ids: list[int]) -> None:
 
 
 def _as_list(token_ids: object, where: str) -> list[Any]:
-    """A sequence or array of one dimension as a list of whatever is in it."""
+    """List the elements, of any type, of a sequence or an array of one dimension."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):
-        if len(token_ids) > MOST_IDS:  # a range costs nothing, a list of it all memory
+        if len(token_ids) > MOST_IDS:  # since listing a huge range would take all memory
             raise InputError(f"{where}{len(token_ids)} token ids; give at most {MOST_IDS}")
         return list(token_ids)
     if hasattr(token_ids, "__array__"):
@@ -65,15 +65,15 @@ def _as_list(token_ids: object, where: str) -> list[Any]:
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
-    """What given stem ids of `length` tokens look up. Raises InputError."""
+    """Lookups that given stem ids of `length` tokens stand for. Raises InputError."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
-        raise InputError("stem_ids must be a sequence: for each token an id, or several")
+        raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
     if len(stem_ids) != length:
         raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
     layers = len(config.stem_layers)
     lookups = []
-    for position, one in enumerate(stem_ids):
-        several = one if isinstance(one, Sequence | np.ndarray) else [one]
+    for position, stem_id in enumerate(stem_ids):
+        several = stem_id if isinstance(stem_id, Sequence | np.ndarray) else [stem_id]
         ids = checked_ids(several, config.vocab_size, f"stem_ids[{position}]: ")
         if not ids:
             raise InputError(f"stem_ids: none at position {position}; give at least one id")
@@ -84,16 +84,16 @@ def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) 
 
 
 def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
-    """Raises InputError for a token that has no record, and for a mean of experts."""
+    """Raise InputError for a token without a record and for a mean of experts."""
     greatest = max(tokens_of(lookup), default=0)
     if greatest >= config.vocab_size:
         raise InputError(
-            f"token {greatest} has no row: the tokenizer has tokens that the model has not; expected "
-            f"0 to {config.vocab_size - 1}: take another text"
+            f"token {greatest} has no row, because the tokenizer has tokens that the model lacks; "
+            f"expected 0 to {config.vocab_size - 1}: use another text"
         )
     means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in lookup)
     if config.n_experts and means:
         raise InputError(
-            "the rows of this model are experts, and the mean of experts is none; let each token "
-            "look up one (a scheme that is not average)"
+            "the rows of this model are experts, and a mean of experts is not an expert; let each "
+            "token look up a single row (a scheme other than average)"
         )

@@ -1,4 +1,4 @@
-"""Where a text stands in token ids, and which tokens it is cut into."""
+"""Finding a text among token ids, and the tokens that a text is split into."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import NamedTuple, TypeAlias
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import REPLACEMENT, TextCodec, same_start
 
-# Tokens that are decoded together at most while their text ends with half a character, or with what
-# looks like it: mostly one character is cut into 4 tokens at most.
+# Most tokens decoded together while their text ends with part of a character, or seems to. A
+# character is rarely split into more than 4 tokens, but a U+FFFD of the text itself looks like a part.
 TOGETHER = 32
-NEAR, ALIKE = 5, 0.6  # near matches to name, and how alike they are at least
-# Phrases and their length up to which those are looked for; long ones take 0.2 ms each.
+NEAR, ALIKE = 5, 0.6  # near matches to name, and their least similarity
+# Limits on phrases to compare and on their length, because a long one takes 0.2 ms.
 COMPARED, COMPARED_LENGTH = 2000, 100
 
-
-# A text, and where each token begins and ends in it; both lists ascend.
+# A text, and the start and end of each token in it; both lists ascend.
 TokenText: TypeAlias = tuple[str, list[int], list[int]]
 
 
 class AbsentError(InputError):
-    """A text is nowhere in a prompt."""
+    """A text does not occur in a prompt."""
 
 
 class Span(NamedTuple):
-    """Tokens start..stop-1 hold a text; `before` is what the first of them has in front of it."""
+    """Tokens start..stop-1 hold a text; `before` is what precedes it in the first of them."""
 
     start: int
     stop: int
@@ -36,13 +35,14 @@ class Span(NamedTuple):
 
 
 def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
-    """Text of token ids, special tokens included, and where each token begins and ends in it.
+    """Text of token ids, special tokens included, and the start and end of each token in it.
 
-    A character that is cut over several tokens belongs to each of them. Both lists ascend.
+    A character that is split over several tokens belongs to each of them.
     """
     text, starts, ends = "", list[int](), list[int]()
-    ids, held, at = list(token_ids), 0, 0  # ids from `at` on are in no text yet
-    # Decoded behind the ids before them, as TokenStream does: none of `at` on, one, two...
+    ids, held, at = list(token_ids), 0, 0  # the text ends before id `at`
+    # Texts of ids from `held` up to `at`, then with one id more, two more... The ids before `at` are
+    # decoded again because decoders may treat the first id differently, as in TokenStream.
     decoded = [""]
     for number in range(1, len(ids) + 1):
         decoded.append(codec.decode(ids[held:number], skip_special_tokens=False))
@@ -60,16 +60,16 @@ def text_of(codec: TextCodec, token_ids: Sequence[int]) -> TokenText:
 
 
 def _places_in(decoded: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where each token begins and ends in decoded[-1], of texts with none of them, one, two...
+    """Yield the start and end of each token in decoded[-1]; decoded[n] ends after the first n.
 
-    A token is in a character until the text shows it, which it does not take back.
+    A token belongs to a character until the decoded text shows all of it.
     """
     text, first = decoded[-1], len(decoded[0])
-    begin = last = first  # what is shown of the text, and the end of the last token's
+    begin = last = first  # end of the text shown so far, and of the last token's
     for piece in decoded[1:]:
         shown = max(begin, same_start(piece, text))
         end = shown if text.startswith(piece) else min(shown + 1, len(text))
-        # U+FFFD that stays is a character of the text, or bytes that are none: more of the same.
+        # A lasting U+FFFD is in the text itself or stands for bad bytes, to which this token adds.
         more = first < last <= begin == shown and text[begin - 1] == REPLACEMENT
         if more and end < len(text):
             start, end = begin - 1, begin
@@ -82,19 +82,19 @@ def _places_in(decoded: Sequence[str]) -> Iterator[tuple[int, int]]:
 def find_spans(
     codec: TextCodec, token_ids: Sequence[int], wanted: str, placed: TokenText | None = None
 ) -> list[Span]:
-    """Every place of a text among token ids, from left to right, none within a longer word.
+    """Find all places of a text among token ids, from left to right, but not inside longer words.
 
-    Nor within a special token, which is no text: only as a whole. Raises AbsentError naming what
-    is like it if it is nowhere. placed: text_of the ids, where it is known.
+    A special token is matched only as a whole, because its name is not text. placed: the result of
+    text_of for the ids, if known. Raises AbsentError, naming similar phrases, if there is no place.
     """
     text, starts, ends = placed or text_of(codec, token_ids)
     spans = []
     for begin in _places(text, wanted):
         end = begin + len(wanted)
         first, stop = bisect_right(ends, begin), bisect_left(starts, end)
-        cut = [token_ids[first]] if starts[first] < begin else []
-        cut += [token_ids[stop - 1]] if end < ends[stop - 1] else []
-        if not any(_is_special(codec, token) for token in cut):
+        partial = [token_ids[first]] if starts[first] < begin else []
+        partial += [token_ids[stop - 1]] if end < ends[stop - 1] else []
+        if not any(_is_special(codec, token) for token in partial):
             spans.append(Span(first, stop, text[starts[first] : begin]))
     if not spans:
         text = codec.decode(token_ids)
@@ -108,10 +108,10 @@ def _is_special(codec: TextCodec, token_id: int) -> bool:
 
 
 def tokens_after(codec: TextCodec, before: str, text: str) -> list[int]:
-    """Token ids that hold a text where `before` stands in front of it. Raises InputError."""
+    """Token ids that hold a text which follows `before`. Raises InputError."""
     ids = codec.encode(before + text, add_special_tokens=False)
     whole, starts, ends = text_of(codec, ids)
-    # Counted from the end: a decoder may drop a space at the beginning.
+    # Searched from the end, because a decoder may drop a space at the beginning.
     begin = whole.rfind(text)
     if begin < 0:
         raise InputError(
@@ -133,11 +133,11 @@ def _places(text: str, wanted: str) -> Iterator[int]:
 
 
 def _parted(left: str, right: str) -> bool:
-    """Whether a word can end between these characters, of which one may be none."""
+    """Return whether a word can end between two characters; either may be missing."""
     if unicodedata.category(right or " ").startswith("M"):
-        return False  # an accent or a vowel sign is part of the letter before it
+        return False  # since an accent or a vowel sign is part of the letter before it
     letters = left.isalnum() and right.isalnum()
-    # Scripts without upper and lower case do not part words by spaces, or not all of them.
+    # Letters without case (Lo) may end words, since many of their scripts write no spaces.
     return not letters or "Lo" in (unicodedata.category(left), unicodedata.category(right))
 
 
@@ -150,8 +150,8 @@ def _near(text: str, wanted: str) -> str:
             by_case.setdefault(phrase.casefold(), phrase)
     found = difflib.get_close_matches(wanted.casefold(), by_case, NEAR, ALIKE)
     if not found:
-        return "; check its spelling, or take an edit that holds everywhere (scope everywhere)"
-    return f"; near it: {', '.join(repr(by_case[one]) for one in found)}"
+        return "; check its spelling, or use an edit that applies everywhere (scope everywhere)"
+    return f"; near it: {', '.join(repr(by_case[phrase]) for phrase in found)}"
 
 
 def _shown(text: str) -> str:

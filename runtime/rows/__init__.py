@@ -1,1 +1,1 @@
-"""The path of a row: prefetched as token ids arrive, cached in slots, read from flash."""
+"""The path of a row: read from flash as token ids arrive, and cached in slots for the backbone."""

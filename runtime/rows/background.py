@@ -1,4 +1,4 @@
-"""A thread that reads ahead, and what happens when there is none: time is lost, and nothing else."""
+"""A background thread for reading ahead; when no thread can start, only time is lost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# How often a caller who waits looks whether the thread is still there.
+# A waiting caller checks this often that the thread is alive, because one that dies says nothing.
 POLL_SECONDS = 0.5
 
 
 class Background:
-    """Runs calls one after the other in a thread, which starts with the first one.
+    """Runs calls one after the other in a thread, which the first call starts.
 
-    One thread may use it. A thread that cannot start or is gone is no error: the call has no result
-    then, and the next call gets a new thread.
+    Only one thread may use it. If its own cannot start or has died, that is no error: the call has
+    no result, and the next call gets a new thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,27 +25,27 @@ class Background:
         self._renew()
 
     def _renew(self) -> None:
-        self._started: list[threading.Thread] = []
+        started = self._started = list[threading.Thread]()
         self._pool = ThreadPoolExecutor(
-            1, thread_name_prefix=self._name, initializer=_note, initargs=(self._started,)
+            1, self._name, initializer=lambda: started.append(threading.current_thread())
         )
 
     def start(self, call: Callable[[], T]) -> Future[T] | None:
-        """Begin a call; None if no thread can take it."""
+        """Start a call; return None if no thread can take it."""
         try:
             return self._pool.submit(call)
         except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
-            self.close()  # what it may have queued belongs to nobody
+            self.close()  # cancels the call if it was queued, since nobody will ask for its result
             self._renew()
             return None
 
     def result(self, call: Future[T]) -> T | None:
-        """What a call returned, once it has; None if it raised."""
+        """Wait for a call and return its result; None if it raised."""
         while True:
             try:
                 return call.result() if call.exception(POLL_SECONDS) is None else None
             except TimeoutError:
-                # Without memory, a thread can end before it can say so.
+                # A thread that runs out of memory can die without completing its call.
                 if self._started and not self._started[0].is_alive() and not call.done():
                     self._renew()
                     return None
@@ -55,7 +55,3 @@ class Background:
     def close(self) -> None:
         """Wait for the call under way and end the thread."""
         self._pool.shutdown(cancel_futures=True)
-
-
-def _note(started: list[threading.Thread]) -> None:
-    started.append(threading.current_thread())

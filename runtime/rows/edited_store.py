@@ -1,8 +1,8 @@
-"""The row store with made records on top: what edits look up, composed when it is read.
+"""The row store with made records on top: records that edits look up, composed when they are read.
 
-Records of the table store keep their numbers; made records are numbered from there on. Only their
-lookups are in memory: a read composes them from records of the store, checksums and all. A lookup
-has one number, however many ask for it, and loses it when nobody needs it any more.
+Records of the table store keep their numbers, and made records are numbered after them. Only the
+lookups of made records are held in memory: each read composes them from checked records of the
+store. Equal lookups share one number, which is freed when its last user releases it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ if TYPE_CHECKING:
     from stem_edge.runtime.rows.host_tier import HostTier
     from stem_edge.runtime.rows.store import RowStore
 
-READ_AT_ONCE = 32  # records of the table store, beside made ones: enough to keep flash busy
+# Where records from two sources meet in one array, it is filled in parts of this size, because the
+# memory plan does not count a second array. That many records keep flash busy.
+READ_AT_ONCE = 32
 
 
 class EditedStore:
-    """What the prefetcher reads. Stem ids are token ids, and from `tokens` on made records'."""
+    """Records for the prefetcher. Stem ids below `tokens` are token ids, others made records."""
 
     def __init__(self, store: RowStore | HostTier) -> None:
         self.base, self.tokens, self.index = store, store.tokens, store.index
-        self.layout = store.layout  # its `records` are those of the table store
-        self.numbers = store.layout.records  # one more than the greatest number ever given
-        self._lookups: dict[int, RowLookup] = {}  # number of a made record -> what it is made of
+        self.layout = store.layout  # its `records` counts those of the table store only
+        self.numbers = store.layout.records  # one more than the greatest number ever assigned
+        self._lookups: dict[int, RowLookup] = {}  # number of a made record -> its sources
         self._numbers: dict[RowLookup, int] = {}
-        self._users: Counter[int] = Counter()  # of each number
-        self._free: list[int] = []  # numbers that can be given again
-        # Generators may be closed by the garbage collector, at any place in any thread.
+        self._users: Counter[int] = Counter()  # number of a made record -> its users
+        self._free: list[int] = []  # numbers to assign again
+        # A deque, because the garbage collector may close a generator at any point of any thread.
         self._released: deque[int] = deque()
 
     @property
     def made(self) -> int:
-        """Made records that there are now."""
+        """Count of made records at present."""
         return len(self._lookups)
 
     def records_of(self, stem_ids: I64) -> I64:
@@ -54,7 +56,7 @@ class EditedStore:
         return np.where(made, stem_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Stem ids of lookups: a token's own, or a made record's, in use until it is released."""
+        """Stem ids of lookups: a token's own id, or that of a made record, good until released."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))
@@ -69,7 +71,7 @@ class EditedStore:
             return token
         number = self._numbers.get(lookup)
         if number is None:
-            # In this order: an interrupt loses a number, and no number is ever given twice.
+            # Take the number first, so that an interrupt can lose one but never assign one twice.
             if self._free:
                 number = self._free.pop()
             else:
@@ -81,14 +83,14 @@ class EditedStore:
         return number - self.layout.records + self.tokens
 
     def release(self, stem_ids: Sequence[int]) -> None:
-        """Say that made records are not needed any more, once for each time they were asked for.
+        """Give back made records, once for each time `make` returned them.
 
-        Any thread may call it at any time: it only takes note.
+        Any thread may call it at any time, because it only queues them.
         """
-        self._released.extend(one for one in stem_ids if one >= self.tokens)
+        self._released.extend(stem_id for stem_id in stem_ids if stem_id >= self.tokens)
 
     def unused(self) -> I64:
-        """Numbers that nobody needs any more, if any was released; they stay until forgotten."""
+        """Return numbers without users, if any was released; they stay valid until forgotten."""
         if not self._released:
             return np.empty(0, np.int64)
         while self._released:
@@ -96,7 +98,7 @@ class EditedStore:
         return np.array([number for number, users in self._users.items() if users <= 0], np.int64)
 
     def forget(self, numbers: I64) -> None:
-        """Numbers that may be given again: in no slot any more, and of no read under way."""
+        """Free numbers that are in no slot and in no read under way."""
         for number in numbers.tolist():
             lookup = self._lookups.get(number)
             if lookup is not None and self._numbers.get(lookup) == number:
@@ -106,13 +108,13 @@ class EditedStore:
             self._free.append(number)
 
     def read(self, numbers: I64) -> U8:
-        """See RowStore.read; made records among them are composed."""
+        """Read as RowStore.read does, composing the made records."""
         made = np.flatnonzero(numbers >= self.layout.records)
         if not len(made):
             return self.base.read(numbers)
         records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
         stored = np.flatnonzero(numbers < self.layout.records)
-        for at in range(0, len(stored), READ_AT_ONCE):  # the memory plan counts one array of all
+        for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]
             records[piece] = self.base.read(numbers[piece])
         for place in made.tolist():

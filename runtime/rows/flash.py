@@ -1,7 +1,7 @@
-"""Slow flash on a fast disk: reads that take as long as they would on another device.
+"""Emulated flash: reads from a fast disk delayed as if by a slower device.
 
-Only delays are emulated, from three stated numbers; real devices also have caches, writes in the
-background and heat. For testing and comparing; figures got with it must be labelled "emulated".
+Only delays are emulated, from three stated numbers; real devices also have caches, background writes
+and heat. For tests and comparisons; figures measured with it must be labelled "emulated".
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FLASH_NAMES: tuple[FlashName, ...] = get_args(FlashName)
 
 
 class FlashProfile(NamedTuple):
-    """Random reads of tens of KiB."""
+    """Speed of a device in random reads of tens of KiB."""
 
-    bandwidth: float  # bytes a second
+    bandwidth: float  # bytes per second
     latency: float  # seconds for one read
-    depth: int  # reads that the device works on at once
+    depth: int  # reads in flight at once
 
 
-# Round numbers in the middle of what vendors state and users measure for random reads.
+# Round numbers between what vendors state and what users measure for random reads.
 PROFILES: dict[FlashName, FlashProfile] = {
     "nvme": FlashProfile(3.0e9, 80e-6, 32),
     "ufs4": FlashProfile(1.8e9, 100e-6, 32),
@@ -35,13 +35,13 @@ PROFILES: dict[FlashName, FlashProfile] = {
 
 
 class EmulatedFlash:
-    """A device that does one batch of reads after the other; threads may wait for it at once."""
+    """A device that serves one batch of reads after the other; threads may wait for it together."""
 
     def __init__(self, profile: FlashProfile) -> None:
         self._profile, self._lock, self._free_at = profile, threading.Lock(), 0.0
 
     def wait(self, started: float, reads: int, nbytes: int) -> None:
-        """Return when a batch that was asked for at `started` (perf_counter) would be there."""
+        """Sleep until a batch requested at `started` (perf_counter) would have arrived."""
         bandwidth, latency, depth = self._profile
         with self._lock:
             begin = max(started, self._free_at)
@@ -51,7 +51,7 @@ class EmulatedFlash:
 
 
 def open_flash(name: FlashName | None) -> EmulatedFlash | None:
-    """The device of a profile. Raises InputError."""
+    """Make the device of a profile. Raises InputError."""
     if name is None:
         return None
     if name not in PROFILES:

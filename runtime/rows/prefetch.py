@@ -1,16 +1,16 @@
-"""The prefetcher: brings rows into the cache, ahead of need where the ids are known ahead.
+"""The prefetcher: brings rows into the cache, ahead of need where the ids are known in advance.
 
-`submit(ids)` starts reading in a thread what the cache lacks; `fetch(ids)` returns the slots of all
-ids, waiting for that read and reading itself what nobody submitted. Only `fetch` changes the cache,
-in the caller's thread, between two steps of the engine: the graph never reads a slot that is being
-written. At most one read is under way, and a record is never read twice for the same step, unless
-the thread failed: then `fetch` reads again, and it is `fetch` that reports what still fails.
+`submit(ids)` starts a thread that reads what the cache lacks. `fetch(ids)` returns the slots of all
+ids: it waits for that read, and itself reads what was not submitted. Only `fetch` changes the cache,
+in the caller's thread and between two computations, so the graph never reads a slot that is being
+written. At most one read is under way, and no record is read twice for a step unless the thread
+fails: then `fetch` reads again and reports what still fails.
 
-Between flash and the cache there may be records in memory of the host, where the slots lie on a
-device (stem_edge.runtime.rows.host_tier). The thread also brings records into the form of the slots.
+If the slots are in a device's memory, a host tier (stem_edge.runtime.rows.host_tier) may hold records
+between flash and cache. The thread also converts records to the form of the slots.
 
-Stem ids become numbers of records here: engine and backend know tokens and slots, cache and store
-know records and slots. A stem id is a token's id, or stands for a record that an edit made.
+Stem ids become record numbers here: engine and backend know tokens and slots, cache and store know
+records. A stem id is a token's id, or stands for a record made by an edit.
 """
 
 from __future__ import annotations
@@ -36,49 +36,49 @@ from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
-ANY_NUMBER = 1 << 30
+ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 
 
 @dataclass(frozen=True)
 class RowCounters:
-    """What was counted since the model was loaded."""
+    """Counts since the model was loaded."""
 
     hits: int = 0  # uses of records that were in the row cache
     misses: int = 0
     bytes_read: int = 0  # from flash
     stall_seconds: float = 0.0  # time that fetch waited for records
-    host_hits: int = 0  # records, once a read, that the host's memory had when they were missed
-    host_misses: int = 0  # and that were read from flash; both are 0 without such a tier
-    uploaded_rows: int = 0  # records that went to a device
+    host_hits: int = 0  # missing records that the host tier had, counted once per read
+    host_misses: int = 0  # missing records that it lacked; both are 0 without a host tier
+    uploaded_rows: int = 0  # records copied to a device
     uploaded_bytes: int = 0
 
 
 class Rows:
-    """Where an engine gets slots from; as it stands here, for a dense model, which has no rows."""
+    """Source of slots for an engine. This base class serves dense models, which have no rows."""
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that one step may have, whichever they are."""
+        """Most tokens that a step may have, whichever they are."""
         return ANY_NUMBER
 
     def submit(self, stem_ids: I64) -> None:
         """Start reading the records of these ids that are in no slot."""
 
     def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of the ids [T], all resident until the next call."""
+        """Slots int32 [T] of stem ids [T], all resident until the next call."""
         return np.zeros(len(stem_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Stem ids int64 [n] of lookups [n], good until they are released. Raises InputError."""
+        """Stem ids int64 [n] that stand for lookups [n] until released. Raises InputError."""
         if lookups:
-            raise InputError("this model is dense: it has no rows that could be edited")
+            raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return np.zeros(0, np.int64)
 
     def release(self, stem_ids: Sequence[int]) -> None:
-        """Say that ids that `make` gave are not needed any more; safe in any thread."""
+        """Give back stem ids from `make`; safe in any thread."""
 
     def counters(self) -> RowCounters:
-        """What was counted so far."""
+        """Return the counts so far."""
         return RowCounters()
 
     def close(self) -> None:
@@ -86,7 +86,10 @@ class Rows:
 
 
 class Prefetcher(Rows):
-    """Serves one engine; only its thread calls it. Without `overlap`, submit does nothing."""
+    """Source of slots for a model with tables. Without `overlap`, submit does nothing.
+
+    Only the caller that has the engine's turn may use it, except for `release`.
+    """
 
     def __init__(
         self, store: RowStore | HostTier, cache: RowCache, *, overlap: bool = True
@@ -99,12 +102,11 @@ class Prefetcher(Rows):
 
     @property
     def step_tokens(self) -> int:
-        """See Rows.step_tokens: with a slot for every record, there is no limit."""
+        # With a slot for every record, any tokens fit.
         everything = self.store.layout.records + self.store.made
         return self.cache.slots if self.cache.slots < everything else ANY_NUMBER
 
     def counters(self) -> RowCounters:
-        """Of cache, store and stalls."""
         cache, host = self.cache, self.host
         return RowCounters(
             hits=cache.hits,
@@ -118,10 +120,10 @@ class Prefetcher(Rows):
         )
 
     def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
-        """Read records into empty slots, in their order, until `deadline` (perf_counter).
+        """Read records into empty slots, in order, until `deadline` (perf_counter).
 
-        What the cache has no slot for goes to the host's memory, as far as that has room.
-        `batch_size` at a time: the memory plan counts so many. Raises RowReadError.
+        Records beyond the cache go to the host tier as far as it has room. The memory plan counts a
+        batch of `batch_size` records. Raises RowReadError.
         """
         held, rest = np.split(records, [self.cache.slots])
         tiers: list[tuple[Callable[[I64], None], I64]] = [(self._fill_cache, held)]
@@ -134,13 +136,13 @@ class Prefetcher(Rows):
                 fill(wanted[start : start + batch_size])
 
     def _fill_cache(self, wanted: I64) -> None:
-        """Past the host's memory, which is for what the cache has not."""
+        # Read from flash directly, because the host tier is for records that the cache lacks.
         batch, flash = self.cache.missing(wanted), self.host.flash if self.host else self.store
         if len(batch):
             self.cache.install(batch, flash.read(batch), batch)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """See Rows.make. What was released before makes room; the same lookup keeps its record."""
+        """Make stem ids as Rows.make does, and free the records released since the last call."""
         made = self.store.make(lookups)
         try:
             self.cache.make_room(self.store.numbers)
@@ -165,10 +167,10 @@ class Prefetcher(Rows):
         return self.cache.storage.stage(self.store.read(wanted))
 
     def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
-        """See Rows.fetch. There must be at least as many slots as distinct records.
+        """Slots int32 [T] of stem ids [T], whose distinct records must not outnumber the slots.
 
-        Raises RowReadError, MemoryError; what the cache holds is then still right, and a later call
-        reads again what is missing.
+        Raises RowReadError or MemoryError; the cache then is still right, and a later call reads
+        again what is missing.
         """
         wanted = self.store.records_of(stem_ids)
         self.cache.use(wanted)
@@ -185,21 +187,21 @@ class Prefetcher(Rows):
         (read, reading), self._pending = self._pending, None
         records = self._timed(partial(self._background.result, reading))
         if records is None:
-            return  # what is wanted now is read again by fetch, which reports the error
-        # What was submitted but is not wanted now (an abandoned generation) would push out `keep`.
+            return  # fetch reads what is missing again, and reports the error if it persists
+        # Records of an abandoned generation are not wanted now, and would evict some of `keep`.
         wanted = np.isin(read, keep)
-        if wanted.all():  # as nearly always; choosing some would copy them
+        if wanted.all():  # nearly always, so avoid the copy that choosing makes
             self.cache.install(read, records, keep)
         elif wanted.any():
             self.cache.install(read[wanted], records[wanted], keep)
 
     def _forget_unused(self) -> None:
-        """Give numbers of made records free, in an order that an interrupt may end anywhere."""
+        """Free the numbers of made records without users; an interrupt may end it anywhere."""
         gone = self.store.unused()
         if not len(gone):
             return
         if self._background and self._pending and np.isin(self._pending[0], gone).any():
-            self._background.result(self._pending[1])  # it looks up what these numbers are made of
+            self._background.result(self._pending[1])  # wait, because it reads these numbers
             self._pending = None
         self.cache.forget(gone)
         self.store.forget(gone)
@@ -212,7 +214,7 @@ class Prefetcher(Rows):
             self.stall_seconds += time.perf_counter() - started
 
     def close(self) -> None:
-        """Wait for the read that is under way, end the thread, close the store."""
+        """Wait for the read under way, end the thread, close the store."""
         if self._background is not None:
             self._background.close()
         self._pending = None

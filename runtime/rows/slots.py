@@ -1,4 +1,4 @@
-"""Where the rows of a row cache lie: arrays in the form that an engine's graph reads."""
+"""Slots: memory for the rows of a row cache, in the form that an engine's graph reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I32, U8
 from stem_edge.tables.rows import Codes, RecordLayout
 
-# Records as `stage` gives them: an array [n, ...] of a type that these slots know.
+# Records from `stage`: an array [n, ...] whose form only the slots know.
 Staged: TypeAlias = npt.NDArray[Any]
-PLACEHOLDERS = 16  # slots that are filled with made-up rows
-PLACEHOLDERS_NBYTES = 32 << 20  # of their records: an expert has tens of megabytes
+PLACEHOLDERS = 16  # slots filled with placeholder rows
+PLACEHOLDERS_NBYTES = 32 << 20  # of their records; needed because an expert has tens of megabytes
 
 
 class Slots(Protocol):
@@ -24,31 +24,31 @@ class Slots(Protocol):
 
     layout: RecordLayout
     count: int
-    uploaded_rows: int = 0  # records that were brought to a device
-    uploaded_nbytes: int = 0  # what that took
+    uploaded_rows: int = 0  # records copied to a device
+    uploaded_nbytes: int = 0
 
     @property
     def slot_nbytes(self) -> int:
         """Bytes of one slot."""
 
     def stage(self, records: U8) -> Staged:
-        """Records [n, record_nbytes] in a form that is quicker to write, or as they are.
+        """Convert records [n, record_nbytes] to a form quicker to write, or return them as they are.
 
-        The prefetcher's thread calls it, while a step may be running.
+        The prefetcher's thread may call it during a step, so it must not change the slots.
         """
         return records
 
     def write(self, slots: npt.NDArray[np.intp], records: Staged) -> None:
-        """Put records [n], staged or not, into these slots [n]."""
+        """Put records [n], staged or not, into slots [n]."""
 
 
 class ArraySlots(Slots):
-    """Codes and scales as records have them, for onnxruntime."""
+    """Slots for onnxruntime: codes and scales as in records."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count
         layers, parts = range(len(layout.layers)), range(len(layout.parts))
-        # [layer][part], an array each, because each is an input of the graph: [slots, columns].
+        # An array [slots, columns] per [layer][part], because each is an input of the graph.
         self.codes: list[list[Codes]] = [
             [np.zeros((count, layout.codes_width(part)), layout.codes_dtype) for part in parts]
             for _ in layers
@@ -60,11 +60,11 @@ class ArraySlots(Slots):
 
     @property
     def slot_nbytes(self) -> int:
-        """See Slots.slot_nbytes; with the zero points that dequantizing needs."""
+        """Bytes of one slot, with the zero points that dequantizing needs."""
         return array_slot_nbytes(self.layout)
 
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
-        """The slots as the inputs of graphs that are called after them."""
+        """Return the slots as inputs of a graph, by the names of the inputs."""
         layout = self.layout
         arrays: dict[str, npt.NDArray[Any]] = {}
         for index, layer in enumerate(layout.layers):
@@ -79,7 +79,6 @@ class ArraySlots(Slots):
         return arrays
 
     def write(self, slots: npt.NDArray[np.intp], records: U8) -> None:
-        """See Slots.write."""
         for index, codes in enumerate(self.codes):
             _put(codes, slots, self.layout.row_codes(records, index))
             if self.scales:
@@ -87,14 +86,14 @@ class ArraySlots(Slots):
 
 
 def placeholders(layout: RecordLayout) -> int:
-    """How many slots placeholder_rows fills at most: few, and one if records are large."""
+    """Most slots that placeholder_rows fills: few, and one if records are large."""
     return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
 
 
 def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
-    """Slots for so many tokens whose rows nobody reads, to try or measure a backbone without tables.
+    """Slots for tokens with made-up rows, to try or measure a backbone without tables.
 
-    Some slots are filled: with values about as large as those of the products that rows stand for.
+    Fills some slots with values about as large as those of the products that rows replace.
     """
     if slots is None:
         return np.zeros(tokens, np.int32)
@@ -107,7 +106,7 @@ def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:
-    """Columns of rows [n, columns] into the slots [n] of one part after the other."""
+    """Write columns of rows [n, columns] to slots [n], one part after the other."""
     start = 0
     for part in parts:
         stop = start + part.shape[1]

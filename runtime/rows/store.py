@@ -1,12 +1,12 @@
-"""The row store: numbers -> records, read from flash and checked. Knows offsets, not policy.
+"""The row store: reads records by number from flash and checks them. Knows offsets, not policy.
 
-Two ways to read behind one interface. `pread` (default) reports a bad disk as an error. `mmap` copies
-from a memory map; a file that is cut while it is mapped kills the process by SIGBUS, so it is an
-opt-in. Both check each record's crc32c.
+There are two ways to read. `pread`, the default, reports a bad disk as an error. `mmap` copies from a
+memory map, and is opt-in because truncating a mapped file kills the process with SIGBUS. Both check
+each record's crc32c.
 
-On Linux the prefetch *is* the advice call: posix_fadvise(WILLNEED) on every record makes the kernel
-read at full queue depth while the caller computes, and the read that follows finds the pages. Where
-there is no such call, a small pool of threads reads instead.
+On Linux one thread keeps flash busy: posix_fadvise(WILLNEED) on every record makes the kernel read at
+full queue depth, and the reads that follow find the pages in memory. Where that call is missing, a
+small pool of threads reads instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
 ReadMode = Literal["pread", "mmap"]
 READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
-# Enough to keep a phone's flash busy; more gained little where it was measured (design: 8 -> 32).
+# Enough to keep a phone's flash busy; going from 8 to 32 gained little where it was measured.
 POOL_THREADS = 8
 
 
@@ -48,7 +48,7 @@ class _Shard(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a record and its checksum lie."""
+    """Position of a record and its checksum."""
 
     number: int
     shard: _Shard
@@ -56,21 +56,21 @@ class _Place(NamedTuple):
 
 
 class RowStore:
-    """Reads records of one table store. Threads may read at once; a context manager that closes.
+    """Records of one table store. Threads may read at once; as a context manager, it closes.
 
-    Raises BundleError when a shard has a wrong size or index, RowReadError from `read`.
+    Raises BundleError when a shard has a wrong size or index.
     """
 
     def __init__(
         self, tables: TableStore, reads: ReadMode = "pread", flash: EmulatedFlash | None = None
     ) -> None:
         self._format, self._flash = tables.format, flash
-        self.layout = tables.format.tables  # of the records that are read
-        self.tokens = tables.format.tokens  # that have a record
-        self.index = tables.index  # record of each token; None: the one of its own number
-        self.bytes_read = 0  # of records and their checksums, since opening
+        self.layout = tables.format.tables  # of records as `read` returns them
+        self.tokens = tables.format.tokens  # count of tokens that have a record
+        self.index = tables.index  # token -> record; None: the record of its own number
+        self.bytes_read = 0  # records and their checksums, since opening
         self._pool: ThreadPoolExecutor | None = None
-        # Every shard of every array, and the number of its first record: both in order.
+        # All shards of all arrays in order, and the number of each one's first record.
         self._shards, self._starts = list[_Shard](), list[int]()
         try:
             first = 0
@@ -97,32 +97,32 @@ class RowStore:
             raise BundleError(
                 f"{path}: cannot map this shard into memory "
                 f'({error.strerror or error}); load with reads="pread", which maps nothing, or '
-                "raise the limit of memory (ulimit -v)"
+                "raise the limit on virtual memory (ulimit -v)"
             ) from error
         self._shards[-1] = opened._replace(mapped=mapping)
 
     def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of the records [T] that hold the rows of tokens [T]."""
+        """Numbers [T] of the records that hold the rows of tokens [T]."""
         return tokens if self.index is None else self.index[tokens].astype(np.int64)
 
     def advise(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Ask the system to start reading these records; returns at once, promises nothing."""
+        """Ask the system to start reading these records; returns at once, guarantees nothing."""
         if not hasattr(os, "posix_fadvise"):
             return
         for number in numbers.tolist():
             shard, offset = self._place(number)[1:]
-            with contextlib.suppress(OSError):  # a file system may not take advice
+            with contextlib.suppress(OSError):  # some file systems take no advice
                 os.posix_fadvise(shard.file, offset, shard.stride, os.POSIX_FADV_WILLNEED)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> U8:
-        """Records uint8 [n, record_nbytes] of these numbers [n]; ascending ones read fastest.
+        """Read records uint8 [n, record_nbytes] by their numbers [n]; ascending ones read fastest.
 
-        Raises RowReadError naming shard and offset when a record is unreadable or damaged; then no
-        record of the call is returned.
+        Raises RowReadError, naming shard and offset, if any record is unreadable or damaged.
         """
         started = time.perf_counter()
-        sealed = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
-        jobs = list(zip(numbers.tolist(), sealed, strict=True))
+        # Each record is read together with the checksum that follows it.
+        buffers = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
+        jobs = list(zip(numbers.tolist(), buffers, strict=True))
         if self._pool is not None and len(jobs) > 1:
             nbytes = sum(self._pool.map(lambda job: self._read_one(*job), jobs))
         else:
@@ -132,38 +132,43 @@ class RowStore:
         if self._flash is not None:
             self._flash.wait(started, len(jobs), nbytes)
         self.bytes_read += nbytes
-        return sealed[:, :-CRC_NBYTES]
+        return buffers[:, :-CRC_NBYTES]
 
     def _read_one(self, number: int, buffer: U8) -> int:
-        """Fill the buffer with a record; returns the bytes read."""
-        at = self._place(number)
-        if at.shard.array == 0:
-            self._read_sealed(at, buffer)
-        else:
-            sealed = np.empty(at.shard.stride, np.uint8)
-            self._read_sealed(at, sealed)
-            self._format.widen(sealed[None, :-CRC_NBYTES], buffer[None, :-CRC_NBYTES])
-        return at.shard.stride
+        """Fill the buffer with a record; return the bytes read."""
+        place = self._place(number)
+        if place.shard.array == 0:
+            self._read_checked(place, buffer)
+        else:  # rare records, whose codes are narrower in the file
+            narrow = np.empty(place.shard.stride, np.uint8)
+            self._read_checked(place, narrow)
+            self._format.widen(narrow[None, :-CRC_NBYTES], buffer[None, :-CRC_NBYTES])
+        return place.shard.stride
 
-    def _read_sealed(self, at: _Place, buffer: U8) -> None:
-        """Fill the buffer. What fails once may be a bus that was disturbed: it is read once more."""
-        if self._try_sealed(at, buffer) is None:
+    def _read_checked(self, place: _Place, buffer: U8) -> None:
+        """Fill the buffer; try once more if that fails, because a bus may have been disturbed."""
+        if self._try(place, buffer) is None:
             return
-        if hasattr(os, "posix_fadvise"):  # from the medium, and not the system's copy of the last
+        shard = place.shard
+        if hasattr(os, "posix_fadvise"):  # otherwise its cached copy would be read again
             with contextlib.suppress(OSError):
-                shard = at.shard
-                os.posix_fadvise(shard.file, at.offset, shard.stride, os.POSIX_FADV_DONTNEED)
-        if reason := self._try_sealed(at, buffer):
-            raise RowReadError(f"{at.shard.path}: record {at.number} at byte {at.offset}: {reason}")
+                os.posix_fadvise(shard.file, place.offset, shard.stride, os.POSIX_FADV_DONTNEED)
+        if reason := self._try(place, buffer):
+            raise RowReadError(
+                f"{shard.path}: record {place.number} at byte {place.offset}: {reason}"
+            )
 
-    def _try_sealed(self, at: _Place, buffer: U8) -> str | None:
-        """Fill the buffer; returns why that failed, and what to do."""
+    def _try(self, place: _Place, buffer: U8) -> str | None:
+        """Fill the buffer; on failure, return the reason and what to do."""
         try:
-            count = self._fill(at, buffer)
+            count = self._fill(place, buffer)
         except OSError as error:
             return f"{error.strerror or error}; check the storage device"
         if count != len(buffer):
-            return f"{count} of {len(buffer)} bytes; the file was cut while open: copy it again"
+            return (
+                f"only {count} of {len(buffer)} bytes were read; the file was truncated while open: "
+                "copy it again"
+            )
         expected = int.from_bytes(buffer[-CRC_NBYTES:].tobytes(), "little")
         found = crc32c(buffer[:-CRC_NBYTES])
         if found == expected:
@@ -174,7 +179,7 @@ class RowStore:
         )
 
     def _place(self, number: int) -> _Place:
-        """Raises InputError for a number that is none, ValueError once the store is closed."""
+        """Find a record. Raises InputError for an unknown number, ValueError after `close`."""
         if not self._shards:
             raise ValueError("the table store is closed")
         if not 0 <= number < self.layout.records:
@@ -185,20 +190,21 @@ class RowStore:
         shard = self._shards[which]
         return _Place(number, shard, (number - self._starts[which]) * shard.stride)
 
-    def _fill(self, at: _Place, buffer: U8) -> int:
-        """Read into the buffer; returns the bytes read, fewer only at the end of the file."""
-        if at.shard.mapped is not None:
-            # bytes and not a view: a view that a traceback keeps alive would bar close().
-            piece = at.shard.mapped[at.offset : at.offset + len(buffer)]
+    def _fill(self, place: _Place, buffer: U8) -> int:
+        """Read into the buffer; return the bytes read, fewer only at the end of the file."""
+        shard, offset = place.shard, place.offset
+        if shard.mapped is not None:
+            # Bytes rather than a view, because a view kept alive by a traceback would block close().
+            piece = shard.mapped[offset : offset + len(buffer)]
             buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
             return len(piece)
-        return disk.fill(at.shard.file, buffer.data, at.offset)
+        return disk.fill(shard.file, buffer.data, offset)
 
     def close(self) -> None:
-        """Close all files; further reads fail."""
+        """Close all files; later reads fail."""
         if self._pool is not None:
             self._pool.shutdown()
-        while self._shards:  # closing twice must not close what got this number since
+        while self._shards:  # popped, so that closing twice cannot close a descriptor in new use
             shard = self._shards.pop()
             if shard.mapped is not None:
                 shard.mapped.close()
@@ -217,11 +223,11 @@ def open_store(
     reads: ReadMode = "pread",
     flash: EmulatedFlash | None = None,
 ) -> RowStore:
-    """Open the table store in the folder `root`, which must be of this format."""
+    """Open the table store in the folder `root`. Raises BundleError if its format differs."""
     tables = open_table_store(root)
     if tables.format != format:
         raise BundleError(
-            f"{root}: its records are {tables.format}, the manifest says {format}; the files are "
-            "of different bundles: export again"
+            f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
+            "files are of different bundles: export again"
         )
     return RowStore(tables, reads, flash)

@@ -1,7 +1,7 @@
-"""A warm start of the row cache: rows of the tokens that text uses most, before the first prompt.
+"""Warm start of the row cache: rows of the most used tokens are read before the first prompt.
 
-Counts of records come from earlier runs with the bundle, kept in the user's cache folder, else from
-the text whose tokens its exporter counted. They say what was used, not in which order.
+Counts of records come from earlier runs with the bundle, kept in the user's cache folder, or else
+from a text whose tokens the exporter counted. They show what was used, not in which order.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts, write_counts
 
 COUNTS = "counts"  # folder in the user's cache folder
-# Reading goes on while graphs are loaded, and at most this long.
+# Reading overlaps with loading the graphs, but must not delay the first prompt by more than this.
 SECONDS = 1.0
 
 
 def expected_records(bundle: Bundle, rows: Prefetcher, cache_dir: str | Path | None) -> I64:
-    """Tell the cache what was counted; what to fill it with, best first, nothing without counts."""
+    """Pass the counts to the caches; return the records to read into them, best first, if any."""
     counts = known_counts(bundle, rows.store.index, cache_dir)
     if counts is None:
         return np.zeros(0, np.int64)
@@ -42,12 +42,12 @@ def expected_records(bundle: Bundle, rows: Prefetcher, cache_dir: str | Path | N
 
 
 def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None) -> Counts | None:
-    """How often each record was used, if anyone knows."""
+    """Uses of each record, if they were counted."""
     model = bundle.manifest.model
     path = counts_file(cache_folder(cache_dir), bundle)
     counts = read_counts(path, model.records)
     if counts is None and path.exists():
-        warnings.warn(f"{path}: damaged token counts, counting anew", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{path}: damaged token counts; counting anew", RuntimeWarning, stacklevel=2)
     if counts is None and TOKEN_COUNTS in bundle.manifest.files:
         tokens = read_counts(bundle.file(TOKEN_COUNTS), model.vocab_size)
         counts = None if tokens is None else counts_of_records(tokens, index, model.records)
@@ -55,19 +55,22 @@ def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None
 
 
 def fill(rows: Prefetcher, records: I64, batch_size: int) -> None:
-    """Read records; flash that fails now fails again, and is reported, when a row is needed."""
+    """Read records into the caches for at most SECONDS.
+
+    Failing flash is ignored, because it fails again, and is reported, when a row is needed.
+    """
     with contextlib.suppress(RowReadError):
         rows.fill(records, batch_size, time.perf_counter() + SECONDS)
 
 
 def keep_counts(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> None:
-    """Save what was counted; a folder that cannot be written is no reason to fail."""
+    """Save the counts; a folder that cannot be written is ignored."""
     if cache.hits + cache.misses:
         with contextlib.suppress(OSError):
             write_counts(counts_file(cache_folder(cache_dir), bundle), cache.counts)
 
 
 def counts_file(root: Path, bundle: Bundle) -> Path:
-    """Where the token counts of this bundle are kept."""
+    """Path of the counts of this bundle."""
     digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
     return root / COUNTS / f"{digest.hexdigest()[:KEY_CHARS]}.npy"

@@ -1,1 +1,1 @@
-"""Text in token ids and back, and chat prompts."""
+"""Text to token ids and back, and chat prompts."""

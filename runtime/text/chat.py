@@ -1,4 +1,4 @@
-"""Conversations as prompts: the chat template of a bundle, and texts that stay texts."""
+"""Conversations as prompts: the chat template of a bundle, and messages that cannot forge turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class Chat:
-    """The chat template of a bundle, read when it is first needed; close it."""
+    """Chat template of a bundle, read when first needed; close it after use."""
 
     def __init__(self, path: Path, codec: TextCodec) -> None:
         self._path, self._codec = path, codec
@@ -28,8 +28,10 @@ class Chat:
         *,
         special_tokens_in_text: bool = False,
     ) -> str:
-        """The text of a conversation. Raises what ChatTemplate raises, and InputError for a
-        message that names a special token: read as one, it could end its turn and begin another's.
+        """Text of a conversation. Raises what ChatTemplate raises.
+
+        Raises InputError for a message that names a special token, because it could end its turn
+        and begin another's, unless special_tokens_in_text.
         """
         given = checked_messages(messages)
         for number, message in enumerate([] if special_tokens_in_text else given):
@@ -37,13 +39,13 @@ class Chat:
                 if token in message["content"]:
                     raise InputError(
                         f"messages[{number}].content names the special token {token!a}, which "
-                        "could end its turn: remove it, or give special_tokens_in_text=True"
+                        "could end its turn; remove it, or give special_tokens_in_text=True"
                     )
         with self._lock:
             self._template = self._template or ChatTemplate(self._path)
         return self._template.render(given, add_generation_prompt)
 
     def close(self) -> None:
-        """End the template's process; closing twice is fine."""
+        """End the process of the template; closing twice is fine."""
         if self._template is not None:
             self._template.close()

@@ -1,6 +1,6 @@
-"""Text to tokens and back: tokenizer.json, read by the tokenizers library.
+"""Text to token ids and back, with tokenizer.json and the tokenizers library.
 
-Streaming is the hard part: a character can be cut over several tokens, and a stop text as well.
+Streaming is the hard part, because a character or a stop text can be split over several tokens.
 TokenStream turns ids into text that never has to be taken back.
 """
 
@@ -20,33 +20,33 @@ from stem_edge.text_table import printable
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-MAX_GROWN = 1 << 28  # bytes that a text may become on its way to tokens
-LEAST_LONGEST = 64  # bytes of a token that stands for any unknown word
-PROBED_IDS = 1 << 10  # that are decoded at once
+MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
+LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
+PROBED_IDS = 1 << 10  # decoded at once by probe
 
 
 class TextCodec:
-    """The tokenizer of a bundle. Raises BundleError when its file is damaged.
+    """Tokenizer of a bundle. Raises BundleError when its file is damaged.
 
-    vocab_size: of the model; all ids of the file must be below it.
+    vocab_size: vocabulary of the model; all ids in the file must be below it.
     """
 
     def __init__(self, path: Path, vocab_size: int | None = None) -> None:
         self._path, self._checked = path, check_tokenizer(path, vocab_size)
-        self._lock = Lock()  # of the tokenizer's one setting
+        self._lock = Lock()  # needed because encode_special_tokens is a setting, not an argument
         try:
             self._tokenizer = Tokenizer.from_str(self._checked.json)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # the library panics with a class that is no Exception
+        except BaseException as error:  # a panic of the library is not an Exception
             raise BundleError(
                 f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
             ) from None
-        self._checked = replace(self._checked, json="")  # as large as the file
+        self._checked = replace(self._checked, json="")  # drop it, since it is as large as the file
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Names of the tokens that are no text, such as those around a turn of a conversation."""
+        """Names of tokens that are not text, such as those around a turn of a conversation."""
         return self._checked.special_tokens
 
     def encode(
@@ -54,14 +54,14 @@ class TextCodec:
     ) -> list[int]:
         """Token ids of a text, with the special tokens that the model expects around it.
 
-        special_tokens_in_text: whether the names of special tokens in the text mean these tokens.
-        Raises InputError for a text that the tokenizer cannot take.
+        special_tokens_in_text: read the names of special tokens in the text as these tokens.
+        Raises InputError for a text that the tokenizer cannot encode.
         """
         nbytes = len(_utf8(text))
         if nbytes * self._checked.growth > MAX_GROWN:
             raise InputError(
-                f"the text has {nbytes:,} bytes, and {self._path} may make each of them "
-                f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,}"
+                f"the text has {nbytes:,} bytes, and {self._path} may turn each byte into "
+                f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,} bytes"
             )
 
         def encoded() -> list[int]:
@@ -72,24 +72,24 @@ class TextCodec:
         return self._native(encoded, "this text")
 
     def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
-        """Token ids of a text to continue, which names no special tokens.
+        """Token ids of a text to continue, in which names of special tokens are ordinary text.
 
-        Raises InputError for one that cannot fit, before the tokenizer sees it.
+        Raises InputError for a text that cannot fit, before spending time on tokenizing it.
         """
-        # An empty text is the begin token alone, which nobody meant to continue.
+        # Refused, because an empty text would be the begin token alone, which nobody means.
         if not text:
             raise InputError("the prompt is empty; give some text, or token ids")
         nbytes, longest = len(_utf8(text)), max(self._checked.longest_nbytes, LEAST_LONGEST)
         if nbytes > context_length * longest:
             raise InputError(
-                f"the prompt has {nbytes:,} bytes, a context of {context_length} tokens of up to "
+                f"the prompt has {nbytes:,} bytes, but a context of {context_length} tokens of up to "
                 f"{longest} bytes holds at most {context_length * longest:,}; "
                 f"{shorten(context_length, max_context)}"
             )
         return self.encode(text, special_tokens_in_text=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
         ids = list(token_ids)
 
         def decoded() -> str:
@@ -99,7 +99,7 @@ class TextCodec:
         return self._native(decoded, "these token ids")
 
     def _native(self, call: Callable[[], T], what: str) -> T:
-        """What the library returns. Its panics, for one text, leave it usable for others."""
+        """Return the result of a library call; after a panic, the tokenizer remains usable."""
         try:
             with self._lock:
                 return call()
@@ -107,14 +107,14 @@ class TextCodec:
             raise
         except BaseException as error:
             raise InputError(
-                f"{self._path}: the tokenizer cannot take {what} ({_reason(error)}); give another, or "
-                "check the bundle with stem-edge verify"
+                f"{self._path}: the tokenizer cannot process {what} ({_reason(error)}); give another "
+                "input, or check the bundle with stem-edge verify"
             ) from None
 
     def probe(self) -> None:
-        """Use the tokenizer in every way that may end a process or take for ever.
+        """Use the tokenizer in every way that might crash the process or never end.
 
-        Meant for a process of its own, with bounds. Raises BundleError if the library fails.
+        Call it in a child process with limits. Raises BundleError if the library fails.
         """
         try:
             for text in probe_texts(self.special_tokens):
@@ -124,24 +124,25 @@ class TextCodec:
             for first in range(0, count, PROBED_IDS):
                 self.decode(range(first, first + PROBED_IDS), skip_special_tokens=False)
         except InputError as error:
-            raise BundleError(f"{error}: found in a trial; export the bundle again") from None
+            problem = str(error).rpartition("; ")[0]  # without the advice, which is for prompts
+            raise BundleError(f"{problem}, found in a trial; export the bundle again") from None
 
 
-def same_start(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many characters or ids at the beginning are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+def same_start(first: Sequence[object], second: Sequence[object]) -> int:
+    """Count of characters or ids that two sequences have in common at the beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def shorten(context_length: int, max_context: int) -> str:
-    """What to do about a prompt that is longer than the context."""
+    """Advice for a prompt that is longer than the context."""
     if context_length == max_context:
-        return "shorten it: no context of this model is longer"
+        return "shorten it: this model takes no longer context"
     return f"shorten it or load with a larger context_length (up to {max_context})"
 
 
 def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
-    """Texts that bring out what is wrong with a tokenizer: runs, long words, every kind of text."""
+    """Yield texts that expose faulty tokenizers: runs, long words, every kind of character."""
     for char in ("a", "A", " ", "\n", "0", "_", ".", "\u00e9", "\u4e00", "\U0001f600", "\u0301"):
         yield char * 40 + "!"
         yield char * 4000
@@ -161,7 +162,7 @@ def _utf8(text: str) -> bytes:
         raise InputError(f"the text is of type {type(text).__name__}; give a str")
     try:
         return text.encode()
-    except UnicodeEncodeError as error:  # bytes of a command line that are no UTF-8
+    except UnicodeEncodeError as error:  # such as bytes of a command line that are not UTF-8
         raise InputError(f"the text is not valid Unicode ({error}); give it as UTF-8") from None
 
 
@@ -170,27 +171,27 @@ def _reason(error: BaseException) -> str:
 
 
 class TokenStream:
-    """Token ids in, text out: `push` returns what is certain, `finish` what is left.
+    """Token ids in, text out: `push` returns text that is certain, `finish` the rest.
 
-    Holds back unfinished characters and any ending that may become a stop text. Once a stop text
-    is complete (the first to be; of several the longest), `stopped` is True, and neither it nor
-    anything after it is returned.
+    It holds back unfinished characters and any ending that may become a stop text. Once a stop text
+    is complete, `stopped` is True, and neither that text nor anything after it is returned. Of stop
+    texts that are complete at the same character, the longest counts.
     """
 
     def __init__(self, codec: TextCodec, stop: Sequence[str] = ()) -> None:
         self._codec, self._stop = codec, tuple(stop)
-        self._ids: list[int] = []  # the last decoded ids, then those that are not decoded yet
-        self._decoded = 0  # how many of self._ids are decoded
-        self._held = ""  # decoded, but maybe the beginning of a stop text
+        self._ids: list[int] = []  # ids decoded last, then ids not decoded yet
+        self._decoded = 0  # count of decoded ids at the start of self._ids
+        self._held = ""  # decoded text that may begin a stop text
         self.stopped = False
 
     def push(self, token_id: int) -> str:
-        """Take one token; returns new text, often empty."""
+        """Take one token; return new text, often empty."""
         self._ids.append(token_id)
         return self._release(self._decode(last=False))
 
     def finish(self) -> str:
-        """The rest of the text, after the last token."""
+        """Return the rest of the text, after the last token."""
         text = self._release(self._decode(last=True))
         if self.stopped:
             return text
@@ -198,10 +199,10 @@ class TokenStream:
         return text
 
     def _decode(self, last: bool) -> str:
-        """Text of the ids not decoded yet; unless it is the last, none while its end may change.
+        """Text of the ids not decoded yet; empty while its end may change, unless they are the last.
 
-        Decoded together with the ids before them, because a decoder may treat the first id of a
-        text in its own way (sentencepiece drops its leading space).
+        They are decoded after the ids before them, because decoders may treat the first id of a text
+        differently (sentencepiece drops its leading space).
         """
         before = self._codec.decode(self._ids[: self._decoded])
         text = self._codec.decode(self._ids)
@@ -212,12 +213,12 @@ class TokenStream:
         return text[len(before) :]
 
     def _release(self, text: str) -> str:
-        """What of the held text and `text` can go out."""
+        """Return the part of the held text and `text` that is certain; hold the rest."""
         if self.stopped:
             return ""
         text = self._held + text
-        # (end, start): the text that is complete first wins, so that it is no matter how the text
-        # was cut into tokens.
+        # (end, start): the stop text that is complete first wins, so that the result does not depend
+        # on how the text was split into tokens.
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             self.stopped = True

@@ -1,4 +1,4 @@
-"""A bundle: its manifest, sizes and checksums, its tables for analysis, what trials of it found.
+"""Bundles: manifest, sizes and checksums, tables for analysis, and what trials found.
 
-How records are laid out is in tables; who runs a bundle, in runtime.
+The layout of records is in tables; what runs a bundle is in runtime.
 """

@@ -1,4 +1,4 @@
-"""Every file of a bundle against its checksum in the manifest."""
+"""Checksums of a bundle's files, compared with those in its manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HASH_PIECE_NBYTES = 1 << 22
 def verify(
     path: str | Path, progress: Callable[[int], object] = lambda nbytes: None
 ) -> dict[str, str]:
-    """Hash every file of a bundle. Returns file -> "ok" or what is wrong.
+    """Hash every file of a bundle and return file -> "ok" or what is wrong.
 
     `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
     cannot be opened at all.
@@ -42,7 +42,7 @@ def verify(
 
 
 def _names(root: Path) -> set[str]:
-    """Everything below a folder that is no folder itself; links are not followed."""
+    """Names of all files and links below a folder; links are not followed."""
 
     def fail(error: OSError) -> None:
         raise unreadable(Path(error.filename), "folder", error) from error
@@ -66,11 +66,11 @@ def _verify_file(
 
 
 def sha256_of(path: Path, nbytes: int, progress: Callable[[int], object]) -> str:
-    """Hash a plain file of so many bytes. Raises BundleError if it is another, or cannot be read."""
+    """Hash a plain file of this size. Raises BundleError if it differs or cannot be read."""
     check_file(path, nbytes)
     descriptor = open_plain(path, "file")
     try:
-        # The file that is read is the one that was looked at, whatever is at the path by now.
+        # Checked again once open, because another file may be at the path by now.
         check_status(path, os.fstat(descriptor), nbytes)
         digest = hashlib.sha256()
         for at in range(0, nbytes, HASH_PIECE_NBYTES):

@@ -1,4 +1,4 @@
-"""Bytes that a bundle takes, part by part: of one that exists, or of one still to be made."""
+"""Sizes of a bundle, part by part, whether it exists or is still to be made."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
-SLOT_BOOKKEEPING_NBYTES = 16  # stem_edge.runtime.rows.cache
+SLOT_BOOKKEEPING_NBYTES = 16  # of runtime/rows/cache.py
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """A bundle on one engine, by what decides its memory and speed. All sizes in bytes."""
+    """Sizes in bytes of a bundle on one engine, which decide its memory and speed."""
 
     engine: EngineName
     model: ModelConfig
     backbone: BackboneFormat | GgufFormat
     table_format: TableFormat | None
-    backbone_nbytes: int  # weights of what decodes, embedding and head included
-    embedding_nbytes: int  # which is read in place, a row a token
+    backbone_nbytes: int  # weights of the decoding graph, with embedding and head
+    embedding_nbytes: int  # read in place, a row per token
     head_nbytes: int
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
-    repacked_nbytes: int  # weights that can be rearranged in memory, where that is a choice
+    repacked_nbytes: int  # weights that the engine may repack in memory, if told to
     kv_token_nbytes: int  # keys and values of one token
-    slot_nbytes: int  # one slot of the row cache, with its bookkeeping
+    slot_nbytes: int  # a slot of the row cache, with its bookkeeping
 
     @property
     def tables(self) -> RecordLayout | None:
-        """Of a record in memory; None of a dense model."""
+        """Layout of records in memory; None for a dense model."""
         return self.table_format.tables if self.table_format else None
 
     @property
     def tables_nbytes(self) -> int:
-        """Of the table store, to within the size of its descriptions."""
+        """Bytes of the table store, not counting its descriptions."""
         return self.table_format.nbytes if self.table_format else 0
 
     @property
     def flash_nbytes(self) -> int:
-        """Of backbone and tables; tokenizer and manifest are small."""
+        """Bytes of backbone and tables; tokenizer and manifest are small."""
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
 
     def kv_nbytes(self, tokens: int) -> int:
-        """Keys and values of so many tokens."""
+        """Bytes of the keys and values of so many tokens."""
         return self.kv_token_nbytes * tokens
 
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
-    """Of a bundle that exists, on an engine that it has a backbone for. Default: the first."""
+    """Footprint of a bundle that exists, on one of its engines. Default: the first."""
     tables, model = manifest.table_format, manifest.model
     if (engine or manifest.engines[0]) == "ggml" and manifest.gguf is not None:
         return gguf_footprint(model, manifest.gguf, tables)
@@ -81,7 +81,7 @@ def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footpr
 def expected_footprint(
     model: ModelConfig, backbone: BackboneFormat, tables: TableFormat | None
 ) -> Footprint:
-    """Of a bundle that an export with these types would write. Raises GraphError."""
+    """Footprint of the bundle that an export with these types would write. Raises GraphError."""
     layout = tables.tables if tables else None
     data = decoding(model, layout, backbone).plan.nbytes
     prefill = prompts(model, layout, backbone).plan.nbytes if backbone.prefill else 0
@@ -115,7 +115,7 @@ def _onnx_footprint(
 
 
 def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | None) -> Footprint:
-    """Of a backbone for ggml; the description of its tensors, tokenizer included, not counted."""
+    """Footprint of a bundle on ggml, not counting the header of the GGUF file."""
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
     head = sizes["embedding" if model.tied_head else "head"]
     kv = FLOAT if gguf_schema.kv_type(gguf.weights) == ggml_types.F32 else HALF
@@ -138,19 +138,19 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
 
 
 def _kv_token_values(model: ModelConfig, width: Callable[[Layer], int]) -> int:
-    """Keys and values of one token, in the layers that have their own."""
+    """Values of a token in the KV cache: those of layers that compute their own K and V."""
     layers = map(model.layer, range(model.own_kv_layers))
     return sum(2 * layer.n_kv_heads * width(layer) for layer in layers)
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:
-    """One slot as arrays of codes and float32 scales, with the zero points that dequantizing needs."""
+    """Bytes of a slot: codes, float32 scales, and the zero points needed to dequantize them."""
     zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
     return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
 
 
 def kinds_of(model: ModelConfig) -> set[MatrixKind]:
-    """Kinds of matrices that a model has."""
+    """Return the kinds of matrices that a model has."""
     shapes = model.backbone_shapes()
     found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
     return found | set(VOCABULARY_KINDS)
@@ -165,7 +165,7 @@ def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: i
 def matrix_nbytes(
     rows: int, width: int, stored: WeightType, block_size: int, *, zero_points: bool = False
 ) -> int:
-    """A stored matrix [rows, width]: codes, scales and, if there are any, zero points."""
+    """Bytes of a stored matrix [rows, width]: codes, scales and, if asked for, zero points."""
     bits = WEIGHT_BITS[stored]
     nbytes = rows * width * bits // 8
     if bits != 32:

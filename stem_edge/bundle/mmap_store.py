@@ -1,17 +1,16 @@
-"""A zarr Store over memory maps, for those who want zarr's own interface to a table store.
+"""zarr Store over memory maps: zarr's own interface to a table store.
 
     import zarr
     from stem_edge.bundle.mmap_store import MmapStore
 
     records = zarr.open_group(MmapStore("model/tables.zarr"), mode="r")["records"]
 
-zarr's LocalStore opens, seeks and copies at every request; this one maps a file when it is first
-asked for and hands out views. Needs the extra `stem-edge[zarr]`.
+zarr's LocalStore opens, seeks and copies at every request; this one maps a file at the first and
+returns views. Needs the extra `stem-edge[zarr]`.
 
-zarr takes a missing shard, and a record that an index calls empty, for zeros, and lets metadata name
-any codec. So this store holds only what stem_edge.tables.store accepts: descriptions are compared when
-it is made, a shard's size and index when it is mapped, and any other file below the folder is none of
-its keys.
+zarr reads a missing shard, and a record that an index calls empty, as zeros, and lets metadata name
+any codec. So this store accepts only what stem_edge.tables.store does: descriptions are compared
+when it is opened, size and index of a shard when it is mapped, and other files have no key.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 
 
 class MmapStore(LocalStore):
-    """A read-only store over a table store's files. A file must not be cut while it is mapped.
+    """Read-only zarr store of a table store. Its files must not be truncated while mapped.
 
-    Raises BundleError for a folder that is no table store, and for a shard that is damaged.
+    Raises BundleError for a folder that is not a table store, and for a damaged shard.
     """
 
     def __init__(self, root: str | Path, *, read_only: bool = True) -> None:
@@ -60,7 +59,7 @@ class MmapStore(LocalStore):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """The bytes of a key, or of a range of it, as a view; None if there is no such key."""
+        """Return the bytes of a key, or a range of them, as a view; None without such a key."""
         return self.get_sync(key, prototype=prototype, byte_range=byte_range)
 
     def get_sync(
@@ -70,7 +69,7 @@ class MmapStore(LocalStore):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """`get` without an event loop."""
+        """Do what `get` does, without an event loop."""
         view = self._views.get(key)
         if view is None and (view := self._map(key)) is None:
             return None
@@ -78,7 +77,7 @@ class MmapStore(LocalStore):
         return kind.from_array_like(view[_span(byte_range, len(view))])
 
     def _descriptor(self, key: str) -> int | None:
-        """Descriptor of the file of a key; None if no file of a table store has it."""
+        """Open the file of a key; None if a table store has no such file."""
         if key in self._descriptions:
             return open_plain(Path(self.root) / key, "file")
         folder, _, place = key.partition("/c/")
@@ -90,7 +89,7 @@ class MmapStore(LocalStore):
         return None
 
     def _map(self, key: str) -> U8 | None:
-        """The bytes of a key, from now on in memory; None if there is no such key."""
+        """Map the file of a key and keep the map; None if there is no such key."""
         if (descriptor := self._descriptor(key)) is None:
             return None
         try:
@@ -99,15 +98,16 @@ class MmapStore(LocalStore):
             raise damaged(Path(self.root) / key, f"cannot map this file ({error})") from error
         finally:
             disk.close(descriptor)
-        # Two threads may both come here; one map more than needed is harmless.
-        with self._lock:  # zarr may still be reading, in threads of its own
+        # Two threads may both come here, and a needless map is harmless. The lock is needed because
+        # zarr may still be reading in threads of its own when the store is closed.
+        with self._lock:
             if self._closed:
                 raise InputError(f"{self.root}: this store is closed; open it again")
             self._views[key] = view
         return view
 
     def close(self) -> None:
-        """Drop the maps; each is unmapped when its last view is gone. Further reads fail."""
+        """Drop the maps, each unmapped when its last view is gone. Later reads raise InputError."""
         with self._lock:
             self._closed = True
             self._views.clear()
@@ -115,7 +115,7 @@ class MmapStore(LocalStore):
 
 
 def _descriptions(store: TableStore) -> set[str]:
-    """Keys of all files but the shards."""
+    """Keys of all files except shards."""
     keys = ["zarr.json", *(f"{folder}/zarr.json" for folder in store.format.folders())]
     return {*keys, *([f"{INDEX}/c/0"] if store.format.indexed else [])}
 

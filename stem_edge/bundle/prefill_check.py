@@ -1,8 +1,9 @@
-"""Is the prefill graph as exact here as where the bundle was made?
+"""Prefill check: is the prefill graph as exact on this processor as where the bundle was made?
 
-It has other kernels than the graphs that decode, and each kind of processor has its own of both. On
-x86 without VNNI those of the prefill graph once were wrong without an error. So the report of a
-bundle says how far the two diverged over its probe tokens, and a first load measures that here.
+The prefill graph uses other kernels than the decoding graph, and each kind of processor has its
+own of both. On x86 without VNNI, kernels of the prefill graph were wrong without an error. So the
+report of a bundle says how far the two graphs diverged over its probe tokens, and a first load
+measures that again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 
 PROBE_TOKENS = 48
-# From so many tokens on, the prefill graph is the faster one wherever that was measured. It is
-# chosen by the whole prompt and not by the chunk, so that the size of chunks changes no token.
+# From this many tokens on, the prefill graph was the faster one wherever it was measured. It is
+# chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
 PREFILL_FROM = 8
-# Right kernels of other processors differ by rounding: divergences were 0.98 to 1.01 times those of
-# the report, wrong ones 1.3 to 75 times. NEGLIGIBLE: nats that are too few to change a text.
+# Correct kernels of other processors differ by rounding: their divergence was 0.98 to 1.01 times
+# the reported one, that of wrong kernels 1.3 to 75 times. NEGLIGIBLE nats change no text.
 MOST_TIMES, NEGLIGIBLE = 1.25, 0.001
-UNUSABLE = 1e9  # nats, of a graph whose logits are not even numbers; JSON knows no infinity
+UNUSABLE = 1e9  # nats, for logits that are not finite, because JSON has no infinity
 
 
 def probe_tokens(manifest: Manifest) -> list[int]:
-    """The ids over which both graphs are compared; none where there is no report on that."""
+    """Ids over which both graphs are compared; none if the bundle has no report on that."""
     report = manifest.reports.get("onnxruntime")
     if not manifest.has_prefill or report is None or report.prefill_from_decode is None:
         return []
@@ -33,17 +34,17 @@ def probe_tokens(manifest: Manifest) -> list[int]:
 
 
 def mean_divergence(decode: F32, prefill: F32) -> float:
-    """Mean divergence of the prefill graph's logits [T, V] from the others', in nats.
+    """Mean divergence of the prefill graph's logits [T, V] from the decoding graph's, in nats.
 
-    Of the first PROBE_TOKENS: bundles were made whose probe is longer.
+    Limited to the first PROBE_TOKENS, because some bundles have a longer probe.
     """
     return float(divergence(decode[:PROBE_TOKENS], prefill[:PROBE_TOKENS]).mean())
 
 
 def prefill_refusal(manifest: Manifest, found: float | None) -> str:
-    """Why the prefill graph is not used here, where they diverge so far; empty if it is.
+    """Reason why the prefill graph must not be used here; empty if it may.
 
-    found: what mean_divergence gave here; None, if that was not measured.
+    found: mean_divergence on this processor; None if not measured.
     """
     report = manifest.reports.get("onnxruntime")
     if report is None or report.prefill_from_decode is None or found is None:
@@ -52,6 +53,6 @@ def prefill_refusal(manifest: Manifest, found: float | None) -> str:
     if found <= MOST_TIMES * promised + NEGLIGIBLE:
         return ""
     return (
-        f"it is {found:.3g} nats from the graphs that decode, on this processor, and was {promised:.3g} "
-        "where it was exported"
+        f"it diverges {found:.3g} nats from the decoding graph on this processor, and "
+        f"{promised:.3g} where it was exported"
     )

@@ -1,6 +1,6 @@
-"""Every record of a bundle's tables, read from end to end: what opening leaves to the first use.
+"""Check of a bundle's tables from end to end, which opening leaves to the first use of a record.
 
-NaN and infinity can carry a valid checksum, so values and scales are looked at, too.
+NaN and infinity can carry a valid checksum, so values and scales are checked, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.manifest import TABLES, Bundle
-from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, read_piece
 from stem_edge.numerics.quantize import F32, U8
@@ -23,7 +22,7 @@ PIECE_NBYTES = 8 << 20  # read at a time; a record may be larger
 
 
 def check_tables(bundle: Bundle, progress: Callable[[int], object] = lambda nbytes: None) -> None:
-    """Read every record: its checksum is right, and every row in it is of finite numbers.
+    """Read every record; check that its checksum is right and that all its values are finite.
 
     `progress` is called with the number of bytes just checked. Raises BundleError naming shard,
     record and token. A dense model has nothing to check.
@@ -33,10 +32,8 @@ def check_tables(bundle: Bundle, progress: Callable[[int], object] = lambda nbyt
         return
     store = open_table_store(bundle.file(TABLES))
     if store.format != format:
-        raise BundleError(
-            f"{bundle.file(TABLES)}: its records are {store.format}, the manifest says {format}; the "
-            "files are of different bundles: export again"
-        )
+        said = f"its records are {store.format}, but the manifest says {format}"
+        raise damaged(bundle.file(TABLES), f"{said}; the files are of different bundles")
     first = 0
     for grid in store.grids:
         for shard in range(grid.shards):
@@ -51,7 +48,7 @@ def _check_shard(
     first: int,
     progress: Callable[[int], object],
 ) -> None:
-    """One shard of an array whose records are numbered from `first` on."""
+    """Check a shard of an array whose records are numbered from `first` on."""
     path, count = grid.shard_path(shard), grid.shard_records(shard)
     first += shard * grid.records_per_shard
     step = max(1, PIECE_NBYTES // grid.stride)
@@ -60,28 +57,28 @@ def _check_shard(
         for start in range(0, count, step):
             many, at = min(step, count - start), start * grid.stride
             data = read_piece(path, descriptor, many * grid.stride, at)
-            sealed = np.frombuffer(data, np.uint8).reshape(many, grid.stride)
-            if found := _first_bad(grid.layout, sealed):
+            records = np.frombuffer(data, np.uint8).reshape(many, grid.stride)
+            if found := _first_bad(grid.layout, records):
                 place, wrong = found
                 record, at = first + start + place, at + place * grid.stride
-                said = f"record {record} ({_user(store, record)}) at byte {at}: {wrong}"
-                raise damaged(path, said)
-            progress(sealed.nbytes)
+                user = _user(store, record)
+                raise damaged(path, f"record {record} ({user}) at byte {at}: {wrong}")
+            progress(records.nbytes)
     finally:
         disk.close(descriptor)
 
 
-def _first_bad(layout: RecordLayout, sealed: U8) -> tuple[int, str] | None:
-    """Place of the first record that is wrong, and what is."""
-    sums = np.ascontiguousarray(sealed[:, -CRC_NBYTES:]).view("<u4")[:, 0].tolist()
+def _first_bad(layout: RecordLayout, checked: U8) -> tuple[int, str] | None:
+    """Find the first wrong record of [n, record_nbytes + 4]: its place and what is wrong."""
+    sums = np.ascontiguousarray(checked[:, -CRC_NBYTES:]).view("<u4")[:, 0].tolist()
     for place, expected in enumerate(sums):
-        found = crc32c(sealed[place, :-CRC_NBYTES])
+        found = crc32c(checked[place, :-CRC_NBYTES])
         if found != expected:
             return place, f"its crc32c is {found:08x}, expected {expected:08x}"
     # A copy, because views of float32 need records that follow each other without a gap.
-    codes, scales = layout.split(np.ascontiguousarray(sealed[:, :-CRC_NBYTES]))
+    codes, scales = layout.split(np.ascontiguousarray(checked[:, :-CRC_NBYTES]))
     numbers, what = (scales, "scale") if layout.quantized else (codes, "value")
-    # A scale is multiplied by a code of up to half the range.
+    # A scale must stay finite when it is multiplied by a code, which is up to half the range.
     largest = np.finfo(np.float32).max / (1 << layout.bits - 1 if layout.quantized else 1)
     return _first_infinite(layout, numbers, what, float(largest))
 
@@ -89,7 +86,7 @@ def _first_bad(layout: RecordLayout, sealed: U8) -> tuple[int, str] | None:
 def _first_infinite(
     layout: RecordLayout, numbers: npt.NDArray[np.generic], what: str, largest: float
 ) -> tuple[int, str] | None:
-    """Place of the first of numbers [n, layers, columns] that is too large or none, and what it is."""
+    """Find the first of numbers [n, layers, columns] that is NaN or too large: place and text."""
     floats: F32 = np.asarray(numbers, np.float32)
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(floats) <= np.float32(largest))
@@ -101,7 +98,7 @@ def _first_infinite(
 
 
 def _user(store: TableStore, record: int) -> str:
-    """A token that looks this record up."""
+    """Name a token that looks this record up."""
     if store.index is None:
         return f"token {record}"
     tokens = np.flatnonzero(store.index == record)

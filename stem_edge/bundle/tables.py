@@ -1,8 +1,8 @@
-"""Tables for people who analyse them: `open_tables(path)[ids, layer]` gives float32 rows.
+"""Tables for analysis: `open_tables(path)[ids, layer]` gives float32 rows.
 
-Rows come straight out of memory maps of the shards, in vectorised numpy, without zarr and without
-checksums: run `stem-edge verify` first where the storage is not trusted. For zarr's own interface
-open the store with stem_edge.bundle.mmap_store.MmapStore.
+Rows come straight from memory maps of the shards, by vectorised numpy, without zarr and without
+checksums; run `stem-edge verify` first if you do not trust the storage. For zarr's own interface
+see stem_edge.bundle.mmap_store.MmapStore.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, unreadable
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid
 from stem_edge.tables.store import open_table_store
@@ -28,12 +28,12 @@ Ids: TypeAlias = "int | slice | npt.ArrayLike"
 
 
 class Tables:
-    """The tables of a bundle, read only. A context manager; its arrays are copies and outlive it."""
+    """Read-only tables of a bundle; a context manager. Its arrays are copies and outlive it."""
 
     def __init__(self, root: Path) -> None:
         self._store = open_table_store(root)
         self._maps: list[mmap.mmap] = []
-        # Of each array of records its shards: [records, record_nbytes] each, views into the maps.
+        # For each array of records its shards, as views [records, record_nbytes] into the maps.
         self._shards: list[list[U8]] = []
         for grid in self._store.grids:
             self._shards.append([self._map(grid, shard) for shard in range(grid.shards)])
@@ -52,21 +52,21 @@ class Tables:
 
     @property
     def layout(self) -> RecordLayout:
-        """How the records are packed that `records` returns."""
+        """Layout of the records that `records` returns."""
         return self._store.format.tables
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The STEM layers."""
+        """STEM layers, ascending."""
         return self.layout.layers
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Tokens, STEM layers, values of a row."""
+        """Numbers of tokens, of STEM layers, and of values in a row."""
         return self._store.format.tokens, len(self.layers), self.layout.row_width
 
     def __getitem__(self, key: tuple[Ids, int]) -> F32:
-        """Rows of ids in a STEM layer (by its number in the model): [n, width], or [width] of one.
+        """Rows of ids in a STEM layer (by its number in the model): [n, width], or [width] for one.
 
         Raises InputError for an id or layer that the tables do not have.
         """
@@ -78,7 +78,7 @@ class Tables:
         return rows if tokens.ndim else rows[0]
 
     def _token_ids(self, ids: Ids) -> npt.NDArray[np.integer]:
-        """One id or a flat array of them."""
+        """Convert to one id or a flat array of ids."""
         if isinstance(ids, slice):
             return np.arange(self._store.format.tokens)[ids]
         try:
@@ -87,18 +87,18 @@ class Tables:
             tokens = np.empty((0, 0))
         if tokens.shape == (0,):
             tokens = tokens.astype(np.int64)
-        # numpy takes True among integers for 1.
+        # numpy turns True among integers into 1, so look for it before.
         mixed = isinstance(ids, list | tuple) and any(
-            isinstance(one, bool | np.bool_) for one in ids
+            isinstance(item, bool | np.bool_) for item in ids
         )
         if tokens.dtype.kind not in "iu" or tokens.ndim > 1 or mixed:
             raise InputError(
-                "ids are of another kind; expected one integer, a slice or a flat sequence of integers"
+                "ids of another kind; expected one integer, a slice or a flat sequence of integers"
             )
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Packed records [n, record_nbytes] of ids [n]; those of rare tokens widened."""
+        """Return packed records [n, record_nbytes] of ids [n], those of rare tokens widened."""
         if not self._shards:
             raise InputError("these tables are closed; open them again")
         store, tokens = self._store, self._store.format.tokens
@@ -118,8 +118,8 @@ class Tables:
         found[rare] = widened
         return found
 
-    def _stored(self, array: int, numbers: npt.NDArray[np.int64]) -> U8:
-        """Records of one array as they are stored there."""
+    def _stored(self, array: int, numbers: I64) -> U8:
+        """Return records of one array as they are stored there."""
         grid = self._store.grids[array]
         found = np.empty((len(numbers), grid.layout.record_nbytes), np.uint8)
         shards, places = np.divmod(numbers, grid.records_per_shard)

@@ -1,13 +1,13 @@
-"""What trials of bundles found, kept in the user's cache folder so that each is tried once.
+"""Verdicts of trials of bundles, kept in the user's cache folder so that each is tried once.
 
 A verdict is about contents: the manifest, which names every file's sha256, and all that reads them
-here: engine, tokenizers, stem-edge, processor. It is good, or bad with its reason. A place says
-that the files at one path had the checksums of that manifest, and counts until one of them is
-another file or was written since. So a bundle whose place and verdict are known is loaded at once;
-a copy of it is hashed once; other contents are tried (stem_edge.runtime.first_load.trial).
+on this machine: engine, tokenizers, stem-edge, processor. It is good, or bad with a reason. A place
+says that the files at a path had the checksums of that manifest, and counts until one of them is
+replaced or written to. So a bundle whose place and verdict are known is loaded at once, a copy of
+it is hashed once, and other contents are tried (stem_edge.runtime.first_load.trial).
 
-A trial that did not end in time says as much about a busy machine; its verdict counts for an hour.
-Losing any of this costs another trial, no more.
+A trial that ran out of time may only mean a busy machine, so its verdict counts for an hour. Losing
+any of these files costs another trial, no more.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
+from stem_edge.files.plain_files import damaged
 from stem_edge.files.whole_file import write_whole
 from stem_edge.ggml.check import library_files
 from stem_edge.ggml.library import library_path
@@ -46,29 +47,29 @@ from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 FORMAT = 3
 TRIALS, PLACES = "trials", "places"  # folders
 MAX_NBYTES = 1 << 16
-DOUBT_SECONDS = 3600  # that a verdict counts which is not certain
-HASHED_TABLES_NBYTES = 1 << 30  # a second or two; above, only `verify` hashes them
+DOUBT_SECONDS = 3600  # for which an uncertain verdict counts
+HASHED_TABLES_NBYTES = 1 << 30  # takes a second or two; larger ones are left to `verify`
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was found, as it is kept; the file's name says about what."""
+    """Result of a trial, as it is kept; the name of the file says of what."""
 
     format: int
-    bundle: str  # where it was then
+    bundle: str  # its path at the time
     engine: EngineName
-    reason: str = ""  # why it is bad; empty if it is good
-    until: int | None = None  # seconds since 1970, if it is not certain
-    # How far the prefill graph diverges here from those that decode, in nats; None: not measured.
+    reason: str = ""  # why it is bad; empty: it is good
+    until: int | None = None  # seconds since 1970; None: for ever
+    # Divergence of the prefill graph from the decoding graph here, in nats; None: not measured.
     prefill_from_decode: float | None = None
 
     @property
     def counts(self) -> bool:
-        """Whether it does now; a clock that was set back ends it, too."""
+        """True if it still holds; it also ends when the clock was set back."""
         return self.until is None or 0 <= self.until - time.time() <= DOUBT_SECONDS
 
 
 class Records:
-    """What is kept about one bundle on one engine. Raises BundleError if it cannot be read."""
+    """Records kept about a bundle on an engine. Raises BundleError if it cannot be read."""
 
     def __init__(self, bundle: Bundle, engine: EngineName, cache_dir: str | Path | None) -> None:
         self.bundle, self.engine = bundle, engine
@@ -77,18 +78,16 @@ class Records:
             data = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
             stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.hashed_files())]
         except OSError as error:
-            raise BundleError(
-                f"{bundle.path}: cannot read ({error.strerror}); copy or export the bundle again"
-            ) from error
+            raise damaged(bundle.path, f"cannot read ({error.strerror})") from error
         sha256 = hashlib.sha256(data).hexdigest()
         files = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
-        # Names that are no UTF-8 cannot be kept as they are.
+        # Escaped, because names that are not UTF-8 cannot be encoded.
         self._path = os.fsencode(bundle.path.resolve()).decode(errors="backslashreplace")
         self.verdict_file = root / TRIALS / _name(sha256, engine, versions(engine), cpu_digest())
         self.place_file = root / PLACES / _name(sha256, engine, self._path, files)
 
     def native_files(self) -> list[str]:
-        """Files that go to native code as they are."""
+        """Names of the files that native code reads as they are."""
         manifest = self.bundle.manifest
         names = [TOKENIZER, TOKENIZER_CONFIG]
         if self.engine == "ggml":
@@ -96,7 +95,10 @@ class Records:
         return names + [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
 
     def hashed_files(self) -> list[str]:
-        """These, and tables that are small: checksums of records do not say whose records they are."""
+        """Names of the files to hash: native ones and small tables.
+
+        Checksums of records are no substitute, because they do not say whose records they are.
+        """
         files = self.bundle.manifest.files
         tables = [name for name in files if name.startswith(f"{TABLES}/")]
         small = sum(files[name].nbytes for name in tables) <= HASHED_TABLES_NBYTES
@@ -107,32 +109,28 @@ class Records:
         return sum(self.bundle.manifest.files[name].nbytes for name in names)
 
     def verdict(self) -> Verdict | None:
-        """The verdict that counts, if there is one."""
+        """Return the verdict that counts, if there is one."""
         found = read_verdict(self.verdict_file)
         return found if found is not None and found.counts else None
 
     def place_is_known(self) -> bool:
-        """Whether these files were hashed before."""
+        """Return whether these files were hashed before."""
         return read_verdict(self.place_file) is not None
 
     def keep_verdict(
-        self,
-        reason: str = "",
-        *,
-        certain: bool = True,
-        prefill_from_decode: float | None = None,
+        self, reason: str = "", *, certain: bool = True, prefill_from_decode: float | None = None
     ) -> Verdict:
-        """Good, or bad for a reason. A folder that cannot be written keeps nothing."""
+        """Keep a good verdict, or a bad one with its reason, if the folder can be written."""
         until = None if certain else int(time.time()) + DOUBT_SECONDS
         found = {"reason": reason, "until": until, "prefill_from_decode": prefill_from_decode}
-        return self._keep(self.verdict_file, found)
+        return self._keep(self.verdict_file, **found)
 
     def check_place(
         self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
     ) -> None:
-        """Hash the files, if that was not done before. Raises BundleError, which names the one that differs.
+        """Hash the files unless that was done before. Raises BundleError that names a wrong one.
 
-        progress: is called with the number of bytes just hashed.
+        progress: called with the number of bytes just hashed. anew: hash them in any case.
         """
         if self.place_is_known() and not anew:
             return
@@ -140,14 +138,11 @@ class Records:
             path, entry = self.bundle.file(name), self.bundle.manifest.files[name]
             found = sha256_of(path, entry.nbytes, progress)
             if found != entry.sha256:
-                raise BundleError(
-                    f"{path}: sha256 is {found}, expected {entry.sha256}; the file is damaged: copy "
-                    "or export the bundle again"
-                )
-        self._keep(self.place_file, {})
+                raise damaged(path, f"sha256 is {found}, expected {entry.sha256}")
+        self._keep(self.place_file)
 
-    def _keep(self, path: Path, found: dict[str, Any]) -> Verdict:
-        """Whole or not at all; without it there is another trial next time."""
+    def _keep(self, path: Path, **found: Any) -> Verdict:
+        """Write atomically; if that fails there is another trial next time."""
         verdict = Verdict(format=FORMAT, bundle=self._path, engine=self.engine, **found)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +158,7 @@ def keep_good(bundle: Bundle, engine: EngineName, cache_dir: str | Path | None =
 
 
 def versions(engine: EngineName) -> dict[str, str]:
-    """What native code would read a bundle now; what is not installed has no version."""
+    """Versions of what reads a bundle here; empty for what is not installed."""
     found = {"stem-edge": __version__, "tokenizers": _version("tokenizers")}
     if engine == "onnxruntime":
         return found | {"onnxruntime": _version("onnxruntime")}
@@ -175,19 +170,19 @@ def versions(engine: EngineName) -> dict[str, str]:
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """A verdict that was kept; None if there is none, or it is damaged or of another format."""
+    """Read a verdict; None if there is none, or it is damaged or of another format."""
     try:
         kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
-    except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
+    except (OSError, ValueError, RecursionError):  # msgspec raises ValueError
         return None
     return kept if kept.format == FORMAT else None
 
 
 def _version(module: str) -> str:
-    # Imported by name: whoever asks is about to use it, and importing this file shall cost nothing.
+    # Imported here, because the caller is about to use it and importing this file must stay cheap.
     try:
         return str(import_module(module).__version__)
-    except ModuleNotFoundError:  # not ImportError: that is also what an interrupted import raises
+    except ModuleNotFoundError:  # not ImportError, because an interrupted import raises that
         return ""
 
 

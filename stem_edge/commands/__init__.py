@@ -1,4 +1,4 @@
-"""The command stem-edge: a file for each subcommand, parsing and printing only.
+"""The command stem-edge: a file for each subcommand, which parses arguments and prints results.
 
-What a command does is a function of the package that Python users call, too.
+The work itself is done by functions of the package that Python users call, too.
 """

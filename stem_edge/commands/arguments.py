@@ -1,4 +1,4 @@
-"""What all commands share: the form of help, options named in errors, lines that can be pasted."""
+"""Help and errors of every command, and the command line that repeats one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ import textwrap
 from pathlib import Path
 from typing import Any, NoReturn
 
-# An engine -> what `export` calls a backbone for it; commands take both names.
+# Engine -> kind of its backbone, which is what `export` asks for; every command takes both names.
 BACKBONE_FOR = {"onnxruntime": "onnx", "ggml": "gguf"}
 
 
 def engine_name(name: str) -> str:
-    """An engine, by its own name or by that of its kind of backbone."""
+    """Return the engine that has this name or runs this kind of backbone."""
     return next((engine for engine, backbone in BACKBONE_FOR.items() if backbone == name), name)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal: paragraphs and last columns wrap, commands go on after `\\`."""
+    """Format help as wide as the terminal, so that commands in it can still be pasted.
+
+    Paragraphs and last columns wrap; a long command goes on in the next line after a backslash.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
         for line in text.splitlines():
             in_paragraph = line[:1].strip() and lines and lines[-1][:1].strip()
-            if in_paragraph or line.startswith(" " * 8):  # or in the last column
+            in_last_column = line.startswith(" " * 8)
+            if in_paragraph or in_last_column:
                 lines[-1] += f" {line.strip()}"
             else:
                 lines.append(line)
@@ -35,13 +39,13 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all others."""
+    """Argument parser whose errors are one line, like those of the commands themselves."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, formatter_class=Help, **options)
 
     def error(self, message: str) -> NoReturn:
-        """End the process."""
+        """Print the message and end the process with status 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -57,14 +61,15 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 
 def with_options(parser: argparse.ArgumentParser, message: str) -> str:
-    """An error in which arguments of Python have the names of this command's options."""
+    """Return an error message with names of Python keywords replaced by this command's options."""
     options = {
         action.dest: option
         for action in parser._actions
         for option in reversed(action.option_strings)
         if option.startswith("--")
     }
-    # A name that is an English word, too, is one only where the message begins with it.
+    # Names without an underscore are English words, so they must stand at the beginning, like
+    # "slots is 0"; otherwise "the memory of this machine" would become "the --memory of".
     codes = "|".join(name for name in options if "_" in name) or "(?!)"
     names = rf"^({'|'.join(options)})(?=:|,| is | belongs? )"
     pattern = rf"{names}|(?<![\w/.\\'\"-])({codes})(?:=True)?(?![\w/])"
@@ -72,7 +77,7 @@ def with_options(parser: argparse.ArgumentParser, message: str) -> str:
 
 
 def own_command() -> str:
-    """How this command was started, for lines that work as they stand."""
+    """Return how stem-edge was started, for printed commands that work when pasted."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m stem_edge"

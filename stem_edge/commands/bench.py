@@ -15,8 +15,9 @@ from stem_edge.measuring.run.subjects import AGAINST
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\
-Measure the speed and memory of a bundle, alone or side by side with others. Every engine runs in a
-process of its own; they take turns with the same tokens, and ratios are medians over the rounds."""
+Measure the speed and memory of a bundle, alone or beside other ways of running it (--against). Each
+way runs in its own process; they take turns on the same tokens, and ratios are medians over the
+rounds."""
 
 EPILOG = """\
 what --against takes:
@@ -33,38 +34,35 @@ llama.cpp and torch need pip install 'stem-edge[bench]'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.epilog = EPILOG.format(
         against="\n".join(f"  {name:<18} {what}" for name, what in AGAINST.items())
     )
+    bundle = "folder that stem-edge export wrote"
+    parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help=bundle)
+    against = "compare with these ways of running, listed below"
     parser.add_argument(
-        "bundle", nargs="?", metavar="BUNDLE", help="folder that stem-edge export wrote"
-    )
-    parser.add_argument(
-        "--against", nargs="+", action="extend", default=[], metavar="WHAT", help="see below"
+        "--against", nargs="+", action="extend", default=[], metavar="WHAT", help=against
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write the JSON there, beside what is printed"
-    )
+    output = "also write the JSON to this file"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=output)
     group = parser.add_argument_group("what is run")
     add_work(group, "also load with no file in the page cache, and decode with no tables in it")
-    group.add_argument("--rounds", type=int, metavar="N", default=ROUNDS, help=f"({ROUNDS})")
-    group.add_argument(
-        "--loads", type=int, metavar="N", default=LOADS, help=f"timed loads of each ({LOADS})"
-    )
-    group.add_argument(
-        "--work", metavar="DIR", help="for models of llama.cpp (bench in the user's cache folder)"
-    )
-    add_loading(parser.add_argument_group("the machine"))
+    rounds = f"times that each way runs the tokens (default: {ROUNDS})"
+    group.add_argument("--rounds", type=int, metavar="N", default=ROUNDS, help=rounds)
+    loads = f"times that each way is loaded (default: {LOADS})"
+    group.add_argument("--loads", type=int, metavar="N", default=LOADS, help=loads)
+    work = "where models for llama.cpp are made (default: bench in the user's cache folder)"
+    group.add_argument("--work", metavar="DIR", help=work)
+    add_loading(parser.add_argument_group("how to load"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write the report."""
     output: Path | None = args.output
-    if output is not None and not output.absolute().parent.is_dir():  # before minutes are spent
+    # Must be refused now, not after minutes of measuring.
+    if output is not None and not output.absolute().parent.is_dir():
         raise InputError(f"{output.parent}: no such folder; make it first")
-    # Where the bundle comes last, --against has taken it for one more of its words.
+    # A bundle after --against is parsed as the last of its words, because that option takes many.
     words = args.against if args.bundle is None else [*args.against, args.bundle]
     if not words:
         raise InputError("bench needs the folder of a BUNDLE")

@@ -1,12 +1,12 @@
-"""The command `stem-edge cache`: what is kept in the user's cache folder.
+"""The command `stem-edge cache`: list and remove what is kept in the user's cache folder.
 
-    prepared/<key>/    prepared.json and the graphs, rearranged for one processor and onnxruntime
+    prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
-    ggml/<key>.json    that a library of ggml computes what it should (stem_edge.ggml.check)
-    trials/<key>.json  whether a bundle loads (stem_edge.bundle.verdicts)
-    places/<key>.json  that the files at a path are those of a bundle's manifest
+    ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
+    trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
+    places/<key>.json  verdict: the files at this path are those of the bundle's manifest
 
-Everything there can be deleted at any time: it is made again, or done without.
+Everything there can be deleted at any time: it is made again when it is needed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import onnxruntime as ort
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
+from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
@@ -32,10 +33,12 @@ from stem_edge.units import format_size
 
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
-of used tokens, which warm the row cache, verdicts on the ggml that is installed, and on bundles that
-were tried before they were loaded. Everything there can be removed: what is needed is made again.
-Old is what another onnxruntime, ggml or processor made, what is damaged, and what belongs to a
-bundle or library that is gone or has changed."""
+of used tokens, which warm the row cache, and verdicts on installed versions of ggml and on bundles
+that were tried before they were loaded. Everything there can be removed: what is needed is made
+again.
+
+An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
+bundle or library is gone or has changed."""
 
 EPILOG = """\
 examples:
@@ -45,25 +48,23 @@ examples:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing in the cache folder, as `stem-edge cache` lists it."""
+    """Entry of the cache folder, as `stem-edge cache` lists it."""
 
     path: Path
     kind: str
     nbytes: int
-    of: str  # what it belongs to
-    stale: str  # why nothing will use it again; empty if it may be used
+    of: str  # path of the bundle or library that it belongs to
+    stale: str  # why it will not be used again; empty if it may be used
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
-    parser.add_argument("--remove", choices=("old", "all"), help="delete old entries, or all")
-    parser.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
+    parser.add_argument("--remove", choices=("old", "all"), help="remove old entries, or all")
+    add_cache_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the entries as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.commands.main.Command."""
     folder = cache_folder(args.cache_dir)
     found = list(entries(folder))
     chosen = [e for e in found if args.remove == "all" or (args.remove == "old" and e.stale)]
@@ -76,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise StemEdgeError(f"{entry.path}: cannot remove ({error.strerror})") from error
     if args.json:
-        listed = [_plain(entry) | {"removed": entry in chosen} for entry in found]
+        listed = [
+            msgspec.to_builtins(entry, enc_hook=str) | {"removed": entry in chosen}
+            for entry in found
+        ]
         print(json.dumps({"folder": str(folder), "entries": listed}, indent=1))
         return 0
     print(f"{folder}: {format_size(sum(e.nbytes for e in found))} in {len(found)} entries")
@@ -87,16 +91,12 @@ def run(args: argparse.Namespace) -> int:
     if args.remove and not chosen:
         print("nothing removed" + (": no entry is old" if found else ""))
     elif any(entry.stale for entry in found) and not chosen:
-        print("remove what is old with: stem-edge cache --remove old")
+        print("to remove old entries: stem-edge cache --remove old")
     return 0
 
 
-def _plain(entry: Entry) -> dict[str, object]:
-    return dict(msgspec.to_builtins(entry, enc_hook=str))
-
-
 def entries(root: Path) -> Iterator[Entry]:
-    """Everything in the cache folder."""
+    """Yield everything in the cache folder, kind by kind."""
     for folder in sorted((root / prepared.FOLDER).glob("*")):
         nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         record = prepared.read_prepared(folder)
@@ -126,7 +126,7 @@ def _stale(record: prepared.Prepared) -> str:
 
 
 def _library(root: Path, path: Path) -> tuple[str, str]:
-    """The library that a verdict is about, and why it does not count, if so."""
+    """Return the library that a verdict is about, and why the verdict is old (empty: it is not)."""
     verdict = ggml_check.read_verdict(path)
     if verdict is None:
         return "", "damaged"
@@ -134,11 +134,11 @@ def _library(root: Path, path: Path) -> tuple[str, str]:
         current = ggml_check.verdict_file(root, Path(verdict.library)) == path
     except OSError:
         return verdict.library, "its library is gone"
-    return verdict.library, "" if current else "of another library, processor or stem-edge"
+    return verdict.library, "" if current else "made for another library, processor or stem-edge"
 
 
 def _bundle(root: Path, path: Path) -> tuple[str, str]:
-    """The same for a bundle that was tried, or whose files were hashed."""
+    """Return the bundle that a verdict is about, and why the verdict is old (empty: it is not)."""
     verdict = read_verdict(path)
     if verdict is None:
         return "", "damaged"
@@ -149,18 +149,20 @@ def _bundle(root: Path, path: Path) -> tuple[str, str]:
         return of, "its bundle is gone or damaged"
     if path in (records.verdict_file, records.place_file):
         return of, ""
-    return of, f"of another bundle there, {verdict.engine}, tokenizers, stem-edge or processor"
+    return of, f"made for another bundle, {verdict.engine}, tokenizers, stem-edge or processor"
 
 
 def _is_alive(folder: Path) -> bool:
-    """Whether the process that makes it still runs; where that is hard to say, it may."""
+    """Return whether the process that prepares this folder may still be running."""
     number = folder.name.removeprefix(prepared.TEMPORARY)
-    if os.name != "posix" or not number.isdigit():
-        return os.name != "posix"
+    if os.name != "posix":
+        return True  # because signal 0 is Ctrl-C on Windows, so that asking is not safe
+    if not number.isdigit():
+        return False
     try:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except OSError:  # a process of another user, which we cannot signal
         return True
     return True

@@ -1,4 +1,4 @@
-"""The command `stem-edge demo`: the small model inside the package, at work."""
+"""The command `stem-edge demo`: run the small model that ships inside the package."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import stem_edge
 from stem_edge.commands.arguments import own_command
-from stem_edge.commands.inspect import figures
+from stem_edge.commands.bundle_report import tables_nbytes
 from stem_edge.runtime import load
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-Generate from three prompts with the small STEM model inside this package, and show what was read
-from flash on the way. It was trained on plain sentences about the countries of the world
+Continue three prompts with the small STEM model inside this package, and show what was read from
+flash on the way. The model was trained on plain sentences about the countries of the world
 (tools/demo/train_demo.py) and knows nothing else."""
 
 PROMPTS = (
@@ -23,28 +23,29 @@ PROMPTS = (
     "What is the currency of Mexico? It is the",
 )
 NEW_TOKENS = 32
-# So few that the row cache cannot hold all rows, as on a device beside a real model.
+# Few, so that the row cache cannot hold all rows, as with a real model on a small device.
 SLOTS = 64
 CONTEXT = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--slots", type=int, default=SLOTS, help=f"of the row cache ({SLOTS})")
+    slots = f"tokens whose rows the row cache holds (default: {SLOTS})"
+    parser.add_argument("--slots", type=int, metavar="N", default=SLOTS, help=slots)
 
 
 def demo_bundle() -> Path:
-    """Folder of the bundle that ships inside the package."""
+    """Return the folder of the bundle that ships inside the package."""
     return Path(stem_edge.__file__).parent / "demo_model"
 
 
 def run(args: argparse.Namespace) -> int:
     with load(demo_bundle(), slots=args.slots, context_length=CONTEXT, warm_start=False) as model:
-        shown = figures(model.bundle.manifest)
-        tables = format_size(int(str(shown["flash_nbytes"])))
+        in_tables = model.config.table_parameters
+        parameters = model.config.backbone_parameters + in_tables
         print(
-            f"A STEM model of {shown['parameters']:,} parameters, "
-            f"{model.config.table_parameters / int(str(shown['parameters'])):.0%} of them in tables "
-            f"({tables} on flash).\nThe row cache has {model.plan.slots} slots for a vocabulary of "
+            f"A STEM model of {parameters:,} parameters, {in_tables / parameters:.0%} of them in "
+            f"tables ({format_size(tables_nbytes(model.bundle.manifest))} on flash).\n"
+            f"The row cache holds the rows of {model.plan.slots} tokens out of "
             f"{model.config.vocab_size}.\n"
         )
         for prompt in PROMPTS:

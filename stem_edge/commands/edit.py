@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Bundle, open_bundle
-from stem_edge.commands.loading import add_loading, loading_options
+from stem_edge.commands.loading import add_loading, changed_options, loading_options
 from stem_edge.editing.compare import TOP, compare_edits
 from stem_edge.editing.explain import cuts, notes_on
 from stem_edge.editing.listing import list_edits, place_for, remove_edits
@@ -30,20 +30,20 @@ from stem_edge.errors import InputError
 from stem_edge.units import format_size, parse_numbers
 
 DESCRIPTION = """\
-Edit what a model knows: tokens of one text look up rows of another text's tokens in the tables,
-while the text stays as it is. An edit is a small file beside the bundle, whose own files never
-change: give it to `stem-edge generate --edit`, or delete it.
+Change what a model knows: tokens of one text (the source) look up the rows of another text's tokens
+(the target), while the prompt stays as it is. An edit is a small file beside the bundle, whose own
+files never change: use it with `stem-edge generate --edit`, or delete it.
 
 Make one with --source and --target, or use one of --list, --remove and --compare."""
 
 EPILOG = f"""\
 schemes, for a source and a target of n_s and n_t tokens (STEM paper, 3.3):
   swap                   n_s = n_t    token for token
-  pad-left, pad-right    n_s >= n_t   padding, then the target; or the target first
+  pad-left, pad-right    n_s >= n_t   padding before the target, or after it
   copy                   n_s >= n_t   tokens of the target repeated, the last one most
   subset                 n_s <= n_t   some tokens of the target
-  average                             the mean of the target's rows, at every token of the source
-  auto                                {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, as the lengths are
+  average                any          the mean of the target's rows, at every token of the source
+  auto                   any          {AUTO[0]}, {AUTO[1]} or {AUTO[-1]}, as the lengths allow
 
 examples:
   stem-edge edit model --source Spain --target Germany -o spain.edit
@@ -53,48 +53,49 @@ examples:
   stem-edge edit model --list
   stem-edge edit model --remove spain.edit"""
 
-# What belongs to what: names of arguments, as argparse keeps them.
+# Names of arguments, as argparse keeps them.
 MAKING = ("source", "target", "scheme", "scope", "layers", "subset", "pad", "out", "force")
 COMPARING = ("edit", "top", "plot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_making(parser.add_argument_group("making an edit"))
     instead = parser.add_argument_group("other actions").add_mutually_exclusive_group()
-    listing = "show edits beside the bundle and in this folder"
+    listing = "list the edits of this bundle, beside it and in this folder"
     instead.add_argument("--list", action="store_true", help=listing)
-    removing = "delete this edit of the bundle, given as a file or by its name; may be given again"
+    removing = "delete an edit of this bundle, given as a file or by name; may be repeated"
     instead.add_argument("--remove", action="append", metavar="FILE", default=[], help=removing)
     comparing = (
-        "show the most probable next tokens with and without edits: one of --source and --target "
-        "(written only with -o), or those of --edit"
+        "show the most probable next tokens with and without edits: those of --edit, and one of "
+        "--source and --target (written to a file only with -o)"
     )
     instead.add_argument("--compare", metavar="PROMPT", help=comparing)
     _add_comparing(parser.add_argument_group("with --compare"))
-    add_loading(parser.add_argument_group("the machine, with --compare"))
+    add_loading(parser.add_argument_group("how to load, with --compare"))
 
 
 def _add_making(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--source", metavar="TEXT", help="text whose tokens look up other rows")
     add("--target", metavar="TEXT", help="text whose tokens' rows they look up")
-    scheme = "who looks up whom, see below (auto)"
+    scheme = "which token looks up which, see below (default: auto)"
     add("--scheme", choices=SCHEMES, metavar="NAME", help=scheme)
     scope = (
-        "where the source is in a prompt, as whole words; or wherever its tokens come, in prompt "
-        "and answer (positions)"
+        "positions: where the source stands in a prompt, as whole words; everywhere: wherever its "
+        "tokens occur, in prompt and answer (default: positions)"
     )
     add("--scope", choices=SCOPES, help=scope)
-    add("--layers", metavar="2,5", help="STEM layers that the edit is in, with commas (all)")
-    subset = "of scheme subset: which tokens of the target, from 0 on (the last ones)"
+    add("--layers", metavar="2,5", help="numbers of the STEM layers to edit (default: all)")
+    subset = (
+        "for scheme subset: which tokens of the target, counted from 0 (default: the last ones)"
+    )
     add("--subset", metavar="0,2", help=subset)
-    pad = "of padding: the token, as text or number (begin of text)"
+    pad = "for padding: the token, as text or id (default: begin of text)"
     add("--pad", metavar="TOKEN", help=pad)
-    out = "a name that ends in .edit (SOURCE-TARGET.edit, beside the bundle)"
+    out = "file to write, which ends in .edit (default: SOURCE-TARGET.edit beside the bundle)"
     add("-o", "--out", metavar="FILE", help=out)
     add("--force", action="store_true", help="replace an existing file")
 
@@ -102,34 +103,39 @@ def _add_making(group: argparse._ArgumentGroup) -> None:
 def _add_comparing(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     edit = (
-        "an edit, given as a file or by its name; may be given again, stacked in order, and below "
-        "that of --source and --target"
+        "an edit, given as a file or by name; may be repeated: later ones win, and that of "
+        "--source and --target wins over all"
     )
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    add("--top", type=int, metavar="N", help=f"how many tokens to show ({TOP})")
-    plot = "also draw it: .png, .pdf or .svg; needs the extra [plot]"
+    add("--top", type=int, metavar="N", help=f"how many tokens to show (default: {TOP})")
+    plot = "also draw the comparison, as .png, .pdf or .svg (needs pip install 'stem-edge[plot]')"
     add("--plot", type=Path, metavar="FILE", help=plot)
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.commands.main.Command."""
     _check_options(args)
     bundle = open_bundle(args.bundle)
-    action = _list if args.list else _remove if args.remove else _make
-    (action if args.compare is None else _compare)(args, bundle)
+    if args.compare is not None:
+        _compare(args, bundle)
+    elif args.list:
+        _list(args, bundle)
+    elif args.remove:
+        _remove(args, bundle)
+    else:
+        _make(args, bundle)
     return 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raises InputError for options that do not go together."""
+    """Refuse options that do not go together. Raises InputError."""
     comparing, making = args.compare is not None, args.source is not None
+    for_comparing = _given(args, COMPARING) + changed_options(args)
     if args.list or args.remove:
         mode = "--list" if args.list else "--remove"
-        given = _given(args, MAKING) + _for_comparing(args)
-        _refuse(given, f"not for {mode}; leave that out")
+        _refuse(_given(args, MAKING) + for_comparing, f"not for {mode}; leave this out")
         return
     if not comparing:
-        _refuse(_for_comparing(args), "only for --compare, which is not given; add --compare")
+        _refuse(for_comparing, "only for --compare, which is not given; add --compare")
     if making != (args.target is not None):
         one, other = ("--source", "--target") if making else ("--target", "--source")
         raise InputError(f"{one} is given and {other} is not; an edit needs both")
@@ -154,16 +160,6 @@ def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
     flags = {"out": "-o"}
     given = [name for name in names if getattr(args, name) not in (None, False, [])]
     return [flags.get(name, f"--{name}") for name in given]
-
-
-def _for_comparing(args: argparse.Namespace) -> list[str]:
-    """Options of --compare that were given, those of the machine if they are not as by default."""
-    parser = argparse.ArgumentParser()
-    add_loading(parser.add_argument_group())
-    found, defaults = vars(args), vars(parser.parse_args([]))
-    options = {action.dest: action.option_strings[0] for action in parser._actions}
-    others = [options[name] for name in defaults if found[name] != defaults[name]]
-    return _given(args, COMPARING) + others
 
 
 def _make(args: argparse.Namespace, bundle: Bundle) -> None:
@@ -213,7 +209,8 @@ def _remove(args: argparse.Namespace, bundle: Bundle) -> None:
 
 
 def _compare(args: argparse.Namespace, bundle: Bundle) -> None:
-    if args.plot is not None:  # before a model is loaded
+    if args.plot is not None:
+        # Must be refused now, not after the model has been loaded and run.
         from stem_edge.measuring.bench.plots import check_plot
 
         check_plot(args.plot)

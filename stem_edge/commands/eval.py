@@ -9,71 +9,72 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.loading import add_engine, add_providers, device_options
+from stem_edge.commands.loading import add_engine, add_providers, add_threads, device_options
 from stem_edge.edits.folder import open_edits
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped
 
 DESCRIPTION = """\
-Perplexity of bundles on a text, and with --against how far each is from what it was made of.
+Measure the perplexity of bundles on a text and, with --against, how far each diverges from a
+reference: the checkpoint that it was made from, or another bundle.
 
-Perplexity is exp of the mean of -log P(token), natural logarithm: 1 is a model that knows every
-token in advance. Every token of the text but the first is predicted once. Compare perplexities of
-one tokenizer only; bits a byte compare any.
+Perplexity is exp of the mean of -log P(token): 1 is a model that knows every token in advance.
+Every token of the text but the first is predicted once. Compare perplexities only between bundles
+with the same tokenizer; bits per byte can be compared between any.
 
-Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0 is
-the same model. It is the better measure of what quantization costs, because perplexity can fall by
-chance. Look at the 99th percentile as well: a small mean can hide tokens that are lost."""
+Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0
+means the same model. It measures what quantization costs better than perplexity, which can fall
+by chance. Look at the 99th percentile as well, because a small mean can hide a few tokens that
+are lost."""
 
 EPILOG = """\
 examples:
   stem-edge eval model --text book.txt
-  stem-edge eval exact model small --text book.txt      the others are compared with the first
+  stem-edge eval exact model small --text book.txt
   stem-edge eval model --text book.txt --against exact
   stem-edge eval model --text book.txt --against runs/0000100000 --window 256
   stem-edge eval model --text book.txt --engine ggml --against model --against-engine onnxruntime
   stem-edge eval model --text book.txt --edit spain.edit --against model
 
-A checkpoint as reference needs pip install 'stem-edge[export]', is computed in float32, and reads
-its backbone anew for every window."""
+Several bundles are compared with the first. A checkpoint as reference needs
+pip install 'stem-edge[export]'; it is computed in float32, and read again for every window."""
 
-SNIPPET = 24  # characters of a text in the table of worst tokens
+SNIPPET = 24  # characters of text on either side, in the table of worst tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.commands.main.Command."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add("bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote")
-    add("--text", type=Path, required=True, metavar="FILE", help="what is predicted, in UTF-8")
-    document = "every line is a document of its own, from an empty context, closed by end-of-text"
+    add("--text", type=Path, required=True, metavar="FILE", help="text to predict, in UTF-8")
+    document = "take every line as a document: begin with an empty context, end with end-of-text"
     add("--lines", action="store_true", help=document)
-    add("--window", type=int, metavar="N", help="tokens seen at once (the context, up to 2048)")
+    window = "tokens that the model sees at once (default: the context, up to 2048)"
+    add("--window", type=int, metavar="N", help=window)
     stride = (
-        "tokens between the starts of windows: small is slow, and gives every token at least "
-        "window - stride + 1 tokens of context (half the window)"
+        "tokens between the starts of two windows: every token has at least window - stride + 1 "
+        "tokens of context, so small is exact and slow (default: half the window)"
     )
     add("--stride", type=int, metavar="N", help=stride)
-    add("--against", metavar="PATH", help="reference: a bundle, or a checkpoint to export")
-    worst = "tokens to show that diverge most (10)"
+    add("--against", metavar="PATH", help="reference: a bundle or a checkpoint")
+    worst = "how many of the tokens that diverge most to show (default: 10)"
     add("--worst", type=int, metavar="N", default=10, help=worst)
-    edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be given again"
+    edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add_engine(parser)
     add_providers(parser)
-    other = "what runs the reference, if it is a bundle: the same one on another engine, too"
+    other = "what runs the reference, if it is a bundle, which may be BUNDLE itself (default: auto)"
     add("--against-engine", choices=ENGINES, default="auto", help=other)
-    prefill = "measure the int8 graph for prompts, not those that generate"
+    prefill = "measure the int8 graph for prompts instead of the graph that decodes"
     add("--prefill-graph", action="store_true", help=prefill)
-    memory = "limit for loading, reference included, like 600MB (half of what the machine leaves)"
+    memory = "RAM limit, reference included, like 600MB (default: half of the free RAM)"
     add("--memory", metavar="SIZE", help=memory)
-    add("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
-    add("--json", action="store_true", help="print a JSON list, one object a bundle")
+    add_threads(parser)
+    add("--json", action="store_true", help="print a JSON list with an object for each bundle")
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.commands.main.Command."""
     found = [
         evaluate(
             bundle,
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(found: Sequence[Quality]) -> str:
-    """Tables for people."""
+    """Return tables for people."""
     lines = [*_text(found), "", *_perplexities(found)]
     compared = [(each.bundle, each.divergence) for each in found if each.divergence]
     if compared:
@@ -111,14 +112,16 @@ def report(found: Sequence[Quality]) -> str:
 
 
 def _text(found: Sequence[Quality]) -> list[str]:
-    """What was predicted and how; a bundle with another tokenizer has a line of its own."""
+    """Describe what was predicted and how; a bundle that differs in this has its own line."""
     lines = []
     for each in found:
         documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"
         length = f"{each.nbytes:,} bytes, {each.tokens:,} tokens predicted"
         window = f"windows of {each.window:,} tokens, one every {each.stride:,}"
         if each.window < each.window_asked:
-            window = f"one window a document, of {each.window:,} tokens at most: it has no more"
+            window = (
+                f"one window for each document, of at most {each.window:,} tokens: it has no more"
+            )
         graph = "the prefill graph" if each.prefill_graph else "the graphs that decode"
         graph = each.engine if each.engine != "onnxruntime" else graph
         several = "s" if each.edits > 1 else ""
@@ -128,7 +131,7 @@ def _text(found: Sequence[Quality]) -> list[str]:
 
 
 def _perplexities(found: Sequence[Quality]) -> list[str]:
-    """Perplexity of each bundle, compared with the reference's or else the first one's."""
+    """Compare each bundle's perplexity with that of the reference, or else of the first bundle."""
     first, rows = found[0], [("", "perplexity", "change", "bits/byte", "bits/character")]
     base, what = first.perplexity, first.bundle
     if first.divergence:
@@ -143,8 +146,8 @@ def _perplexities(found: Sequence[Quality]) -> list[str]:
     if not others:
         return table(rows)
     note = (
-        f"{', '.join(others)}: another tokenizer than that of {first.bundle}, so that perplexities, "
-        "which are of a token, cannot be compared; bits a byte can."
+        f"{', '.join(others)}: another tokenizer than {first.bundle}, so perplexities, which are "
+        "per token, cannot be compared; bits per byte can."
     )
     return [*table(rows), *wrapped(note)]
 
@@ -159,7 +162,10 @@ def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
         rows.append((name, *(f"{value:.3g}" for value in nats), f"{each.agreement:.2%}", change))
     first = compared[0][1]
     engine = f" on {first.reference_engine}" if first.reference_engine else ""
-    return [f"divergence from the reference {first.reference}{engine}, nats a token", *table(rows)]
+    return [
+        f"divergence from the reference {first.reference}{engine}, nats per token",
+        *table(rows),
+    ]
 
 
 def _worst(bundle: str, divergence: Divergence) -> list[str]:
@@ -171,7 +177,7 @@ def _worst(bundle: str, divergence: Divergence) -> list[str]:
         guesses = (_guess(each.reference), _guess(each.bundle))
         rows.append((place, f"{each.divergence:.3g}", around, *guesses))
     return [
-        f"tokens where {bundle} diverges most, and what both thought most probable there",
+        f"tokens where {bundle} diverges most, and the best guess of both there",
         *table(rows, "rrl"),
     ]
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.commands.loading import add_engine
+from stem_edge.commands.loading import add_engine, add_threads
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.devices import DEVICES
 from stem_edge.measuring.planning.fit import Fit, fit
@@ -17,12 +17,12 @@ from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size
 
 DESCRIPTION = """\
-Plan a bundle for a device, without running it: how long a context, how many rows in memory, how much
-memory it will take, and how fast it will generate. Given a checkpoint (needs the extra [export]),
-also which types to export it with.
+Plan how to run a bundle on a device, without running it: how long a context and how many rows fit
+into memory, and how much memory and time to expect. For a checkpoint (needs pip install
+'stem-edge[export]'), also plan which types to export it with.
 
---memory counts what must stay in memory for decoding to be fast: anonymous memory, and the weights,
-which are mapped from their file and which every token reads."""
+Here --memory includes the weights: they are mapped from their file, but every token reads them, so
+decoding is fast only while they stay in memory."""
 
 EPILOG = """\
 examples:
@@ -31,12 +31,11 @@ examples:
   stem-edge fit model --device phone-4gb
   stem-edge fit runs/0000100000 --device pi5
 
-devices, what one program can have of each (round numbers, for planning):
+devices, with what one program can have of each (round numbers, for planning):
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     devices = [
         (
             *(f"  {device.name}", format_size(device.memory), f"{device.cpus} cores"),
@@ -45,49 +44,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for device in DEVICES.values()
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
-    parser.add_argument("path", metavar="BUNDLE|CHECKPOINT", help="what is to be run")
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="what the program may take, like 1GB (what is free here)"
+    add = parser.add_argument
+    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for")
+    memory = "what the program may take, like 1GB (default: what is free)"
+    add("--memory", metavar="SIZE", help=memory)
+    add("--device", metavar="NAME", help="plan for a device listed below, not this machine")
+    flash = "kind of flash that holds the tables (default: the device's, or the page cache)"
+    add("--flash", choices=FLASH_NAMES, help=flash)
+    bandwidth = (
+        "bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
+        "or measured here)"
     )
-    parser.add_argument("--device", metavar="NAME", help="a device instead of this machine: below")
-    parser.add_argument(
-        "--flash", choices=FLASH_NAMES, help="where tables lie (the device's, or the page cache)"
-    )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="SIZE",
-        help="bytes a second that the processor reads from memory, like 17GB (measured here)",
-    )
-    parser.add_argument(
-        "--context-length",
-        type=int,
-        metavar="N",
-        help="prompt and answer together, in tokens (the longest that leaves room for rows)",
-    )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        help="a text like those to come, for the hit rate of the row cache",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
+    add("--bandwidth", metavar="SIZE", help=bandwidth)
+    context = "most tokens of prompt and answer together (default: what leaves room for rows)"
+    add("--context-length", type=int, metavar="N", help=context)
+    text = "text like those to come, to estimate the hit rate of the row cache"
+    add("--text", metavar="FILE", help=text)
+    add_threads(parser)
     add_engine(parser)
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    add("--json", action="store_true", help="print all figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plans."""
-    fits = fit(
-        args.path,
-        args.memory,
-        flash=args.flash,
-        context_length=args.context_length,
-        device=args.device,
-        bandwidth=args.bandwidth,
-        text=args.text,
-        threads=args.threads,
-        engine=args.engine,
-        repack=args.repack,
-    )
+    fits = fit(**{name: value for name, value in vars(args).items() if name != "json"})
     if args.json:
         print(json.dumps([to_dict(one) for one in fits], indent=1))
     else:
@@ -97,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_dict(one: Fit) -> dict[str, object]:
-    """All figures of a plan, for JSON: bytes, seconds, tokens."""
+    """Return the figures of a plan as plain JSON values: bytes, seconds, tokens."""
     return {
         "backbone": one.types.weights,
         "block_size": None if isinstance(one.types, GgufFormat) else one.types.block_size,
@@ -117,7 +96,10 @@ def to_dict(one: Fit) -> dict[str, object]:
 
 
 def report_table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") -> str:
-    """The plan to take first, in full, and what else would fit. `engine`: if one was asked for."""
+    """Return the best plan in full, and a line for each other plan that fits.
+
+    engine: the engine that was asked for, or an empty text.
+    """
     lines = [*_figures(fits[0]), "", *_commands(fits[0], path, engine, bundle=bundle)]
     if len(fits) > 1:
         lines += ["", "also fit:"]
@@ -170,7 +152,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
     limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
     if bundle:
-        return ["run it so:", f"  stem-edge generate {path} {limit}"]
+        return ["run it with:", f"  stem-edge generate {path} {limit}"]
     types = f"--backbone {one.types.weights}"
     if isinstance(one.types, GgufFormat):
         types = f"--engine gguf {types}"
@@ -178,7 +160,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
         types += f" --block-size {one.types.block_size}"
     tables = f" --tables {one.tables}" if one.tables else ""
     return [
-        "make and run it so:",
+        "make it and run it with:",
         f"  stem-edge export {path} OUT {types}{tables}",
         f"  stem-edge generate OUT {limit}",
     ]

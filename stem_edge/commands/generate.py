@@ -18,12 +18,12 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import RANGES, SamplingParams
 from stem_edge.text_table import shown
 
-MAX_PROMPT_CHARS = 64 << 20  # of stdin, which may have no end
-MAX_DIGITS = 1000
+MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
+MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
 
 DESCRIPTION = """\
-Continue a text. The new text goes to stdout as it is generated, one line of figures to stderr.
-Without a prompt on the command line it is read from stdin."""
+Continue a text. The new text goes to stdout as it is generated, and a line of figures to stderr.
+Without a prompt on the command line, the prompt is read from stdin."""
 
 EPILOG = """\
 examples:
@@ -33,58 +33,49 @@ examples:
   stem-edge generate model --edit spain.edit "The capital of Spain is"
   stem-edge generate model --memory 600MB -f prompt.txt"""
 
-# Number of SamplingParams -> its short option, and what stands in help.
+LENGTH = f"stop after N tokens (default: {SamplingParams.max_new_tokens})"
+TEMPERATURE = (
+    "0: the most probable token, 1: as trained (default: 0, but 1 with --top-k, --top-p or --min-p)"
+)
+MIN_P = "choose among those at least P times as probable as the best (default: 0, all)"
+
+# Field of SamplingParams -> its short option, metavar and help.
 SAMPLING = {
-    "max_new_tokens": ("-n", "N", f"stop after N tokens ({SamplingParams.max_new_tokens})"),
-    "temperature": (
-        "-t",
-        "T",
-        "0: the most probable token, 1: as trained (0, or 1 with --top-k, --top-p or --min-p)",
-    ),
-    "top_k": ("", "K", "keep the K best (0: all)"),
-    "top_p": ("", "P", "keep the best that reach probability P together (1: all)"),
-    "min_p": ("", "P", "keep those at least P times as probable as the best (0: all)"),
-    "repetition_penalty": ("", "R", "above 1 makes tokens seen before less probable (1)"),
+    "max_new_tokens": ("-n", "N", LENGTH),
+    "temperature": ("-t", "T", TEMPERATURE),
+    "top_k": ("", "K", "choose among the K most probable (default: 0, all)"),
+    "top_p": ("", "P", "choose among the most probable that add up to P (default: 1, all)"),
+    "min_p": ("", "P", MIN_P),
+    "repetition_penalty": ("", "R", "above 1, tokens seen before are less probable (default: 1)"),
     "seed": ("", "S", "the same seed gives the same text"),
-    "logprobs": ("", "N", "with --json or --json-lines: log probabilities of the N best"),
+    "logprobs": ("", "N", "with --json or --json-lines: print log probabilities of the N best"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
-    parser.add_argument("text", metavar="PROMPT", nargs="?", help="text to continue")
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the same, as an option")
-    parser.add_argument(
-        "-f", "--prompt-file", type=Path, metavar="FILE", help="continue the text in this file"
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("text", metavar="PROMPT", nargs="?", help="text to continue")
+    add("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
+    file = "continue the text in this file"
+    add("-f", "--prompt-file", type=Path, metavar="FILE", help=file)
+    edit = (
+        "apply an edit that stem-edge edit made, given as a file or by name; may be repeated: "
+        "later ones win"
     )
-    parser.add_argument(
-        "--edit",
-        action="append",
-        metavar="FILE",
-        default=[],
-        help="an edit of stem-edge edit, given as a file or by its name; may be given again, "
-        "stacked in order",
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="the prompt is what a user says to a chat model: put it into the bundle's chat template",
-    )
-    parser.add_argument(
-        "--special-tokens",
-        dest="special_tokens_in_text",
-        action="store_true",
-        help="names of special tokens in the prompt mean these tokens; by default they are text",
-    )
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
+    chat = "take the prompt as a user's message, and put it into the bundle's chat template"
+    add("--chat", action="store_true", help=chat)
+    special = "read names of special tokens in the prompt as these tokens (default: as text)"
+    add("--special-tokens", dest="special_tokens_in_text", action="store_true", help=special)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    form.add_argument(
-        "--json-lines", action="store_true", help="print a JSON object for each piece of text"
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print no line of figures")
+    lines = "print a JSON object for each piece of text, then one of figures"
+    form.add_argument("--json-lines", action="store_true", help=lines)
+    add("-q", "--quiet", action="store_true", help="do not print the line of figures")
     _add_sampling(parser.add_argument_group("choosing tokens"))
-    add_loading(parser.add_argument_group("the machine"))
+    add_loading(parser.add_argument_group("how to load"))
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
@@ -103,7 +94,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         action="append",
         metavar="TEXT",
         default=[],
-        help="end before this text (may be given several times)",
+        help="end before this text; may be repeated",
     )
 
 
@@ -124,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def whole_number(text: str) -> int:
-    """Of the command line; a short message also for a long argument."""
+    """Parse a whole number from the command line, with a short message for a long argument."""
     try:
         if len(text) > MAX_DIGITS:
             raise ValueError
@@ -134,11 +125,11 @@ def whole_number(text: str) -> int:
 
 
 def _prompt_ids(model: Model, prompt: str, chat: bool, special_tokens: bool) -> str | list[int]:
-    """What to continue: the text, or ids where names of special tokens mean these tokens."""
+    """Return what to continue: the text itself, or its ids if it may name special tokens."""
     if chat:
         messages = [{"role": "user", "content": prompt}]
         prompt = model.chat_prompt(messages, special_tokens_in_text=special_tokens)
-        # The template has put there what stands at the beginning.
+        # Do not add special tokens, because the template has written them.
         return model.tokenize(prompt, add_special_tokens=False, special_tokens_in_text=True)
     if special_tokens and prompt:
         return model.tokenize(prompt, special_tokens_in_text=True)
@@ -171,7 +162,7 @@ def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, qu
         for chunk in model.generate(prompt, params):
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
-    finally:  # also after Ctrl-C: what was generated until then took its time, too
+    finally:  # so that Ctrl-C, too, shows the figures of what was generated until then
         if model.stats.prompt_tokens:
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -182,7 +173,7 @@ def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, qu
 def _print_json(
     model: Model, prompt: str | list[int], params: SamplingParams, *, lines: bool
 ) -> None:
-    """One object; or `lines`: one for each chunk, and one with the figures."""
+    """Print one object at the end, or with `lines` one for each chunk and one of figures."""
     chunks = []
     for chunk in model.generate(prompt, params):
         chunks.append(chunk)

@@ -1,18 +1,37 @@
-"""Options of `load` on a command line, the same for every command that loads a bundle."""
+"""Options of stem_edge.load on a command line, shared by every command that loads a bundle."""
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from stem_edge.commands.arguments import engine_name
-from stem_edge.commands.providers import add_library, parse_libraries, parse_providers
+from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.rows.flash import FLASH_NAMES
 from stem_edge.runtime.rows.store import READ_MODES
 
-KEYWORDS = LoadKeywords.__annotations__.keys()
+
+def add_loading(group: argparse._ActionsContainer) -> None:
+    """Declare every option of this module; loading_options reads them."""
+    memory = "RAM limit, like 600MB; mapped weights do not count (default: half of the free RAM)"
+    group.add_argument("--memory", metavar="SIZE", help=memory)
+    add_threads(group)
+    context = "most tokens of prompt and answer together (default: the model's, up to 4096)"
+    group.add_argument("--context-length", type=int, metavar="N", help=context)
+    add_engine(group)
+    add_providers(group)
+    _add_rows(group)
+    _add_prepared(group)
+
+
+def add_threads(group: argparse._ActionsContainer) -> None:
+    """Declare how many threads compute."""
+    threads = "threads that compute (default: one for each usable CPU)"
+    group.add_argument("--threads", type=int, metavar="N", help=threads)
 
 
 def add_engine(group: argparse._ActionsContainer) -> None:
@@ -22,98 +41,136 @@ def add_engine(group: argparse._ActionsContainer) -> None:
         type=engine_name,
         choices=engine_names(),
         default="auto",
-        help="what runs the backbone (the first that the bundle has one for and that is installed)",
+        help="what runs the backbone (default: auto, the first of onnxruntime and ggml that is "
+        "installed and that the bundle has a backbone for)",
     )
     group.add_argument(
         "--repack",
         action="store_true",
-        help="rearrange ggml's 4-bit matrices in memory: faster, for a copy of them that stays there",
+        help="on ggml: copy 4-bit matrices into RAM in this processor's order, for speed",
     )
 
 
 def add_providers(group: argparse._ActionsContainer) -> None:
-    """Declare what chooses what the backbone runs on."""
-    group.add_argument(
-        "--providers",
-        metavar="NAME,...",
-        help="run the backbone on these of onnxruntime, like cuda or webgpu:key=value,key=value; "
-        "add cpu last to run unsupported operators there; auto: the first accelerator, else the "
-        "CPU (cpu)",
+    """Declare what chooses the processor or accelerator that runs the backbone."""
+    add = group.add_argument
+    providers = (
+        "execution providers of onnxruntime that run the backbone, like cuda or "
+        "webgpu:key=value,key=value; with cpu last, the CPU runs operators that the others lack; "
+        "auto: the first accelerator, else the CPU (default: cpu)"
     )
-    add_library(group)
+    add("--providers", metavar="NAME,...", help=providers)
+    add_provider_library(group)
+    device = "limit of the accelerator's memory, like 2GB (default: what is free, if it says so)"
+    add("--device-memory", metavar="SIZE", help=device)
+    tier = "records kept in RAM between flash and an accelerator (default: all that fit)"
+    add("--host-slots", type=int, metavar="N", help=tier)
+
+
+def add_provider_library(group: argparse._ActionsContainer) -> None:
+    """Declare where plug-in providers come from."""
     group.add_argument(
-        "--device-memory", metavar="SIZE", help="limit of an accelerator's memory, like 2GB"
+        "--provider-library",
+        dest="provider_libraries",
+        action="append",
+        metavar="NAME=PATH",
+        help="load an execution provider from this library, and call it NAME; its code runs here, "
+        "so use one that you trust",
     )
-    group.add_argument(
-        "--host-slots",
-        type=int,
-        metavar="N",
-        help="records kept in memory between flash and an accelerator (all that fit)",
+
+
+def _add_rows(group: argparse._ActionsContainer) -> None:
+    add = group.add_argument
+    reads = "how records are read from flash (default: pread)"
+    add("--reads", choices=READ_MODES, default="pread", help=reads)
+    slots = "tokens whose rows the row cache holds (default: all that fit)"
+    add("--slots", type=int, metavar="N", help=slots)
+    add("--resident", action="store_true", help="read all tables into memory first")
+    overlap = "do not read rows ahead; the text is the same"
+    add("--no-overlap", dest="overlap", action="store_false", help=overlap)
+    warm = "begin with an empty row cache, and do not count which tokens are used"
+    add("--no-warm-start", dest="warm_start", action="store_false", help=warm)
+    flash = "delay reads as this kind of flash would, for comparisons"
+    add("--emulate-flash", choices=FLASH_NAMES, help=flash)
+
+
+def _add_prepared(group: argparse._ActionsContainer) -> None:
+    add = group.add_argument
+    prefill = (
+        "run prompts through the int8 graph, or never (default: if it is as exact here as where it "
+        "was exported, and not slower)"
     )
+    add("--prefill-graph", action=argparse.BooleanOptionalAction, help=prefill)
+    prepare = "do not keep a backbone rearranged for this processor"
+    add("--no-prepare", dest="prepare", action="store_false", help=prepare)
+    add_cache_dir(group)
+
+
+def add_cache_dir(group: argparse._ActionsContainer) -> None:
+    """Declare where stem-edge keeps what makes later runs faster."""
+    folder = "use this folder instead of the user's cache folder"
+    group.add_argument("--cache-dir", metavar="DIR", help=folder)
+
+
+def loading_options(args: argparse.Namespace) -> LoadKeywords:
+    """Values of the options of add_loading, as keywords of stem_edge.load. Raises InputError."""
+    given = {action.dest: getattr(args, action.dest) for action in _actions()}
+    return cast(LoadKeywords, given | device_options(args))
 
 
 def device_options(args: argparse.Namespace) -> DeviceKeywords:
-    """What was said of them, as arguments of stem_edge.load."""
+    """Values of the options of add_providers, as keywords of stem_edge.load. Raises InputError."""
     return {
         "providers": parse_providers(args.providers),
-        "provider_libraries": parse_libraries(args.provider_library),
+        "provider_libraries": parse_libraries(args.provider_libraries),
         "device_memory": args.device_memory,
         "host_slots": args.host_slots,
     }
 
 
-def add_loading(group: argparse._ArgumentGroup) -> None:
-    """Declare them."""
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="RAM limit, like 600MB; mapped weights do not count (half of the free RAM)",
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="threads (the CPUs it may use)")
-    group.add_argument(
-        "--context-length", type=int, metavar="N", help="prompt and answer together, in tokens"
-    )
-    add_engine(group)
-    add_providers(group)
-    group.add_argument(
-        "--reads", choices=READ_MODES, default="pread", help="how records are read (pread)"
-    )
-    group.add_argument(
-        "--slots", type=int, metavar="N", help="tokens whose rows stay in memory (all that fit)"
-    )
-    group.add_argument("--resident", action="store_true", help="read all tables into memory first")
-    group.add_argument(
-        "--prefill-graph",
-        action=argparse.BooleanOptionalAction,
-        help="whether the int8 graph takes prompts (if it is as exact here as its bundle says, and not slower)",
-    )
-    group.add_argument(
-        "--no-prepare",
-        dest="prepare",
-        action="store_false",
-        help="do not keep a backbone for this processor",
-    )
-    group.add_argument(
-        "--no-warm-start",
-        dest="warm_start",
-        action="store_false",
-        help="begin with an empty row cache, and keep no count of the tokens that are used",
-    )
-    group.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
-    group.add_argument(
-        "--emulate-flash",
-        choices=FLASH_NAMES,
-        help="delay reads as such flash would (emulated, for comparing)",
-    )
-    group.add_argument(
-        "--no-overlap",
-        dest="overlap",
-        action="store_false",
-        help="do not read rows ahead; the text is the same",
-    )
+def changed_options(args: argparse.Namespace) -> list[str]:
+    """Options of add_loading that do not have their default value, as they are typed."""
+    return [a.option_strings[0] for a in _actions() if getattr(args, a.dest) != a.default]
 
 
-def loading_options(args: argparse.Namespace) -> LoadKeywords:
-    """What was said, as arguments of stem_edge.load: options have the names of its keywords."""
-    said = {name: value for name, value in vars(args).items() if name in KEYWORDS}
-    return cast(LoadKeywords, said | device_options(args))
+def _actions() -> list[argparse.Action]:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_loading(parser)
+    return parser._actions
+
+
+def parse_libraries(given: Sequence[str] | None) -> dict[str, str] | None:
+    """Paths of provider libraries by name; None if none is given. Raises InputError."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise InputError(
+                f"--provider-library is {text!r}; expected NAME=PATH, like webgpu=/opt/libwebgpu.so"
+            )
+        if name in found:
+            raise InputError(f"--provider-library names {name} more than once; choose another name")
+        found[name] = path
+    return found or None
+
+
+def parse_providers(given: str | None) -> list[str | tuple[str, Mapping[str, object]]] | None:
+    """Providers from "NAME,NAME:key=value,key=value", for stem_edge.load. Raises InputError."""
+    if given is None:
+        return None
+    # A comma before key= separates options of one provider instead of two providers.
+    return [_provider(text) for text in re.split(r",(?![^,:=]*=)", given)]
+
+
+def _provider(text: str) -> str | tuple[str, Mapping[str, object]]:
+    name, colon, options = text.partition(":")
+    if not colon:
+        return name
+    pairs = [part.partition("=") for part in options.split(",")]
+    keys = [key for key, _, _ in pairs]
+    if not name or not all(key and equals for key, equals, _ in pairs) or len({*keys}) < len(keys):
+        raise InputError(
+            f"--providers has {text!r}; expected NAME or NAME:key=value,key=value, each key once, "
+            "like cuda:device_id=1"
+        )
+    return name, {key: value for key, _, value in pairs}

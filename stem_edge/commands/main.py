@@ -1,4 +1,4 @@
-"""The command `stem-edge`: names of the commands, each imported only when it is chosen."""
+"""The command `stem-edge`: find a command by its name, import it, run it and report its errors."""
 
 from __future__ import annotations
 
@@ -19,38 +19,42 @@ from stem_edge.errors import StemEdgeError
 
 
 class Command(Protocol):
-    """What a command's module provides."""
+    """Interface of the module of a command."""
 
     DESCRIPTION: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments."""
+        """Declare the arguments, and set the epilog of the help."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do the work; returns the exit status."""
+        """Do the work and return the exit status. Raises StemEdgeError."""
 
 
-# What each does, in the order of --help. The module of a command has its name.
+# Command, which is also the name of its module -> its line in --help.
 COMMANDS = {
     "demo": "see it work on the small model inside this package",
     "export": "turn a trained checkpoint into a bundle",
     "generate": "continue a text with a bundle",
     "inspect": "show what a bundle is made of",
-    "verify": "say whether a bundle is safe to load, or all ways of running it give the same tokens",
-    "edit": "edit what a model knows: let tokens look up other tokens' rows",
-    "fit": "plan a bundle for a device, without running it",
-    "measure": "memory by kind and speed, phase by phase",
-    "bench": "speed and memory, side by side with others",
-    "eval": "perplexity, and divergence from another bundle or the checkpoint",
+    "verify": "check that a bundle is safe to load, or that all ways of running it agree",
+    "edit": "change what a model knows: let tokens look up other tokens' rows",
+    "fit": "plan how to run a model on a device, without running it",
+    "measure": "measure time and memory of a run, phase by phase",
+    "bench": "compare speed and memory of ways to run a model",
+    "eval": "measure perplexity, and divergence from another bundle or a checkpoint",
     "lm-eval": "run EleutherAI's lm-evaluation-harness on a bundle",
-    "prepare": "rearrange a backbone for this processor",
+    "prepare": "make later loads faster: rearrange a backbone for this processor",
     "cache": "list or remove what is kept for faster loads",
 }
-EXTRAS = {"export": "export", "lm-eval": "lm-eval"}  # needed beyond the base installation
+EXTRAS = {"export": "export", "lm-eval": "lm-eval"}  # command -> extra of the package that it needs
+
+DESCRIPTION = """\
+Run STEM language models whose parameters do not fit in memory. A checkpoint is exported once, to a
+folder called a bundle, which the other commands run, check and measure."""
 
 EPILOG = """\
 first steps:
-  stem-edge demo        no download, no torch
+  stem-edge demo
   pip install 'stem-edge[export]'
   stem-edge export runs/0000100000 model
   stem-edge generate model "Once upon a time"
@@ -62,7 +66,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     known, rest = _parse_name(arguments)
     warnings.showwarning = _show_warning
@@ -72,18 +76,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _import(known)
         parser.description = command.DESCRIPTION
         command.add_arguments(parser)
-        # Options may stand between positional arguments; those of lm-eval are the harness' own.
+        # Let options stand between positional arguments, but not those of lm-eval, which must reach
+        # the harness as they are.
         parse = parser.parse_args if known == "lm-eval" else parser.parse_intermixed_args
         status = command.run(parse(rest))
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a reader that has left is not a traceback
+            sys.stdout.flush()  # now, because Python's own flush at exit would print a traceback
         return status
     except StemEdgeError as error:
         message = " ".join(str(error).split())
         print(f"stem-edge: {with_options(parser, message)}", file=sys.stderr)
         return EXIT_ERROR
-    except OSError as error:  # of a full disk under our output, for example
-        if not isinstance(error, BrokenPipeError):  # whoever read our output has left
+    except OSError as error:
+        # Say nothing about a broken pipe, because `| head` ends that way.
+        if not isinstance(error, BrokenPipeError):
             where = f"{error.filename}: " if error.filename else ""
             print(f"stem-edge: {where}{error.strerror or error}", file=sys.stderr)
         return _without_output()
@@ -95,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_output() -> int:
-    """An end at which Python does not complain once more that it cannot write."""
+    """Return the status of an error, and keep Python from failing again at its last flush."""
     with _nowhere() as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return EXIT_ERROR
@@ -106,15 +112,16 @@ def _nowhere() -> TextIO:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Native modules that are interrupted while they are imported say that they cannot be."""
+    """Return whether Ctrl-C caused this error: native modules turn it into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _prepare_process() -> None:
-    """Output that any terminal takes, and an end that cleans up when the system asks for one."""
-    # Without one, Python prints to nowhere or fails, or the next file gets its number.
+    """Make output fit for any terminal, and clean up when the system ends the process."""
+    # Closed streams must be replaced, otherwise the next file that is opened gets their number
+    # and what is printed.
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
@@ -131,14 +138,14 @@ def _end(number: int, _: object) -> None:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """One line for people, where Python would show its own source."""
+    """Print a warning as one line, instead of Python's two with a line of source code."""
     print(f"stem-edge: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
     parser = Parser(
         "stem-edge",
-        description="Run STEM language models whose parameters do not fit in memory.",
+        description=DESCRIPTION,
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=stem_edge.__version__)
@@ -148,7 +155,7 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
     if not arguments:
         parser.print_help()
         raise SystemExit(2)
-    # Only the name is parsed here; the options belong to the command's own parser.
+    # Parse only the name, because the options belong to the parser of the command.
     return str(parser.parse_args(arguments[:1]).command), arguments[1:]
 
 

@@ -16,82 +16,70 @@ from stem_edge.measuring.run.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\
-Run a bundle once in a process of its own, and show what it takes: time, and memory by kind, for each
-phase (start, import, load, prefill, decode), beside what was predicted.
+Run a bundle once in its own process, and show the time and the memory of each kind that it takes in
+each phase (start, import, load, prefill, decode), beside what was predicted.
 
-"Uses 5 GB" can mean many things. Anonymous memory is what can get a process killed; pages mapped from
-files the system takes back when it needs them. Here they are apart, and --explain says what each word
-means on this system."""
+"Uses 5 GB" can mean many things. Anonymous memory can get a process killed; pages mapped from files
+are taken back by the system when it needs them. They are listed apart here, and --explain defines
+every word for this system."""
 
 EPILOG = """\
 examples:
   stem-edge measure model
   stem-edge measure model --text book.txt --prompt-tokens 2000 --memory 600MB --plot run.png
-  stem-edge measure model --device phone-4gb      inside real limits, where this machine allows
+  stem-edge measure model --device phone-4gb
   stem-edge measure model --json > run.json
 
-The tokens are those of a text, also while decoding: which rows are read, and how often, depends on
-them. Nothing is kept of the run: a second one begins with the same row cache.
+Tokens come from a text, while decoding as well, because they decide which rows are read, and how
+often. The run leaves nothing behind: the next one begins with the same row cache.
 
 devices: """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.epilog = EPILOG + ", ".join(DEVICES)
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     work = parser.add_argument_group("the run")
-    add_work(work, "take the bundle out of the page cache first")
-    work.add_argument(
-        "--device", metavar="NAME", help="run inside the limits of a device, see below"
-    )
-    work.add_argument(
-        "--interval",
-        type=float,
-        metavar="SECONDS",
-        default=TOTALS_SECONDS,
-        help=f"between samples of the memory ({TOTALS_SECONDS})",
-    )
+    add_work(work, "drop the bundle from the page cache first")
+    device = "run within the limits of a device, listed below; the output says which are real"
+    work.add_argument("--device", metavar="NAME", help=device)
+    interval = f"time between samples of the memory (default: {TOTALS_SECONDS})"
+    add = work.add_argument
+    add("--interval", type=float, metavar="SECONDS", default=TOTALS_SECONDS, help=interval)
     _add_output(parser.add_argument_group("output"))
-    add_loading(parser.add_argument_group("the machine"))
+    add_loading(parser.add_argument_group("how to load"))
 
 
 def add_work(group: argparse._ArgumentGroup, cold: str) -> None:
-    """Declare which tokens are run, and with which files in the page cache."""
-    group.add_argument(
-        "--text",
-        metavar="FILE",
-        help="a text in UTF-8, or token ids as .npy or .int32 (a text inside stem-edge)",
+    """Declare which tokens are run, and `cold`: the help of running without the page cache."""
+    text = (
+        "text in UTF-8, or token ids as .npy or .int32 (default: a text that comes with stem-edge)"
     )
+    group.add_argument("--text", metavar="FILE", help=text)
     for name, what, count in (
-        ("--prompt-tokens", "of a prompt, from the text", PROMPT_TOKENS),
-        ("--new-tokens", "decoded after the prompt", NEW_TOKENS),
+        ("--prompt-tokens", "tokens of the prompt", PROMPT_TOKENS),
+        ("--new-tokens", "tokens decoded after the prompt", NEW_TOKENS),
     ):
-        group.add_argument(
-            name, type=int, metavar="N", help=f"{what} ({count}, or what the context holds)"
-        )
+        tokens = f"{what} (default: {count}, or what the context holds)"
+        group.add_argument(name, type=int, metavar="N", help=tokens)
     group.add_argument("--cold", action="store_true", help=f"{cold} (Linux)")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     form = group.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="figures, samples, definitions as JSON")
     form.add_argument(
-        "--csv", action="store_true", help="a line for each phase, in bytes and seconds"
+        "--json", action="store_true", help="print figures, samples and definitions as JSON"
     )
-    form.add_argument("--explain", action="store_true", help="say what every word means")
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw it: .png, .pdf or .svg; needs the extra [plot]",
-    )
+    csv = "print a line for each phase, in bytes and seconds"
+    form.add_argument("--csv", action="store_true", help=csv)
+    form.add_argument("--explain", action="store_true", help="also define every word of the table")
+    plot = "also draw the run, as .png, .pdf or .svg (needs pip install 'stem-edge[plot]')"
+    group.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print what was asked for."""
-    if args.plot is not None:  # before minutes are spent on measuring
-        check_plot(args.plot)
+    if args.plot is not None:
+        check_plot(args.plot)  # now, because measuring may take minutes and must not be in vain
     found = measure(
         args.bundle,
         args.text,

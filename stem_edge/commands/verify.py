@@ -6,31 +6,37 @@ import argparse
 import json
 
 import stem_edge
+from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.progress import show_status
 from stem_edge.text_table import printable
 
 DESCRIPTION = """\
-Say in one line whether a bundle is safe to load, and why: every file has the size and sha256 that
-the manifest lists, and nothing beside them can be run; weights are as many bytes as the model has;
-every record of the tables and the tokenizer are of the kinds that stem-edge writes; and a process of
-its own, with limits of memory and time, loads the tokenizer. Safe means that no damage, no code, no
-crash and no hang was found here; it is no proof, and says nothing about what the model writes.
-With --runs, generate instead with every size of cache, way of reading and way of loading, on every
-engine that is installed: on one engine, they must not change a single token.
-Exit status 0 if all is right, 1 if not."""
+Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must
+have the size and sha256 that the manifest lists, and no other file that can be run may lie beside
+them; the weights must have the size that follows from the model; all records of the tables and
+the tokenizer must be of the kinds that stem-edge writes; and the tokenizer must load in its own
+process, within limits of memory and time. Safe means that no damage, code, crash or hang was
+found here. It is no proof, and says nothing about what the model writes.
+
+With --runs, generate instead with several cache sizes, ways of reading and ways of loading, on
+every installed engine; on one engine, no token may change.
+
+The exit status is 0 if all is right, and 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See stem_edge.commands.main.Command."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
-    parser.add_argument("--runs", action="store_true", help="compare tokens instead")
-    parser.add_argument("--cache-dir", metavar="DIR", help="instead of the user's cache folder")
+    parser.add_argument(
+        "--runs",
+        action="store_true",
+        help="compare the tokens of all ways of running the bundle instead",
+    )
+    add_cache_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """See stem_edge.commands.main.Command."""
     return _verify_runs(args) if args.runs else _verify_files(args)
 
 

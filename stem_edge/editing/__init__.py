@@ -1,1 +1,4 @@
-"""Knowledge editing: making edits, and looking at what they change. See stem_edge.edits.file."""
+"""Knowledge editing: making, listing, explaining and comparing edits.
+
+Their files are in stem_edge.edits; commands/edit.py prints what is computed here.
+"""

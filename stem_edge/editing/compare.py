@@ -1,4 +1,4 @@
-"""What an edit changes: the next token as the model, a model told otherwise, and the edit see it."""
+"""Comparison of the next token without edits, with the targets' words, and with edits."""
 
 from __future__ import annotations
 
@@ -24,49 +24,50 @@ from stem_edge.runtime.backends.options import LoadKeywords
 from stem_edge.runtime.lookups.spans import AbsentError, find_spans, text_of
 from stem_edge.runtime.text.codec import TextCodec
 
-TOP = 4  # as the STEM paper's figure 7
-CONTINUED = 8  # tokens: the next one alone is often a piece of a word
+TOP = 4  # as in figure 7 of the STEM paper
+CONTINUED = 8  # tokens of the continuation, because a single one is often only part of a word
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """One of the most probable tokens after a prompt."""
+    """Candidate for the next token, with its probability."""
 
     token_id: int
-    text: str | None  # None: a piece of a character
+    text: str | None  # None: part of a character
     probability: float
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What may come after a prompt."""
+    """Most probable next tokens after a prompt, and its continuation."""
 
     prompt: str
     top: tuple[NextToken, ...]  # the most probable first
-    text: str  # how it goes on, the most probable token each time
+    text: str  # continuation of CONTINUED tokens, greedy
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt without edits, with other words in it, and with edits.
+    """Outcomes of a prompt without edits, with the targets' words in it, and with edits.
 
-    Divergences are Kullback-Leibler, in nats, of the distributions over the next token:
-    edited_from_target, KL(target || edited), is 0 if the edit does what the other words do;
-    original_from_target, KL(target || original), is what there was to do; edited_from_original,
-    KL(original || edited), is what the edit changed. Without a target, the first two are None.
+    Divergences are Kullback-Leibler, in nats, between distributions over the next token:
+    edited_from_target, KL(target || edited), is 0 if the edit has the effect of the other words;
+    original_from_target, KL(target || original), is the distance before the edit;
+    edited_from_original, KL(original || edited), is the change by the edit. The first two are None
+    without a target prompt.
     """
 
     bundle: str
     engine: str
     original: Outcome
-    target: Outcome | None  # sources replaced by targets in the text; None if none is in it
-    edited: Outcome  # the original text
+    target: Outcome | None  # prompt with targets for sources; None if it has no source
+    edited: Outcome  # of the original prompt
     edited_from_target: float | None
     original_from_target: float | None
     edited_from_original: float
 
     def outcomes(self) -> dict[str, Outcome]:
-        """Name -> what may come, of those that there are."""
+        """Return the outcomes by name, without the target prompt if there is none."""
         target = {} if self.target is None else {"target prompt": self.target}
         return {"original": self.original} | target | {"edited": self.edited}
 
@@ -79,12 +80,12 @@ def compare_edits(
     top: int = TOP,
     **options: Unpack[LoadKeywords],
 ) -> Comparison:
-    """Compare what comes after a prompt with edits, without, and with the targets' words in it.
+    """Compare the next token after a prompt with edits, without, and with the targets' words in it.
 
-    model: a loaded model, whose edits (Model.edited) hold in all three, or a bundle, which is
-        loaded with these options of stem_edge.load.
+    model: a loaded model, whose active edits (Model.edited) hold in all three cases, or a bundle,
+        which is loaded with `options` of stem_edge.load.
     edits: one or several, as Model.edited takes them.
-    top: how many tokens to name.
+    top: number of tokens to list.
 
     Raises InputError, EditError, and what stem_edge.load raises.
     """
@@ -93,7 +94,7 @@ def compare_edits(
         raise InputError("a comparison needs a prompt, as text, and at least one edit")
     if isinstance(model, Model):
         if options:
-            raise InputError(f"{', '.join(options)}: for loading, and this model is loaded already")
+            raise InputError(f"{', '.join(options)}: for loading, but this model is already loaded")
         return _compare(model, prompt, wanted, top)
     with load(model, **options) as loaded:
         return _compare(loaded, prompt, wanted, top)
@@ -108,10 +109,10 @@ def _compare(
         raise InputError(f"top is {top}; expected 1 to {vocabulary} tokens")
     codec = TextCodec(model.bundle.file(TOKENIZER))
     with model.edited(*edits):  # first, because it can be refused
-        edited, edited_log = _look(model, codec, prompt, top)
-    original, original_log = _look(model, codec, prompt, top)
+        edited, edited_log = _outcome(model, codec, prompt, top)
+    original, original_log = _outcome(model, codec, prompt, top)
     words = target_prompt(codec, prompt, edits)
-    target, target_log = (None, None) if words is None else _look(model, codec, words, top)
+    target, target_log = (None, None) if words is None else _outcome(model, codec, words, top)
     return Comparison(
         bundle=str(model.bundle.path),
         engine=model.plan.engine,
@@ -125,14 +126,14 @@ def _compare(
 
 
 def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str | None:
-    """The prompt with targets in place of sources; None if there is none of them in it.
+    """Return the prompt with targets in place of sources; None if no source occurs in it.
 
-    As edits are stacked: a target is never replaced again, and where sources overlap, the later
-    edit holds.
+    Replacements follow the rules for stacked edits: a target is never replaced again, and where
+    sources overlap, the later edit wins.
     """
     ids = codec.encode(prompt, add_special_tokens=False)
     text, starts, _ = text_of(codec, ids)
-    pieces: list[tuple[int, int, str]] = []  # begin, end, what comes there
+    pieces: list[tuple[int, int, str]] = []  # begin, end, replacement
     for edit in reversed(edits):
         change = edit.change
         if isinstance(change, NewRows):
@@ -150,8 +151,8 @@ def target_prompt(codec: TextCodec, prompt: str, edits: Sequence[Edit]) -> str |
     return text if pieces else None
 
 
-def _look(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:
-    """What may come after a prompt, and the log probabilities [V] of the next token."""
+def _outcome(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Outcome, F64]:
+    """Return the outcome of a prompt, and log probabilities [V] of the next token."""
     ids = model.tokenize(prompt)
     (last,) = bundle_logits(model, ids, len(ids) - 1)
     found: F64 = log_softmax(last)[0]

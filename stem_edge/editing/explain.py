@@ -1,4 +1,4 @@
-"""What an edit does, token by token: how its source is cut, and what each token looks up."""
+"""Explanation of an edit, token by token: how its source is split, and what each token looks up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_TOKEN = 16  # columns
 
 @dataclass(frozen=True)
 class Token:
-    """A token by its id and its text, which is None for a piece of a character."""
+    """Token with its id and its text, which is None for part of a character."""
 
     token_id: int
     text: str | None
@@ -28,28 +28,30 @@ class Token:
 
 @dataclass(frozen=True)
 class Cut:
-    """One way in which source and target are cut into tokens."""
+    """Way in which a tokenizer splits source and target after some text."""
 
-    before: str  # what stands in front of the source
-    scheme: Scheme  # what "auto" stands for here
+    before: str  # text in front of the source
+    scheme: Scheme  # "auto" resolved for these lengths
     source: tuple[Token, ...]
     target: tuple[Token, ...]
-    # Of each token of the source: whose rows it looks up, the mean of several.
+    # For each token of the source, the tokens whose rows it looks up, averaged if several.
     looks_up: tuple[tuple[Token, ...], ...]
-    problem: str | None = None  # why the scheme is not for these lengths; nothing is looked up
+    problem: str | None = None  # why the scheme does not fit; then looks_up is empty
 
 
 def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
-    """The ways in which the source is cut, each once; none for an edit of new rows.
+    """Return the distinct ways in which the source is split; none for an edit of new rows.
 
-    Of an edit everywhere, those of the fewest tokens only: pieces of the others are not changed.
+    For scope everywhere only those with the fewest tokens, because tokens of the others are left
+    unchanged.
     """
     change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
     if isinstance(change, NewRows):
         return ()
     found: dict[tuple[int, ...], Cut] = {}
     for before in BEFORE:
-        with suppress(InputError):  # a tokenizer may not have them behind every `before`
+        # Not an error, because a tokenizer may be unable to represent the text after some `before`.
+        with suppress(InputError):
             source = tokens_after(codec, before, change.source)
             target = target_tokens(codec, change, len(source), before)
             found.setdefault(tuple(source), _cut(codec, change, before, source, target))
@@ -61,17 +63,17 @@ def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
 
 
 def notes_on(bundle: Bundle, edit: Edit, ways: Sequence[Cut]) -> list[str]:
-    """What to know of an edit everywhere that is several tokens, and of rare spellings."""
+    """Return warnings: of several tokens that are changed everywhere, and of rare spellings."""
     change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
     if isinstance(change, NewRows):
         return []
     notes = []
     if edit.scope == "everywhere" and any(len(way.source) > 1 for way in ways):
-        tokens = [quoted(one.text, one.token_id, LONGEST_TOKEN) for w in ways for one in w.source]
+        tokens = [quoted(t.text, t.token_id, LONGEST_TOKEN) for way in ways for t in way.source]
         notes.append(
-            "the source is several tokens, and each of them is changed wherever it comes, in other "
-            f"words and names, too: {', '.join(dict.fromkeys(tokens))}. Scope positions changes "
-            "them only where they stand together in a prompt."
+            "the source is several tokens, and each of them is changed wherever it occurs, in "
+            f"other words and names, too: {', '.join(dict.fromkeys(tokens))}. Scope positions "
+            "changes them only where they are together in a prompt."
         )
     for text in (change.source, change.target):
         spellings = dict.fromkeys([text, text.title(), text.capitalize(), text.lower()])
@@ -79,7 +81,7 @@ def notes_on(bundle: Bundle, edit: Edit, ways: Sequence[Cut]) -> list[str]:
         best = min(counts, key=lambda each: counts[each])
         if counts[best] < counts[text]:
             notes.append(
-                f"{text!r} is cut into {counts[text]} tokens, {best!r} into {counts[best]}: did "
+                f"{text!r} is split into {counts[text]} tokens, {best!r} into {counts[best]}: did "
                 "you mean that?"
             )
     return notes
@@ -114,6 +116,6 @@ def _tokens(codec: TextCodec, token_ids: Sequence[int]) -> tuple[Token, ...]:
 
 
 def text_of_token(codec: TextCodec, token_id: int) -> str | None:
-    """Text of one token, or None if it is a piece of a character or none at all."""
+    """Return the text of a token; None if it is part of a character or empty."""
     text = codec.decode([token_id], skip_special_tokens=False)
     return text if text and REPLACEMENT not in text else None

@@ -1,4 +1,4 @@
-"""Edit files of a bundle: which there are, what a new one is called, and removing them."""
+"""Edit files of a bundle: list them, remove them, and choose the path of a new one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.edits.file import SUFFIX, Edit, NewRows, check_edit, read_edit, tables_id
-from stem_edge.edits.folder import beside, open_edit, search_folders
+from stem_edge.edits.folder import edits_folder, open_edit, search_folders
 from stem_edge.errors import EditError, InputError
 
-# Bytes of a text in a file name, so that two of them fit where names have up to 255.
+# Bytes of a text in a file name, so that two of them fit in the usual limit of 255.
 LONGEST_PART = 100
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One edit file of the bundle."""
+class Listed(NamedTuple):
+    """Edit file of the bundle, read and checked."""
 
     path: Path
     nbytes: int
@@ -27,16 +27,16 @@ class Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """What search_folders hold."""
+    """Edit files in search_folders."""
 
     folders: tuple[Path, ...]
-    edits: tuple[Listed, ...]  # made for this bundle, by folder and name
+    edits: tuple[Listed, ...]  # made for this bundle, sorted by folder and name
     of_other_bundles: int
-    damaged: tuple[tuple[Path, str], ...]  # and why
+    damaged: tuple[tuple[Path, str], ...]  # with the reason
 
 
 def list_edits(bundle: Bundle) -> Listing:
-    """Edit files beside a bundle and in the current folder. Raises InputError for no folder."""
+    """List the edit files in search_folders. Raises InputError if a folder cannot be read."""
     folders, made_for = search_folders(bundle.path), tables_id(bundle)
     edits, damaged, others = [], [], 0
     for path in (path for folder in folders for path in _files(folder)):
@@ -53,7 +53,7 @@ def list_edits(bundle: Bundle) -> Listing:
 
 
 def remove_edits(bundle: Bundle, names: Iterable[str]) -> list[Path]:
-    """Delete edit files, given by name or path; returns their paths.
+    """Delete edit files, given by name or path, and return their paths.
 
     Raises EditError, and deletes none, if one is missing, damaged or made for another bundle;
     InputError if one cannot be deleted.
@@ -61,34 +61,34 @@ def remove_edits(bundle: Bundle, names: Iterable[str]) -> list[Path]:
     paths = list(dict.fromkeys(open_edit(bundle, name)[0] for name in names))
     for path in paths:
         try:
-            path.unlink(missing_ok=True)  # the same file may have been named in two ways
+            path.unlink(missing_ok=True)  # two names may mean the same file, so it can be gone
         except OSError as error:
             raise InputError(f"{path}: cannot remove ({error.strerror})") from error
     return paths
 
 
 def place_for(bundle: Bundle, edit: Edit, out: str | Path | None, *, force: bool) -> Path:
-    """Where an edit is to be written: `out`, or a name of its own beside the bundle.
+    """Return the path to write an edit to: `out`, or its default name beside the bundle.
 
-    Raises InputError for a place inside the bundle, a name without the suffix .edit, or a file
-    that exists, unless force is given.
+    Raises InputError for a path inside the bundle or without the suffix .edit, and for a file that
+    exists unless `force` is given.
     """
-    path = beside(bundle.path) / default_name(edit) if out is None else Path(out)
+    path = edits_folder(bundle.path) / default_name(edit) if out is None else Path(out)
     if path.suffix != SUFFIX:
-        raise InputError(f"{path}: the name of an edit file ends in {SUFFIX}; add that")
+        raise InputError(f"{path}: the name of an edit file ends in {SUFFIX}; add it")
     if path.parent.resolve().is_relative_to(bundle.path.resolve()):
         raise InputError(
-            f"{path}: inside the bundle, which stays as it is; choose a place outside of it"
+            f"{path}: inside the bundle, which is never changed; choose a path outside of it"
         )
     if path.is_dir():
-        raise InputError(f"{path}: a folder; choose another name")
+        raise InputError(f"{path}: is a folder; choose another name")
     if not force and (path.exists() or path.is_symlink()):
         raise InputError(f"{path}: exists; choose another name with -o, or add --force")
     return path
 
 
 def default_name(edit: Edit) -> str:
-    """`SOURCE-TARGET.edit`, with letters, marks and digits of the texts."""
+    """Return `SOURCE-TARGET.edit`, keeping letters, marks and digits of the texts."""
     change = edit.change
     if isinstance(change, NewRows):
         return f"rows{SUFFIX}"

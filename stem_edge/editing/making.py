@@ -1,4 +1,4 @@
-"""Making edits: from texts, or from values for rows, to an Edit that was checked on its bundle."""
+"""Make edits from texts or from new values of rows, checked against their bundle."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ def make_edit(
     subset: Sequence[int] | None = None,
     pad: str | int | None = None,
 ) -> Edit:
-    """An edit: tokens of `source` look up the rows of `target`; the text stays (paper, 3.3).
+    """Make an edit by which tokens of `source` look up the rows of `target` (STEM paper, 3.3).
+
+    The text itself is not changed.
 
     scheme: what each token of the source looks up, for lengths n_s and n_t in tokens: "swap" (n_s =
         n_t), "pad-left" or "pad-right" (n_s >= n_t), "copy" (n_s >= n_t), "subset" (n_s <= n_t),
-        "average"; see stem_edge.edits.schemes. Default, "auto": swap, copy or subset, as the lengths
-        are.
-    scope: "positions": where the source is in a prompt, as whole words. "everywhere": whenever a
-        token of the source comes, in prompt and answer, whatever text it is part of.
-    layers: STEM layers that the edit is in. Default: all.
-    subset: of scheme subset: which tokens of the target, by their place from 0 on. Default: the
+        "average"; see stem_edge.edits.schemes. Default: "auto", which is swap, copy or subset,
+        depending on the lengths.
+    scope: "positions": where the source occurs in a prompt, as whole words. "everywhere": at every
+        token of the source, in prompt and answer, whatever text it is part of.
+    layers: STEM layers that the edit applies to. Default: all.
+    subset: for scheme subset, the places of the target's tokens to use, from 0 on. Default: the
         last ones.
-    pad: of the padding schemes: the padding token, as text or id. Default: the begin-of-text token,
-        or else the tokenizer's for padding, or the end-of-text token.
+    pad: for the padding schemes, the padding token as text or id. Default: the begin-of-text token,
+        else the tokenizer's padding token, else the end-of-text token.
 
-    Spaces around source and target do not count. Raises InputError for texts, layers or options
-    that do not fit, BundleError.
+    Spaces around source and target are removed. Raises InputError for texts, layers or options that
+    do not fit, and BundleError.
     """
     bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     _layout(bundle)
@@ -60,7 +62,7 @@ def make_edit(
         raise InputError(f"scope is {scope!r}; expected one of {', '.join(SCOPES)}")
     if subset is not None and scheme != "subset":
         raise InputError(
-            f"subset belongs to scheme subset, and this is {scheme}; name scheme subset, too"
+            f"subset belongs to scheme subset, and this is {scheme}; set scheme to subset"
         )
     codec = TextCodec(bundle.file(TOKENIZER))
     change = Replacement(
@@ -70,12 +72,11 @@ def make_edit(
         subset=None if subset is None else _integers("subset", subset),
         pad=_padding(bundle, codec, pad),
     )
-    edit = Edit(
-        made_for=tables_id(bundle), change=change, layers=_layers(bundle, layers), scope=scope
-    )
+    chosen = _layers(bundle, layers)
+    edit = Edit(made_for=tables_id(bundle), change=change, layers=chosen, scope=scope)
     for text in (target, source):
-        tokens_after(codec, " ", text)
-    # As it will be in a text.
+        tokens_after(codec, " ", text)  # raises if the tokenizer cannot represent it
+    # Applied once to the source in a text, so that what does not fit is refused here.
     overlay = Overlay(codec, bundle.manifest.model, [edit])
     overlay.of_prompt(codec.encode(f" {source}", add_special_tokens=False))
     return edit
@@ -87,13 +88,13 @@ def make_row_edit(
     *,
     layers: Sequence[int] | None = None,
 ) -> Edit:
-    """An edit that gives tokens rows of other values, everywhere.
+    """Make an edit that gives tokens rows of new values, everywhere.
 
-    rows: token (its id, or a text that is one token) -> float32 [layers, row width]; packed as the
-        table's rows are, so int8 and int4 tables round them.
+    rows: token (its id, or a text that is one token) -> float32 [layers, row width]. Values are
+        stored in the table's type, so that int8 and int4 tables round them.
     layers: STEM layers that the values are for. Default: all.
 
-    Raises InputError for tokens, layers or values that do not fit, BundleError.
+    Raises InputError for tokens, layers or values that do not fit, and BundleError.
     """
     bundle = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     layout, chosen = _layout(bundle), _layers(bundle, layers)
@@ -102,7 +103,7 @@ def make_row_edit(
     for token, values in rows.items():
         number = one_token(bundle, codec, token)
         if number in packed:
-            raise InputError(f"token {token!r} is there twice: it is token {number}")
+            raise InputError(f"token {token!r} is given twice: it is token {number}")
         packed[number] = _packed(layout, token, values, len(chosen))
     if not packed:
         raise InputError("no rows; give at least one token with its values")
@@ -115,14 +116,14 @@ def _packed(
 ) -> tuple[bytes, ...]:
     expected = (layers, layout.row_width)
     try:
-        with np.errstate(over="ignore"):  # what is too great for float32 is refused as infinite
+        with np.errstate(over="ignore"):  # needs no warning: an overflow is refused as inf below
             found = np.asarray(values, np.float32)
     except (TypeError, ValueError) as error:
-        raise InputError(f"rows of token {token!r} are no numbers ({error})") from None
+        raise InputError(f"rows of token {token!r} are not numbers ({error})") from None
     if found.shape != expected:
         raise InputError(f"rows of token {token!r} have shape {found.shape}; expected {expected}")
     if not np.isfinite(found).all():
-        raise InputError(f"rows of token {token!r} have values that are no finite numbers")
+        raise InputError(f"rows of token {token!r} have values that are not finite")
     try:
         return tuple(pack_row(layout, row) for row in found)
     except ValueError as error:
@@ -140,7 +141,7 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> tuple[int, ...]:
     chosen = stem_layers if wanted is None else tuple(sorted(set(_integers("layers", wanted))))
     if not chosen or not set(chosen) <= set(stem_layers):
         raise InputError(
-            f"layers are {','.join(map(str, chosen)) or 'none'}; STEM layers are "
+            f"layers are {','.join(map(str, chosen)) or 'none'}; expected STEM layers of "
             f"{','.join(map(str, stem_layers))}"
         )
     return chosen
@@ -155,7 +156,7 @@ def _text(what: str, text: str) -> str:
 
 
 def _integers(what: str, values: Iterable[int]) -> tuple[int, ...]:
-    """Integers of any kind (numpy's too) as Python's. Raises InputError."""
+    """Convert integers of any type, numpy's too, to int. Raises InputError."""
     try:
         return tuple(operator.index(value) for value in values)
     except TypeError:
@@ -163,11 +164,11 @@ def _integers(what: str, values: Iterable[int]) -> tuple[int, ...]:
 
 
 def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | None:
-    """The padding token: the given one, or what `make_edit` says."""
+    """Return the padding token: the given one, or the default that `make_edit` describes."""
     if pad is not None:
         return one_token(bundle, codec, pad)
-    # The begin of a text is in all training; a token for padding often is in none, so that its row
-    # is what tables begin with.
+    # Begin-of-text is preferred because it is in all training text. A padding token often is in
+    # none, so that its row may still have the values of initialization.
     if bundle.manifest.model.bos_id is not None:
         return bundle.manifest.model.bos_id
     path = bundle.file(TOKENIZER_CONFIG)
@@ -178,7 +179,7 @@ def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | N
     if isinstance(named, dict):  # an added token with its options
         named = named.get("content")
     if isinstance(named, str):
-        # One that is no token here is nobody's mistake who asks for an edit.
+        # Not an error, because whoever asks for an edit cannot help a name that is not a token.
         with contextlib.suppress(InputError):
             return one_token(bundle, codec, named)
     return next(iter(bundle.manifest.model.eos_ids), None)

@@ -1,4 +1,4 @@
-"""A comparison as a picture, as the STEM paper's figure 7: bars of the next token, side by side."""
+"""Plot of a comparison, after figure 7 of the STEM paper: bars of the next token, side by side."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stem_edge.measuring.bench.plots import LETTERS, WIDTH, check_plot, new_figu
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Inches: of a bar, and of what is above and below them.
+# Inches: height of a bar, and of title and axis together.
 BAR, AROUND = 0.26, 1.1
-# Okabe and Ito's, told apart by the colour-blind, too.
+# Palette of Okabe and Ito, so that colour-blind readers can tell them apart.
 COLOURS = {"original": "#999999", "target prompt": "#56B4E9", "edited": "#D55E00"}
 MOST_BARS = 40  # of a panel
-CHARACTERS = 24  # of the prompt and of how it goes on
+CHARACTERS = 24  # of the prompt and of its continuation
 
 
 def plot_comparison(found: Comparison, path: str | Path) -> None:
-    """Draw it into a file: .png, .pdf or .svg. Raises as check_plot does."""
+    """Draw a comparison into a .png, .pdf or .svg file. Raises as check_plot does."""
     path = Path(path)
     check_plot(path)
     panels = found.outcomes()
@@ -35,23 +35,23 @@ def plot_comparison(found: Comparison, path: str | Path) -> None:
 
 
 def _panel(axes: Axes, name: str, outcome: Outcome) -> None:
-    """Bars of the most probable tokens, the first on top."""
+    """Draw bars of the most probable tokens, the first on top."""
     tokens = outcome.top[:MOST_BARS]
     places = range(len(tokens))
     axes.barh(places, [token.probability for token in tokens], color=COLOURS[name])
     axes.set_yticks(places, [_label(token) for token in tokens])
     axes.set_xticks([0, 0.5, 1], ["0", "50 %", "100 %"])
-    axes.set_xlim(0, 1.3)  # room for the figure behind a bar of 100 %
+    axes.set_xlim(0, 1.3)  # above 1, because the number needs room to the right of a bar
     axes.set_ylim(len(tokens) - 0.5, -0.5)
     axes.spines["bottom"].set_bounds(0, 1)
     for place, token in enumerate(tokens):
         words = f" {token.probability:.1%}"
         axes.text(token.probability, place, words, va="center", fontsize=LETTERS)
-    prompt, going_on = tail(outcome.prompt, CHARACTERS), head(outcome.text, CHARACTERS)
-    words = _drawable(f"{name}\n{prompt}\n{going_on}")
+    prompt, text = tail(outcome.prompt, CHARACTERS), head(outcome.text, CHARACTERS)
+    words = _drawable(f"{name}\n{prompt}\n{text}")
     title = axes.set_title(words, loc="left", fontsize=LETTERS)
-    for text in (title, *axes.get_yticklabels()):
-        text.set_parse_math(False)  # a $ is a $
+    for label in (title, *axes.get_yticklabels()):
+        label.set_parse_math(False)  # otherwise a $ in a text begins a formula
 
 
 def _label(token: NextToken) -> str:
@@ -60,7 +60,7 @@ def _label(token: NextToken) -> str:
 
 
 def _drawable(text: str) -> str:
-    """The text with a box in place of each character that the figure's letters lack."""
+    """Replace each character that the font lacks by a box."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties())).get_charmap()

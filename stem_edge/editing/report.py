@@ -1,4 +1,4 @@
-"""Edits, lists of them and comparisons as text for a small terminal, and as JSON."""
+"""Format edits, lists of them and comparisons as text for 80 columns, and as JSON values."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from stem_edge.edits.schemes import Scheme
 from stem_edge.text_table import columns, cut, fill, printable, quoted, table, wrapped
 from stem_edge.units import format_size
 
-COLUMN = 25  # of a comparison, three side by side
-LONGEST_ROW = 40  # columns of a token that is looked up
-MOST_TOKENS = 12  # lines of tokens that are shown of one cut
+COLUMN = 25  # width of each of the three columns of a comparison
+LONGEST_ROW = 40  # width of a token that is looked up
+MOST_TOKENS = 12  # lines for the tokens of a cut
 WHERE = {
-    "positions": "where the source is in a prompt, its tokens",
-    "everywhere": "wherever tokens of the source come, in prompt and answer, they",
+    "positions": "where the source occurs in a prompt, its tokens",
+    "everywhere": "wherever tokens of the source occur, in prompt and answer, they",
 }
 FRONT = {
-    " ": "behind a space",
-    "": "where a text begins with it",
-    "\n": "where a line begins with it",
+    " ": "after a space",
+    "": "at the beginning of a text",
+    "\n": "at the beginning of a line",
 }
 WORDS: dict[Scheme, str] = {
     "swap": "token for token",
     "pad-left": "padding, then the target",
     "pad-right": "the target, then padding",
     "copy": "tokens of the target repeated",
-    "subset": "some tokens of the target, and not the others",
+    "subset": "some tokens of the target, without the others",
     "average": "the mean of the target's rows",
 }
 
 
 def shown(token: Token | NextToken, width: int = LONGEST_TOKEN) -> str:
-    """A token's text in quotes, cut where it is long; its id, where it is no text of its own."""
+    """Return a token's text in quotes, cut to `width`; its id if it has no text of its own."""
     return quoted(token.text, token.token_id, width)
 
 
 def describe(edit: Edit) -> str:
-    """An edit in some words."""
+    """Describe an edit in a few words."""
     change = edit.change
     if isinstance(change, NewRows):
         count = len(change.rows)
@@ -51,18 +51,18 @@ def describe(edit: Edit) -> str:
 
 
 def scheme_of(edit: Edit) -> str:
-    """Its scheme as it was chosen; new rows have none."""
+    """Return the scheme of an edit as it was given; "-" for new rows."""
     return "-" if isinstance(edit.change, NewRows) else edit.change.scheme
 
 
 def layers_of(bundle: Bundle, layers: Sequence[int]) -> str:
-    """Layers with commas, or that they are all."""
+    """Return the layers, comma-separated, or "all"."""
     every = tuple(layers) == tuple(bundle.manifest.model.stem_layers)
     return "all" if every else ",".join(map(str, layers))
 
 
 def edit_table(bundle: Bundle, edit: Edit, ways: Sequence[Cut], notes: Sequence[str]) -> str:
-    """What an edit does, in words and token by token."""
+    """Format what an edit does, in words and token by token."""
     layers = ", ".join(map(str, edit.layers))
     every = " (all)" if layers_of(bundle, edit.layers) == "all" else ""
     lines = wrapped(
@@ -81,7 +81,7 @@ def _cut_lines(way: Cut) -> Iterator[str]:
     count = len(way.source)
     lengths = f"{count} token{'s' if count > 1 else ''} for {len(way.target)} of the target"
     if way.problem is not None:
-        yield from wrapped(f"{front}: no fit, and such prompts are refused: {way.problem}")
+        yield from wrapped(f"{front}: no fit, so such prompts are refused: {way.problem}")
         return
     yield from wrapped(f"{front}: {lengths}, scheme {way.scheme}, {WORDS[way.scheme]}")
     if len(set(way.looks_up)) == 1 and len(way.source) > 1:
@@ -100,7 +100,7 @@ def _token_lines(source: str, looked: Sequence[Token]) -> list[str]:
 
 
 def edit_figures(edit: Edit, ways: Sequence[Cut], notes: Sequence[str]) -> dict[str, object]:
-    """What an edit does, as plain JSON values."""
+    """Return what an edit does as plain JSON values."""
     return _edit_values(edit) | {"cuts": [asdict(way) for way in ways], "notes": list(notes)}
 
 
@@ -114,17 +114,16 @@ def _edit_values(edit: Edit) -> dict[str, object]:
 
 
 def list_table(bundle: Bundle, found: Listing) -> str:
-    """Edit files, a line each; names come last and whole, because they are for copying."""
+    """Format edit files, a line each; names come last and whole, so that they can be copied."""
     rows = [("change", "scheme", "scope", "layers", "size", "file")]
     for each in found.edits:
         edit = each.edit
         layers = cut(layers_of(bundle, edit.layers), 7, "..")
         words = (cut(describe(edit), 21, ".."), scheme_of(edit), edit.scope, layers)
         rows.append((*words, format_size(each.nbytes), printable(str(each.path))))
-    lines = table(rows, "l") if found.edits else []
-    if not found.edits:
-        where = " or ".join(str(folder.resolve()) for folder in found.folders)
-        lines += wrapped(f"no edits of this bundle in {where}")
+    where = " or ".join(str(folder.resolve()) for folder in found.folders)
+    nothing = wrapped(f"no edits of this bundle in {where}")
+    lines = table(rows, "l") if found.edits else nothing
     if found.of_other_bundles:
         lines.append(f"{found.of_other_bundles} of other bundles")
     for path, problem in found.damaged:
@@ -133,7 +132,7 @@ def list_table(bundle: Bundle, found: Listing) -> str:
 
 
 def list_figures(found: Listing) -> dict[str, object]:
-    """Edit files as plain JSON values."""
+    """Return a list of edit files as plain JSON values."""
     return {
         "folders": [str(folder.resolve()) for folder in found.folders],
         "edits": [
@@ -146,7 +145,7 @@ def list_figures(found: Listing) -> dict[str, object]:
 
 
 def comparison_table(found: Comparison, edits: Sequence[Edit]) -> str:
-    """The most probable next tokens side by side, and divergences."""
+    """Format the most probable next tokens side by side, and the divergences."""
     sides = [
         [
             name,
@@ -169,7 +168,7 @@ def _edit_words(edit: Edit) -> str:
 
 
 def tail(text: str, width: int) -> str:
-    """The end of a text, which is what matters most for what comes next."""
+    """Return the end of a text, because that matters most for the next token."""
     plain = printable(text)
     if columns(plain) <= width:
         return plain
@@ -179,7 +178,7 @@ def tail(text: str, width: int) -> str:
 
 
 def head(text: str, width: int) -> str:
-    """The beginning of a text that goes on from a prompt."""
+    """Return the beginning of a continuation."""
     return cut(f"...{printable(text)}", width)
 
 
@@ -192,9 +191,9 @@ def _divergence_lines(found: Comparison) -> Iterator[str]:
     known = {name: nats for name, nats in values.items() if nats is not None}
     yield from table([(name, f"{nats:.3g}", "nats") for name, nats in known.items()], "lrl")
     if found.target is None:
-        yield "no source is in this text, so that there is no target prompt"
+        yield "no source occurs in this text, so there is no target prompt"
 
 
 def comparison_figures(found: Comparison, edits: Sequence[Edit]) -> dict[str, object]:
-    """A comparison as plain JSON values."""
+    """Return a comparison as plain JSON values."""
     return asdict(found) | {"edits": [_edit_values(edit) for edit in edits]}

@@ -1,4 +1,4 @@
-"""Edit files: what they say, where they lie, the paper's schemes.
+"""Edit files: their format, where they are looked for, and the alignment schemes of the STEM paper.
 
-What makes and compares edits is in editing; what applies them to a prompt, in runtime/lookups.
+Making and comparing edits is in editing, applying them to a prompt in runtime/lookups.
 """

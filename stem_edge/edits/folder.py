@@ -1,4 +1,4 @@
-"""Where edit files are looked for: by their path, or by name beside the bundle and here."""
+"""Lookup of edit files: by path, or by name beside the bundle and in the current folder."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from stem_edge.edits.file import SUFFIX, Edit, check_edit, read_edit
 from stem_edge.errors import EditError, InputError
 
 
-def beside(bundle: str | Path) -> Path:
-    """The folder around a bundle's, where its edits are kept: nothing is written into a bundle."""
+def edits_folder(bundle: str | Path) -> Path:
+    """Return the folder that contains a bundle: its edits are kept there, never inside it."""
     path = Path(bundle)
     return path.parent if path.name not in ("", "..") else path.resolve().parent
 
 
 def search_folders(bundle: str | Path) -> list[Path]:
-    """Folders in which a name alone is looked for: beside the bundle, and the current folder."""
-    first, here = beside(bundle), Path()
+    """Return the folders to search for a bare name: the one around the bundle, the current one."""
+    first, here = edits_folder(bundle), Path()
     return [first] if first.resolve() == here.resolve() else [first, here]
 
 
 def find_edit(bundle: str | Path, name: str) -> Path:
-    """The edit file of a name or path, which may lack the suffix .edit.
+    """Find an edit file by name or path; the suffix .edit may be left out.
 
-    A path with a folder in it is that of the file. A name alone is looked for in search_folders.
-    Raises EditError if there is no such file, or another one in each of the folders.
+    What contains a folder is a path; a bare name is searched for in search_folders. Raises
+    EditError if there is no such file, or if both folders have a different one.
     """
     given = Path(name)
     is_path = any(separator in name for separator in (os.sep, os.altsep) if separator)
@@ -38,18 +38,19 @@ def find_edit(bundle: str | Path, name: str) -> Path:
     for each in spelled:
         found = [folder / each for folder in folders if _is_file(folder / each)]
         if len(found) > 1 and not found[0].samefile(found[1]):
-            one, other = (path.absolute() for path in found)
-            raise EditError(f"{name}: both {one} and {other} are there; give the path of one")
+            first, second = (path.absolute() for path in found)
+            raise EditError(f"{name}: both {first} and {second} exist; give the path of one")
         if found:
             return found[0]
     where = "" if is_path else f" in {' or '.join(str(each.resolve()) for each in folders)}"
     raise EditError(
-        f"{name or repr(name)}: no such edit file{where}; see which there are with: stem-edge edit BUNDLE --list"
+        f"{name or repr(name)}: no such edit file{where}; list them with: stem-edge edit "
+        "BUNDLE --list"
     )
 
 
 def open_edit(bundle: Bundle, name: str) -> tuple[Path, Edit]:
-    """The edit of a name or path, checked to be one for this bundle. Raises EditError."""
+    """Find and read an edit, and check that it fits this bundle. Raises EditError."""
     path = find_edit(bundle.path, name)
     edit = read_edit(path)
     try:
@@ -60,21 +61,21 @@ def open_edit(bundle: Bundle, name: str) -> tuple[Path, Edit]:
 
 
 def open_edits(bundle: Bundle, names: Iterable[str]) -> list[Edit]:
-    """The edits of several names or paths, in their order. Raises EditError."""
+    """Open several edits by name or path, in their order. Raises EditError."""
     return [open_edit(bundle, name)[1] for name in names]
 
 
 def as_edit(bundle: Bundle, given: Edit | str | Path) -> Edit:
-    """An edit as it is, or that of a name or path; checked to be one for this bundle.
+    """Return an edit, read from a file if given by name or path, checked to fit this bundle.
 
-    Raises EditError, InputError for anything else.
+    Raises EditError, and InputError if `given` is of another type.
     """
     if isinstance(given, str | Path):
         return open_edit(bundle, str(given))[1]
     if not isinstance(given, Edit):
         raise InputError(
             f"an edit is given as {type(given).__name__}; expected an Edit, or the name or path "
-            "of a file, and several as arguments of their own"
+            "of an edit file, and several edits as separate arguments"
         )
     check_edit(given, bundle)
     return given
@@ -83,5 +84,5 @@ def as_edit(bundle: Bundle, given: Edit | str | Path) -> Edit:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, a folder that must not be searched
+    except (OSError, ValueError):  # too long or with a NUL, or in a folder that cannot be searched
         return False

@@ -1,13 +1,13 @@
-"""What each token of a source looks up instead, where source and target have other lengths.
+"""Alignment of a source's tokens with those of a target, whose rows they are to look up.
 
-The schemes of the STEM paper, section 3.3: n_s tokens of a source look up rows of n_t tokens of a
+The schemes are those of the STEM paper, section 3.3, for n_s tokens of the source and n_t of the
 target.
 
-| scheme | needs | looks up |
+| scheme | requires | each token looks up |
 |---|---|---|
 | swap | n_s = n_t | token i of the target |
-| pad-left, pad-right | n_s >= n_t | padding tokens, then the target; or the target first |
-| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last one again |
+| pad-left, pad-right | n_s >= n_t | padding tokens, then the target's; or the target's first |
+| copy | n_s >= n_t | each target token floor(n_s / n_t) times, then the last one repeated |
 | subset | n_s <= n_t | n_s tokens of the target, in their order |
 | average | | the mean of all target rows, at every token of the source |
 """
@@ -21,8 +21,8 @@ from stem_edge.errors import InputError
 
 Scheme = Literal["auto", "swap", "pad-left", "pad-right", "copy", "subset", "average"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-Lookup: TypeAlias = tuple[int, ...]  # token ids whose rows are averaged; mostly one
-# Which lengths a scheme is for, by the sign of n_s - n_t.
+Lookup: TypeAlias = tuple[int, ...]  # token ids whose rows are averaged; usually one
+# Scheme -> signs of n_s - n_t that it can align.
 FITS: dict[Scheme, tuple[int, ...]] = {
     "swap": (0,),
     "pad-left": (0, 1),
@@ -31,12 +31,12 @@ FITS: dict[Scheme, tuple[int, ...]] = {
     "subset": (-1, 0),
     "average": (-1, 0, 1),
 }
-# By measurement (tools/demo/edit_table.py). The paper names no best one; of paddings it takes the left.
+# Chosen by measurement (tools/demo/edit_table.py), because the paper names no best scheme.
 AUTO: dict[int, Scheme] = {0: "swap", 1: "copy", -1: "subset"}
 
 
 def fits(scheme: Scheme, source_length: int, target_length: int) -> bool:
-    """Whether a scheme is for these lengths, in tokens."""
+    """Return whether a scheme can align these lengths, in tokens."""
     return scheme == "auto" or _sign(source_length, target_length) in FITS.get(scheme, ())
 
 
@@ -45,7 +45,7 @@ def _sign(source_length: int, target_length: int) -> int:
 
 
 def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Scheme:
-    """The scheme that "auto" stands for; any other as it is. Raises InputError if it cannot fit."""
+    """Return the scheme, resolved if it is "auto". Raises InputError if it cannot fit."""
     sign = _sign(source_length, target_length)
     if scheme == "auto":
         return AUTO[sign]
@@ -55,7 +55,7 @@ def choose_scheme(scheme: Scheme, source_length: int, target_length: int) -> Sch
         fitting = [name for name in FITS if sign in FITS[name]]
         raise InputError(
             f"scheme {scheme} does not fit a source of {source_length} and a target of "
-            f"{target_length} tokens; take one of {', '.join(fitting)}, or auto"
+            f"{target_length} tokens; use one of {', '.join(fitting)}, or auto"
         )
     return scheme
 
@@ -68,10 +68,10 @@ def align(
     pad: int | None = None,
     subset: Sequence[int] | None = None,
 ) -> list[Lookup]:
-    """What each of `source_length` tokens looks up, for a target of these token ids.
+    """Return what each of `source_length` tokens looks up, for a target of these token ids.
 
-    pad: the padding token. subset: which target tokens, by their place from 0 on, in their order;
-    without it the last ones. Raises InputError for what does not fit.
+    pad: the padding token. subset: places of the target's tokens to use, counted from 0, ascending;
+    by default the last ones. Raises InputError if lengths or options do not fit.
     """
     count = len(target)
     if not source_length or not count:

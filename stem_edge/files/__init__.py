@@ -1,5 +1,4 @@
-"""The one seam to the file system.
+"""Files: the seam to the file system, plain files, atomic writes, portable names, strict JSON.
 
-Reading and writing of plain files, whole or not at all; names that mean the same everywhere; strict JSON;
-checksums. What the files mean is known elsewhere.
+What the files mean is known elsewhere.
 """

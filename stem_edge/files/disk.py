@@ -3,8 +3,8 @@
 What the exporter writes and what the runtime reads of a bundle goes through these few functions,
 called as `disk.write(...)`, so that tests can put another disk in their place: one whose k-th call
 fails, that reads short, or that forgets what was not synced when the power goes. All of them raise
-OSError, as the system's own calls do; who calls says which file, and what to do. A signal interrupts
-none of them: Python calls the system again.
+OSError as the system calls do; the caller adds which file it was and what to do. Signals do not
+interrupt them, because Python repeats interrupted calls.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from functools import cache
 from pathlib import Path
 
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends unless told otherwise
-# A pipe or a device in the place of a file must not make us wait, and a link must not lead us away.
+# Opening a pipe or a device must not block, and a link must not lead to another file.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _BINARY | _CAREFUL
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
-_EXCHANGE, _AT_CWD = 2, -100  # of Linux: RENAME_EXCHANGE, AT_FDCWD
+_EXCHANGE, _AT_CWD = 2, -100  # RENAME_EXCHANGE, AT_FDCWD of Linux
 _seek_lock = threading.Lock()
 
 
 class NotRegularError(OSError):
-    """There is something else than a file: a link, folder, pipe, socket or device."""
+    """A link, folder, pipe, socket or device is in the place of a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "not a regular file", str(path))
 
 
 def open_file(path: Path) -> int:
-    """Descriptor of a regular file, for reading; a link is not followed. Never waits."""
+    """Open a regular file for reading. Never blocks, and follows no link."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as error:
-        # Linux says ELOOP, others EMLINK or EFTYPE of a link; ENXIO is a socket or a pipe.
+        # A link gives ELOOP on Linux, EMLINK or EFTYPE elsewhere; a socket or pipe gives ENXIO.
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO) or path.is_symlink():
             raise NotRegularError(path) from error
         raise
@@ -58,10 +58,10 @@ def size(descriptor: int) -> int:
 
 
 def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill the buffer from there on; returns the bytes read, which may be fewer."""
+    """Read into the buffer from `offset` on; returns the bytes read, which may be fewer."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], offset)
-    with _seek_lock:  # Windows has no positional read; threads share the file's position
+    with _seek_lock:  # Windows cannot read at a position, and threads share the file's
         os.lseek(descriptor, offset, os.SEEK_SET)
         data = os.read(descriptor, len(buffer))
     buffer[: len(data)] = data
@@ -69,46 +69,46 @@ def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def create(path: Path) -> int:
-    """Descriptor of a new file, for writing."""
+    """Create a file and open it for writing."""
     return os.open(path, _CREATE, 0o666)
 
 
 def append(path: Path) -> int:
-    """Descriptor of a file that exists, for writing at its end."""
+    """Open a file that exists for writing at its end."""
     return os.open(path, _APPEND)
 
 
 def write(descriptor: int, data: memoryview) -> int:
-    """Write some of the data; returns how many bytes, which may be fewer."""
+    """Write the data; returns the bytes written, which may be fewer."""
     return os.write(descriptor, data)
 
 
 def fsync(descriptor: int) -> None:
     """Return once the file's bytes are on the medium.
 
-    After a failure they may be lost though they can still be read, and a second call may succeed
-    without writing them: whoever gets an error writes the file again, from what it was made of.
+    After an error they may be lost although they can still be read, and a second call may succeed
+    without writing them. So the caller must then write the file again from its source.
     """
     _sync(descriptor)
 
 
 def close(descriptor: int) -> None:
-    """Give a descriptor back."""
+    """Close a descriptor."""
     os.close(descriptor)
 
 
 def make_folder(path: Path) -> None:
-    """Make one folder; its parent exists."""
+    """Make one folder in a parent that exists."""
     path.mkdir()
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file or folder another name; a file there is replaced, a folder is not."""
+    """Rename a file or folder; a file at the target is replaced, a folder is not."""
     source.replace(target)
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Let two files or folders change names, at once; False where the system cannot."""
+    """Swap the names of two files or folders atomically; False where the system cannot."""
     call = _renameat2()
     if call is None:
         return False
@@ -121,7 +121,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name."""
+    """Give a file a second name (a hard link)."""
     os.link(source, target)
 
 
@@ -136,14 +136,14 @@ def remove_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable; Windows cannot open folders and needs no such call."""
+    """Make names in a folder durable. Does nothing on Windows, which cannot open folders."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _sync(descriptor)
     except OSError as error:
-        # Some network and user-space file systems have no such call for folders.
+        # Some network and user-space file systems cannot sync folders.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             error.filename = str(path)
             raise
@@ -153,16 +153,16 @@ def sync_folder(path: Path) -> None:
 
 def _sync(descriptor: int) -> None:
     os.fsync(descriptor)
-    if sys.platform == "darwin":  # whose fsync leaves the bytes in the drive's own memory
+    if sys.platform == "darwin":  # fsync leaves the bytes in the drive's cache, so ask for more
         import fcntl
 
-        with contextlib.suppress(OSError):  # not every file system has it
+        with contextlib.suppress(OSError):  # not every file system can
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
 
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """Linux' call, if there is one."""
+    """Find Linux's renameat2; None if there is none."""
     if sys.platform != "linux":
         return None
     with contextlib.suppress(OSError, AttributeError):
@@ -173,12 +173,12 @@ def _renameat2() -> Callable[..., int] | None:
     return None
 
 
-# Made of those above.
+# Made of the calls above, so that a disk of tests is in their place here, too.
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Descriptor of a regular file, for reading, until the block ends."""
+    """Open a regular file for reading until the block ends."""
     descriptor = open_file(path)
     try:
         yield descriptor
@@ -187,7 +187,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill all of the buffer from there on; returns the bytes read, fewer only at the file's end."""
+    """Fill the buffer from `offset` on; returns the bytes read, fewer only at the file's end."""
     done = 0
     while done < len(buffer) and (count := pread(descriptor, buffer[done:], offset + done)):
         done += count
@@ -195,7 +195,7 @@ def fill(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """A small file, or its first `limit` + 1 bytes if it is larger."""
+    """Read a small file, or the first `limit` + 1 bytes of a larger one."""
     with opened(path) as descriptor:
         buffer = memoryview(bytearray(min(size(descriptor), limit + 1)))
         return bytes(buffer[: fill(descriptor, buffer, 0)])
@@ -207,13 +207,13 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     rest = view.cast("B") if view.nbytes else memoryview(b"")
     while rest:
         count = write(descriptor, rest)
-        if not count:  # which would go on for ever
+        if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
         rest = rest[count:]
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with all that is in it; a link in it goes, and not what it leads to."""
+    """Delete a folder and all that is in it; links are deleted, not followed."""
     for child in sorted(path.iterdir()):
         if child.is_dir() and not child.is_symlink():
             remove_tree(child)
@@ -223,7 +223,7 @@ def remove_tree(path: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and those that it is in, where they are missing."""
+    """Make a folder and its missing parents."""
     if not path.is_dir():
         make_folders(path.parent)
         with contextlib.suppress(FileExistsError):

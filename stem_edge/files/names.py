@@ -1,7 +1,7 @@
 """Names of files in a bundle: plain paths that mean the same file on every system.
 
-A bundle may be carried to a system whose file names know no case, that cuts trailing dots off, or
-that gives some names to devices; so names that would mean something else there are refused here.
+A bundle may be carried to a system that ignores case in file names, cuts off trailing dots, or
+reserves names for devices; so names that would mean something else there are refused here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Collection
 from pathlib import PurePosixPath
 
-MAX_PART_NBYTES = 255  # what file systems take
+MAX_PART_NBYTES = 255  # most that file systems take
 MAX_NAME_NBYTES = 1024
 MAX_FILES = 1 << 13
 _RESERVED = set('\\:<>"|?*')
@@ -20,7 +20,7 @@ _DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"} | {
 
 
 def check_names(names: Collection[str]) -> None:
-    """Raises ValueError for a name that is not plain, and for two that could be one file."""
+    """Raise ValueError for a name that is not plain, and for two that could be one file."""
     if len(names) > MAX_FILES:
         raise ValueError(f"{len(names)} files; expected at most {MAX_FILES}")
     for name in names:
@@ -31,9 +31,7 @@ def check_names(names: Collection[str]) -> None:
     spelled: dict[str, str] = {}
     for path in sorted(folders.union(names)):
         if (other := spelled.setdefault(_folded(path), path)) != path:
-            raise ValueError(
-                f"file names {other!r} and {path!r} are the same where case does not count"
-            )
+            raise ValueError(f"file names {other!r} and {path!r} are the same file on some systems")
 
 
 def _check_name(name: str) -> None:
@@ -46,7 +44,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_plain(part: str) -> bool:
-    """Whether every system takes this name of a file or folder as it is."""
+    """Return whether every system takes this name of a file or folder unchanged."""
     return (
         part != ".."
         and part == part.rstrip(". ")
@@ -57,5 +55,5 @@ def _is_plain(part: str) -> bool:
 
 
 def _folded(name: str) -> str:
-    """What all names have in common that some file system takes for one."""
+    """Fold a name so that names that some file system takes for one become equal."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

@@ -1,7 +1,7 @@
-"""Files of a bundle as plain files: what else stands in the place of one is refused, with a remedy.
+"""Plain files of a bundle: anything else in the place of one is refused, with a remedy.
 
-A link, also one in the place of a folder, could lead to any file of this machine; a pipe could make
-us wait for ever. Hard links are files like others. See stem_edge.files.disk.
+A link, even to a folder, could lead to any file of this machine, and a pipe could make us wait for
+ever. Hard links are plain files.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ _KINDS = {
     stat.S_IFREG: "a file",
 }
 
-
 COPY_AGAIN = "copy or export the bundle again"
 
 
 def damaged(path: Path, said: str) -> BundleError:
-    """The error for a file of a bundle that is not what was exported."""
+    """Error for a file of a bundle that is not what was exported."""
     return BundleError(f"{path}: {said}; {COPY_AGAIN}")
 
 
 def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
-    """The error for something else than a file, or folder, at this path."""
+    """Error for a path that should be a regular file (or folder) and is something else."""
     try:
         kind = _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "something else")
     except OSError:
         kind = "gone by now"
-    # The caches of model hubs are made of links.
+    # Links get advice of their own, because caches of model hubs consist of them.
     remedy = (
         "copy the bundle as plain files, cp -rL BUNDLE COPY, and use the copy"
         if kind == "a link"
@@ -49,7 +48,7 @@ def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
 
 
 def remedy_for(error: OSError) -> str:
-    """What to do about a file that cannot be opened or read."""
+    """Advice for a file that cannot be opened or read."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "raise the limit of open files (ulimit -n)"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -62,7 +61,7 @@ def remedy_for(error: OSError) -> str:
 
 
 def open_plain(path: Path, what: str) -> int:
-    """Descriptor of a regular file; `what` it is, for the message of a BundleError."""
+    """Open a regular file for reading. Raises BundleError, which calls it a `what`."""
     try:
         return disk.open_file(path)
     except OSError as error:
@@ -70,7 +69,7 @@ def open_plain(path: Path, what: str) -> int:
 
 
 def read_plain(path: Path, limit: int, what: str) -> bytes:
-    """A small file, or its first `limit` + 1 bytes if it is larger. Raises BundleError."""
+    """Read a small file, or the first `limit` + 1 bytes of a larger one. Raises BundleError."""
     try:
         return disk.read_file(path, limit)
     except OSError as error:
@@ -78,14 +77,14 @@ def read_plain(path: Path, limit: int, what: str) -> bytes:
 
 
 def unreadable(path: Path, what: str, error: OSError) -> BundleError:
-    """The error for a file that the system does not let us read, or that is none."""
+    """Error for a file that the system does not let us read, or that is not a regular one."""
     if isinstance(error, disk.NotRegularError):
         return not_plain(path)
     return BundleError(f"{path}: cannot read this {what} ({error.strerror}); {remedy_for(error)}")
 
 
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:
-    """Bytes from there on, fewer only at the end of the file. Raises OSError."""
+    """Read bytes from `offset` on, fewer only at the end of the file. Raises OSError."""
     buffer = bytearray(nbytes)
     with memoryview(buffer) as view:
         count = disk.fill(descriptor, view, offset)
@@ -94,7 +93,7 @@ def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:
 
 
 def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearray:
-    """Just so many bytes of this file from there on. Raises BundleError."""
+    """Read exactly `nbytes` from `offset` on. Raises BundleError."""
     try:
         data = read_at(descriptor, nbytes, offset)
     except OSError as error:
@@ -105,13 +104,13 @@ def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearr
     if len(data) != nbytes:
         raise damaged(
             path,
-            f"{len(data)} of {nbytes} bytes at byte {offset}; the file was cut while it was read",
+            f"read {len(data)} of {nbytes} bytes at byte {offset}; the file was cut meanwhile",
         )
     return data
 
 
 def check_folder(path: Path) -> None:
-    """Raises BundleError unless there is a folder, and no link to one."""
+    """Raise BundleError unless there is a folder; a link to one is refused."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -121,7 +120,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_file(path: Path, nbytes: int) -> None:
-    """Raises BundleError unless a regular file of this size is there."""
+    """Raise BundleError unless there is a regular file of this size."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -133,7 +132,7 @@ def check_file(path: Path, nbytes: int) -> None:
 
 
 def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
-    """Raises BundleError unless this status of the path is that of a file of so many bytes."""
+    """Raise BundleError unless `status`, of this path, is that of a regular file of this size."""
     if not stat.S_ISREG(status.st_mode):
         raise not_plain(path)
     if status.st_size != nbytes:
@@ -141,13 +140,13 @@ def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
 
 
 class PlainFolders:
-    """The folders below a root, each looked at once."""
+    """Folders below a root, each checked once."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._seen = root, {root}
 
     def check(self, path: Path) -> None:
-        """Raises BundleError unless every folder between the root and this file is one."""
+        """Raise BundleError unless all between the root and this file are folders, not links."""
         folder = self._root
         for part in path.relative_to(self._root).parts[:-1]:
             folder /= part

@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all, whatever ends the writing."""
+"""Small files written atomically: they are there whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stem_edge.files import disk
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file beside its place and put it there; an older one is replaced. Raises OSError.
+    """Write a file beside its target, then rename it over an older one. Raises OSError.
 
-    durable: through a power cut, too.
+    durable: survives a power cut, too.
     """
     beside = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:

@@ -1,4 +1,4 @@
-"""ggml: its library through ctypes, its check before use, its file format.
+"""ggml: bindings through ctypes, a test of the library before use, and the layout of GGUF files.
 
-The engine that runs models on it is runtime/backends/ggml.
+The engine that runs models on ggml is in runtime/backends/ggml.
 """

@@ -1,29 +1,30 @@
-"""What is in backbone.gguf: the contract of exporter and runtime.
+"""Schema of backbone.gguf: the contract between exporter and runtime.
 
-A GGUF v3 file of the architecture `stem`: standard names and keys (ggml's docs/gguf.md) wherever
-they exist, so that other tools can show the file, and a few of our own. The tables are not in it:
-they are in the table store beside it, whose hash is.
+The file is GGUF v3 with the architecture `stem`. It uses the standard names and keys of ggml's
+docs/gguf.md wherever they exist, so that other tools can show it, and a few of our own. The tables
+are not in it but in the table store beside it, which it names by hash.
 
 | key | type | meaning |
 |---|---|---|
 | stem.vocab_size, .context_length, .embedding_length, .block_count, .feed_forward_length | uint32 | ModelConfig |
-| stem.attention.head_count, .head_count_kv, .key_length, .value_length | uint32 | the same |
-| stem.attention.layer_norm_rms_epsilon, stem.rope.freq_base | float32 | the same |
+| stem.attention.head_count, .head_count_kv, .key_length, .value_length | uint32 | ModelConfig |
+| stem.attention.layer_norm_rms_epsilon, stem.rope.freq_base | float32 | ModelConfig |
 | stem.rope.dimension_count | uint32 | head_dim |
-| stem.config | string | all of ModelConfig as JSON: what a model computes |
-| stem.layers | array of uint32 | the STEM layers; absent in a dense model, as are the next two |
-| stem.ffn | string | what they compute: a key of stem_edge.config.FFN_TERMS |
-| stem.tables.sha256 | string | of the table store beside the file (stem_edge.bundle.manifest.tables_hash) |
+| stem.config | string | the whole ModelConfig as JSON |
+| stem.layers | array of uint32 | the STEM layers; a dense model has neither this key nor the next two |
+| stem.ffn | string | kind of FFN in these layers: a key of stem_edge.config.FFN_TERMS |
+| stem.tables.sha256 | string | hash of the table store (stem_edge.bundle.manifest.tables_hash) |
 
-| tensor | what it is |
+| tensor | meaning |
 |---|---|
 | token_embd, output_norm, output, output.bias | embedding, last norm, head (absent if tied) |
 | blk.N.attn_norm, attn_q, attn_k, attn_v, attn_output, attn_q_norm, attn_k_norm | attention |
 | blk.N.ffn_norm, ffn_gate, ffn_up, ffn_down, post_attention_norm, post_ffw_norm | FFN and norms |
-| blk.N.ffn_row_proj | of low-rank tables: what makes rows |
+| blk.N.ffn_row_proj | expands the rows of low-rank tables |
 
-Matrices are [outputs, inputs] row by row, which GGUF writes as ne = [inputs, outputs]. Norms and
-biases are float32. q and k are not permuted: the runtime rotates as ModelConfig says.
+Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs].
+Norms and biases are float32. q and k are not permuted, because the runtime applies RoPE as
+ModelConfig says.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ NAMES = {
 
 Value = str | int | float | tuple[int, ...]
 
-# Most matrices, and those that llama.cpp gives more bits in the mixture of that name.
+# Mixture -> type of most matrices, and of those to which llama.cpp gives more bits.
 BASE: dict[GgufType, tuple[TensorType, TensorType]] = {
     "f32": (types.F32, types.F32),
     "f16": (types.F16, types.F16),
@@ -74,12 +75,12 @@ BASE: dict[GgufType, tuple[TensorType, TensorType]] = {
     "q4_k_m": (types.Q4_K, types.Q6_K),
     "q4_0": (types.Q4_0, types.Q6_K),
 }
-# For rows that are no multiple of 256 values, as llama.cpp falls back.
+# Fallbacks of llama.cpp for rows whose width is not a multiple of 256.
 NARROW = {types.Q4_K: types.Q5_0, types.Q5_K: types.Q5_1, types.Q6_K: types.Q8_0}
 
 
 def gguf_name(name: str) -> str:
-    """Name of a backbone tensor (ModelConfig.backbone_shapes) in the file."""
+    """Return the name in the file of a backbone tensor (ModelConfig.backbone_shapes)."""
     name, kind = (name[:-5], "bias") if name.endswith(".bias") else (name, "weight")
     if not name.startswith("layers."):
         return f"{NAMES[name]}.{kind}"
@@ -88,15 +89,15 @@ def gguf_name(name: str) -> str:
 
 
 def tensor_types(config: ModelConfig, weights: GgufType) -> dict[str, TensorType]:
-    """Backbone tensor -> its type in a mixture, as llama.cpp mixes."""
-    found: dict[str, TensorType] = {}
-    for name, shape in config.backbone_shapes().items():
-        found[name] = types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
-    return found
+    """Map each backbone tensor to its type in a mixture, chosen as llama.cpp does."""
+    return {
+        name: types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
+        for name, shape in config.backbone_shapes().items()
+    }
 
 
 def matrix_types(config: ModelConfig, weights: GgufType) -> list[TensorType]:
-    """Types of all matrices in a mixture."""
+    """Return the types of all matrices in a mixture."""
     chosen = tensor_types(config, weights)
     return [chosen[name] for name, shape in config.backbone_shapes().items() if len(shape) == 2]
 
@@ -106,24 +107,23 @@ def _matrix_type(
 ) -> TensorType:
     usual, better = BASE[weights]
     part = name.rsplit(".", 1)[-1]
-    chosen = usual
-    if part == "head" or (part == "embedding" and config.tied_head):
-        chosen = better
-    elif weights.endswith("_m") and part in ("wv", "down"):
-        chosen = better if _sensitive(int(name.split(".")[1]), config.n_layers) else usual
+    more_bits = part == ("embedding" if config.tied_head else "head")
+    if weights.endswith("_m") and part in ("wv", "down"):
+        more_bits = _sensitive(int(name.split(".")[1]), config.n_layers)
+    chosen = better if more_bits else usual
     if shape[-1] % chosen.block:
         chosen = NARROW.get(chosen, types.F16)
     return chosen if shape[-1] % chosen.block == 0 else types.F16
 
 
 def _sensitive(layer: int, layers: int) -> bool:
-    """Layers whose wv and down llama.cpp gives more bits: the first and last eighth, a third else."""
-    eighth = layers // 8
+    """Return whether llama.cpp gives wv and down of a layer more bits."""
+    eighth = layers // 8  # the first and last eighth are sensitive, and every third layer between
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def backbone_nbytes(config: ModelConfig, weights: GgufType) -> dict[str, int]:
-    """Backbone tensor -> bytes of its values in a mixture."""
+    """Map each backbone tensor to its bytes in a mixture."""
     chosen = tensor_types(config, weights)
     return {
         name: chosen[name].row_nbytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
@@ -132,9 +132,9 @@ def backbone_nbytes(config: ModelConfig, weights: GgufType) -> dict[str, int]:
 
 
 def model_metadata(config: ModelConfig) -> dict[str, Value]:
-    """Keys `stem.*` -> values that follow from the model."""
+    """Return the keys `stem.*` whose values follow from the model."""
     at = ARCHITECTURE
-    # As a manifest gives it back, where 10000 has become 10000.0.
+    # Through JSON, because a config read from a manifest has 10000.0 where the exporter has 10000.
     config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
     values: dict[str, Value] = {
         f"{at}.vocab_size": config.vocab_size,
@@ -157,12 +157,12 @@ def model_metadata(config: ModelConfig) -> dict[str, Value]:
 
 
 def kv_type(weights: GgufType) -> TensorType:
-    """Of keys and values: as exact as the weights, where these are exact."""
+    """Return the type of the KV cache: float32 only if the weights are."""
     return types.F32 if weights == "f32" else types.F16
 
 
 def slot_type(layout: RecordLayout) -> TensorType:
-    """Of rows in the slots of the row cache: int8 and int4 codes in ggml's blocks, if groups fit."""
+    """Return the type of rows in the row cache: ggml's blocks for int8 and int4 if groups fit."""
     if layout.row_type == "fp16":
         return types.F16
     if not layout.quantized or layout.group_size % types.Q8_0.block:
@@ -171,20 +171,20 @@ def slot_type(layout: RecordLayout) -> TensorType:
 
 
 def slot_nbytes(layout: RecordLayout) -> int:
-    """Bytes of one slot: the rows of all STEM layers."""
+    """Return the bytes of a slot: the rows of all STEM layers."""
     return len(layout.layers) * slot_type(layout).row_nbytes(layout.row_width)
 
 
 def repacks(stored: TensorType, rows: int) -> bool:
-    """Whether ggml can rearrange a matrix of so many rows for faster products.
+    """Return whether ggml can repack a matrix of `rows` rows for faster products.
 
-    Builds for some processors cannot: stem_edge.ggml.check finds out.
+    Builds for some processors cannot; stem_edge.ggml.check tests it.
     """
     return stored in (types.Q4_0, types.Q4_K) and rows % 8 == 0
 
 
 def repacked_nbytes(config: ModelConfig, weights: GgufType) -> dict[TensorType, int]:
-    """Bytes of the matrices that repacking copies, by type; a tied head is copied, the embedding not."""
+    """Return the bytes by type that repacking copies: all matrices but an untied embedding."""
     chosen, sizes = tensor_types(config, weights), backbone_nbytes(config, weights)
     found: dict[TensorType, int] = {}
     for name, shape in config.backbone_shapes().items():

@@ -1,8 +1,8 @@
-"""Where the tensors of backbone.gguf lie: it follows from the model and the mixture of types.
+"""Layout of the tensors in backbone.gguf, which follows from the model and the mixture of types.
 
-The data of a GGUF file is its end, tensors one after the other. So the runtime knows the place of
-each without parsing the header, which only other tools read; what the header says of the tensors is
-compared with what we would write, byte for byte.
+A GGUF file ends with its data, tensor after tensor. The runtime therefore knows the offset of each
+without parsing the header, which is there for other tools. The header's list of tensors is compared
+byte for byte with the one that this version writes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge exp
 
 
 class GgufTensor(NamedTuple):
-    """A tensor in a file. Its shape is [outputs, inputs] or [n], the reverse of the file's."""
+    """Tensor in a file; its shape is [outputs, inputs] or [n], the reverse of GGUF's ne."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    offset: int  # from the beginning of the data
+    offset: int  # bytes from the beginning of the data
 
     @property
     def nbytes(self) -> int:
@@ -40,12 +40,12 @@ class GgufTensor(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
-        return _aligned(self.offset + self.nbytes)
+        """Offset of the next tensor."""
+        return -(-(self.offset + self.nbytes) // ALIGNMENT) * ALIGNMENT
 
 
 class GgufWeights(NamedTuple):
-    """Backbone tensors (ModelConfig.backbone_shapes) in a file, offsets from its beginning."""
+    """Backbone tensors (ModelConfig.backbone_shapes) of a file, with offsets from its beginning."""
 
     path: Path
     nbytes: int
@@ -53,7 +53,7 @@ class GgufWeights(NamedTuple):
 
 
 def lay_out(tensors: Iterable[tuple[str, TensorType, tuple[int, ...]]]) -> list[GgufTensor]:
-    """Tensors of these names, types and shapes one after the other."""
+    """Lay tensors of these names, types and shapes one after another."""
     placed, at = list[GgufTensor](), 0
     for tensor in tensors:
         placed.append(GgufTensor(*tensor, at))
@@ -62,7 +62,7 @@ def lay_out(tensors: Iterable[tuple[str, TensorType, tuple[int, ...]]]) -> list[
 
 
 def planned_tensors(config: ModelConfig, weights: GgufType) -> list[GgufTensor]:
-    """The tensors of a backbone, in the order of ModelConfig.backbone_shapes."""
+    """Return the tensors of a backbone, in the order of ModelConfig.backbone_shapes."""
     types = tensor_types(config, weights)
     return lay_out(
         (gguf_name(name), types[name], shape) for name, shape in config.backbone_shapes().items()
@@ -70,10 +70,11 @@ def planned_tensors(config: ModelConfig, weights: GgufType) -> list[GgufTensor]:
 
 
 def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
-    """What a header says of its tensors, right before the data."""
+    """Encode the list of tensors with which a GGUF header ends, before padding and data."""
     parts = []
     for tensor in tensors:
-        name, sizes = tensor.name.encode(), tensor.shape[::-1]  # the fastest first
+        name = tensor.name.encode()
+        sizes = tensor.shape[::-1]  # reversed, because GGUF lists the contiguous axis first
         parts.append(struct.pack("<Q", len(name)) + name)
         parts.append(struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes))
         parts.append(struct.pack("<IQ", tensor.type.number, tensor.offset))
@@ -81,19 +82,19 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
 
 
 def locate(path: Path, nbytes: int, config: ModelConfig, weights: GgufType) -> GgufWeights:
-    """The tensors of a backbone in its file of so many bytes. Raises BundleError if it is another."""
+    """Locate the tensors of a backbone in its file of `nbytes`. Raises BundleError."""
     planned = planned_tensors(config, weights)
     start, expected = nbytes - planned[-1].end, encode_tensors(planned)
-    before = len(expected) + ALIGNMENT - 1  # with what aligns the data
+    before = len(expected) + ALIGNMENT - 1  # room for the padding that aligns the data
     if start < before or start % ALIGNMENT:
         raise BundleError(
-            f"{path}: {nbytes} bytes found, which are not a header and the {planned[-1].end} bytes "
-            f"of this model's tensors; {EXPORT_AGAIN}"
+            f"{path}: {nbytes} bytes found; expected a header and {planned[-1].end} bytes of this "
+            f"model's tensors; {EXPORT_AGAIN}"
         )
     found = _read(path, start - before, before)
     if not any(found.endswith(expected + bytes(padding)) for padding in range(ALIGNMENT)):
         raise BundleError(
-            f"{path}: its header tells of other tensors than this model's; {EXPORT_AGAIN}"
+            f"{path}: its header lists other tensors than this model's; {EXPORT_AGAIN}"
         )
     names = config.backbone_shapes()
     moved = (tensor._replace(offset=start + tensor.offset) for tensor in planned)
@@ -108,7 +109,3 @@ def _read(path: Path, start: int, nbytes: int) -> bytes:
         raise BundleError(
             f"{path}: cannot read ({error.strerror}); restore the file or {EXPORT_AGAIN}"
         ) from error
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

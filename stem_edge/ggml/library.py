@@ -1,9 +1,9 @@
-"""ggml through ctypes: the functions that this project calls, and the versions whose headers say so.
+"""Bindings of ggml through ctypes: the functions that this project calls, for known versions.
 
-ggml comes as shared libraries with llama-cpp-python, which is not imported: the one handle on
-libggml resolves everything. Structs are opaque pointers. ggml ends the process when an argument is
-wrong, so callers check sizes and types before; and they open it by `checked_ggml` of
-`stem_edge.ggml.check`, which has tried the library in another process.
+The shared libraries come with llama-cpp-python, which itself is not imported: one handle on libggml
+resolves all functions. Structs are opaque pointers. ggml aborts the process on a wrong argument, so
+callers must check sizes and types first. They open it with `checked_ggml` of
+`stem_edge.ggml.check`, which tests the library in another process.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 
 from stem_edge.errors import BackendError
 
-# Versions of ggml whose headers were compared with the table below, and the release that has them.
+# Versions of ggml whose headers were compared with PROTOTYPES -> the release that contains them.
 KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
 INSTALL = "pip install 'stem-edge[gguf]'"
-# pip keeps what it compiled, whatever it was compiled for.
+# --no-cache-dir, because otherwise pip reuses what it compiled, whatever it was compiled for.
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
 AGAIN = f"install it again with: {REINSTALL}"
 LIBRARY_NAMES = {"darwin": "libggml.dylib", "win32": "ggml.dll"}
-FOLDERS = ("lib", "bin")  # of llama_cpp, where releases and systems differ
-# Windows finds a function only in the library that defines it. Elsewhere opening these would map
-# ggml-base a second time, with a state of its own.
+FOLDERS = ("lib", "bin")  # of llama_cpp; which one depends on release and system
+# Windows resolves a function only in the library that defines it. On other systems these must not
+# be opened, because that would map ggml-base a second time, with its own state.
 WINDOWS_PARTS = ("ggml-base.dll", "ggml-cpu.dll")
 
 P, SIZE, INT, I64, F = c_void_p, c_size_t, c_int, c_int64, c_float
 
 
 class InitParams(ctypes.Structure):
-    """struct ggml_init_params: of the arena that tensors are described in."""
+    """ggml_init_params: the arena that holds the descriptions of tensors."""
 
     _fields_ = [("mem_size", SIZE), ("mem_buffer", P), ("no_alloc", c_bool)]
 
 
-# name without ggml_ -> result, arguments
+# name without ggml_ -> type of the result, types of the arguments
 PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "init": (P, [InitParams]),
     "free": (None, [P]),
@@ -49,7 +49,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "nbytes": (SIZE, [P]),
     "nelements": (I64, [P]),
     "nrows": (I64, [P]),
-    # tensors: context, type, sizes; views: context, tensor, sizes, strides in bytes, offset in bytes
+    # tensors: context, type, sizes; views: context, tensor, sizes, strides and offset in bytes
     "new_tensor_1d": (P, [P, INT, I64]),
     "new_tensor_2d": (P, [P, INT, I64, I64]),
     "new_tensor_3d": (P, [P, INT, I64, I64, I64]),
@@ -111,15 +111,16 @@ SUCCESS = 0
 ROPE_PAIRS, ROPE_HALVES = 0, 2  # GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX
 
 
-# Takes what ggml would write to stderr, a line for each matrix that it rearranges.
+# Log callback. Without it ggml writes a line to stderr for each matrix that it repacks; it is
+# global because ggml keeps the pointer, so that it must not be freed.
 _quiet = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, data: None)
 
 
 class Ggml:
-    """The library. Functions have their names without `ggml_`: `library.mul_mat(context, a, b)`."""
+    """Loaded ggml; functions lack the prefix `ggml_`: `library.mul_mat(context, a, b)`."""
 
     def __init__(self, path: Path, *, repack: bool = True) -> None:
-        """`repack`: whether it may rearrange weights, which is in doubt if a trial did not.
+        """`repack`: whether it may repack weights; must be False if that failed in the trial.
 
         Raises BackendError if it cannot be loaded, is of an unknown version or incomplete.
         """
@@ -131,21 +132,21 @@ class Ggml:
         self.path, self.repack = path, repack
         self.version = (version() or b"").decode(errors="replace")
         if self.version not in KNOWN_VERSIONS:
-            known = ", ".join(f"{n} ({of})" for n, of in KNOWN_VERSIONS.items())
+            known = ", ".join(f"{n} ({release})" for n, release in KNOWN_VERSIONS.items())
             raise BackendError(
-                f"{path}: ggml {self.version} is none of the versions that this stem-edge calls "
-                f"correctly: {known}; install that with: {REINSTALL}"
+                f"{path}: ggml {self.version} is not supported by this stem-edge; expected "
+                f"{known}; install it with: {REINSTALL}"
             )
         for name, (result, arguments) in PROTOTYPES.items():
             setattr(self, name, _function(path, handles, name, result, arguments))
         self.log_set(_quiet, None)
 
     def __getattr__(self, name: str) -> Any:
-        """For type checkers: every function of PROTOTYPES."""
+        """Declare the functions of PROTOTYPES to type checkers; raise AttributeError for others."""
         raise AttributeError(f"ggml_{name} is not in PROTOTYPES")
 
     def extra_buffer_type(self, wanted: str) -> int | None:
-        """The CPU's own kind of memory of this name, in which it rearranges weights; None: none."""
+        """Return the CPU's extra buffer type of this name, which repacks weights, or None."""
         registry = self.backend_cpu_reg()
         address = self.backend_reg_get_proc_address(registry, EXTRA_BUFFER_TYPES.encode())
         if not address:
@@ -160,13 +161,13 @@ class Ggml:
 
 
 def _open(path: Path) -> list[ctypes.CDLL]:
-    """Handles to look functions up in, in this order. Raises OSError."""
+    """Open the libraries to look functions up in, in this order. Raises OSError."""
     if sys.platform != "win32":
         return [ctypes.CDLL(str(path))]
     for folder in FOLDERS:
         beside = path.parent.parent.resolve() / folder
         if beside.is_dir():
-            os.add_dll_directory(str(beside))  # where libraries that this one needs may be
+            os.add_dll_directory(str(beside))  # needed: it may hold libraries that this one loads
     parts = [path.with_name(name) for name in WINDOWS_PARTS]
     return [ctypes.CDLL(str(part)) for part in (path, *parts) if part == path or part.is_file()]
 
@@ -174,39 +175,37 @@ def _open(path: Path) -> list[ctypes.CDLL]:
 def _function(
     path: Path, handles: list[ctypes.CDLL], name: str, result: Any, arguments: list[Any]
 ) -> Any:
-    """A function of the library, by its name without ggml_. Raises BackendError if it has none."""
+    """Look up a function by its name without ggml_. Raises BackendError if it is missing."""
     for handle in handles:
         function = getattr(handle, "ggml_" + name, None)
         if function is not None:
             function.restype, function.argtypes = result, arguments
             return function
-    raise BackendError(f"{path}: has no function ggml_{name}, so it is no complete ggml; {AGAIN}")
+    raise BackendError(f"{path}: has no function ggml_{name}, so ggml is incomplete; {AGAIN}")
 
 
 def library_path() -> Path | None:
-    """Where llama-cpp-python keeps libggml; None if it is not installed. Nothing is loaded."""
+    """Find libggml of llama-cpp-python without loading it; None if it is not installed."""
     spec = find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         return None
     name = LIBRARY_NAMES.get(sys.platform, "libggml.so")
-    for folder in map(Path, spec.submodule_search_locations):
-        for path in (folder / part / name for part in FOLDERS):
-            if path.is_file():
-                return path
-    return None
+    folders = spec.submodule_search_locations
+    paths = (Path(folder, part, name) for folder in folders for part in FOLDERS)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def installed_library() -> Path:
-    """Where libggml is. Raises BackendError if it is not installed. Nothing is loaded."""
+    """Find libggml without loading it. Raises BackendError if it is not installed."""
     path = library_path()
     if path is None:
         raise BackendError(
-            "the ggml engine needs the shared libraries of llama-cpp-python, and they are not "
-            f"installed; install them with: {INSTALL} (it compiles for some minutes: docs/engines.md)"
+            "the ggml engine needs the shared libraries of llama-cpp-python, which are not "
+            f"installed; run: {INSTALL} (compiling takes some minutes, see docs/engines.md)"
         )
     return path
 
 
 def open_ggml() -> Ggml:
-    """The installed library, untried. Raises BackendError: missing, or as Ggml does."""
+    """Load the installed library untested. Raises BackendError if missing, or as Ggml does."""
     return Ggml(installed_library())

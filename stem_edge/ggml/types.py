@@ -1,4 +1,4 @@
-"""Tensor types of ggml that a backbone may have. GGUF files name them by number, so these are frozen.
+"""Tensor types of ggml that a backbone may have; their numbers are frozen by the GGUF format.
 
 Source: enum ggml_type and the block structs of ggml; ggml's docs/gguf.md lists the numbers.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """A type: values come in blocks of `block`, which take `nbytes` each."""
+    """Tensor type whose values are stored in blocks of `block` values, `nbytes` bytes each."""
 
     name: str
     number: int
@@ -17,7 +17,7 @@ class TensorType(NamedTuple):
     nbytes: int
 
     def row_nbytes(self, width: int) -> int:
-        """Bytes of `width` values, a multiple of the block."""
+        """Return the bytes of `width` values, a multiple of the block."""
         return width // self.block * self.nbytes
 
 
@@ -30,7 +30,7 @@ Q8_0 = TensorType("Q8_0", 8, 32, 34)
 Q4_K = TensorType("Q4_K", 12, 256, 144)
 Q5_K = TensorType("Q5_K", 13, 256, 176)
 Q6_K = TensorType("Q6_K", 14, 256, 210)
-# Of inputs, never of weights.
+# Only inputs have these types, weights cannot.
 I32 = TensorType("I32", 26, 1, 4)
 I64 = TensorType("I64", 27, 1, 8)
 

@@ -1,6 +1,7 @@
 """Graphs of the backbone, built from the model's description and the format of its weights.
 
-Here are the names of inputs and outputs, the builders, the plan of the weight files and the encoder
-that makes ONNX of them. Exporter and runtime both build: the exporter writes weights where the plan
-says they lie, the runtime opens graphs over them. Nothing here reads a graph, a weight or a bundle.
+This package has the names of inputs and outputs, the builders, the layout of the weight files and
+the encoder that turns graphs into ONNX. Exporter and runtime build the same graphs: the exporter
+writes each weight where the plan places it, and the runtime opens graphs over that file. Nothing
+here reads a graph, a weight or a bundle.
 """

@@ -1,5 +1,7 @@
-"""Attention of one layer as graph nodes: GroupQueryAttention over a KV buffer that is input and
-output at once. stem_edge.numerics.reference has the maths."""
+"""Attention of one layer as graph nodes: GroupQueryAttention, with the KV cache updated in place.
+
+stem_edge.numerics.reference has the mathematics.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ QKV = ("wq", "wk", "wv")
 
 
 def attention(layer: LayerGraph, x: str) -> str:
-    """Attention of x [1, T, dim] after its norm -> [1, T, dim]; the KV cache is updated in place."""
+    """Emit attention over x [1, T, dim], already normed -> [1, T, dim]."""
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     shape: list[int | str] = [1, own.n_kv_heads, "capacity", io.head_width(own)]
     caches = [name + str(own.kv_layer) for name in (io.KEYS, io.VALUES)]
@@ -32,7 +34,7 @@ def attention(layer: LayerGraph, x: str) -> str:
         kv_num_heads=own.n_kv_heads,
         do_rotary=1,
         rotary_interleaved=int(config.rope_interleaved),
-        # The operator's own would be that of the padded width.
+        # Its default would be that of the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": own.window} if own.window else {}),
     )
@@ -40,14 +42,14 @@ def attention(layer: LayerGraph, x: str) -> str:
 
 
 def _projected(layer: LayerGraph, x: str) -> list[str]:
-    """q, k and v of x, or all in one where nothing happens to them before attention.
+    """Emit q, k and v of x, with heads normed; all three in one where heads have no norm.
 
-    Norms are before the operator, because its own exist on some providers only.
+    GroupQueryAttention could norm them itself, but only some providers implement that.
     """
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     width = io.head_width(own)
     if own.kv_layer != layer.number:
-        # No new keys and values: those that are there are the lender's.
+        # No new keys and values, because the lender has put them into the cache already.
         size = own.n_kv_heads * width
         nothing = graph.constant(f"nothing.{size}", np.zeros((1, 0, size), np.float32))
         q = layer.product("qkv", "qkv", x, QKV[:1])
@@ -62,13 +64,14 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
 
 
 def _normed(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """x [1, T, heads * width] with each head normed, in models that do so."""
+    """Emit the norm of each head of x [1, T, heads * width]; x itself where there is no norm."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x
     width = io.head_width(own)
     cut = graph.reshape(x, [0, 0, heads, width], at + ".cut")
-    # Padding with zeros lowers the mean of squares by this factor; the weight takes it back.
+    # Zeros as padding lower the mean of squares by this factor, so eps must shrink alike; the
+    # weight, which the exporter scales, makes up for the rest.
     eps = config.qk_norm_eps * own.head_dim / width
     if part == "v":
         ones = np.full(width, (own.head_dim / width) ** 0.5, np.float32)

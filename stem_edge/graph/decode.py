@@ -1,10 +1,11 @@
-"""The backbone as graphs that decode: the order of layers, the embedding before them, the head after.
+"""Build the backbone's graphs: the embedding, the layers in their order, and the head.
 
 | file | emits |
 |---|---|
-| layer.py | what every part of a layer uses: products, biases, norms |
-| attention.py, ffn.py | the two parts of a layer; stem_edge.numerics.reference has their maths |
-| linear.py | matrices, in the ways that onnxruntime multiplies with |
+| layer.py | what all parts of a layer share: products, biases, norms |
+| attention.py, ffn.py | the two parts of a layer |
+| ple.py | per-layer embeddings after them |
+| linear.py | matrix products, in float32 or quantized |
 | device.py, portable.py | variants of these graphs for accelerators |
 """
 
@@ -31,14 +32,14 @@ PREFILL_DATA = "prefill.data"
 
 
 class Built(NamedTuple):
-    """Graphs by their names, and the plan of the weight file that they share."""
+    """Graphs by name, and the plan of the weight file that they share."""
 
     graphs: dict[str, Graph]
     plan: WeightPlan
 
 
 def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
-    """The graphs that decode. Raises GraphError."""
+    """Build the graphs that decode. Raises GraphError."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     for name in io.decode_graphs(config):
         graph = graphs[name] = Graph()
@@ -58,11 +59,11 @@ def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 
 
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
-    """All of them as one graph from token ids to logits, over the same weight file.
+    """Build one graph from token ids to logits, over the weight file of `decoding`.
 
-    For other tools, so every value has a shape, rows come in as floats, row.<l> [1, T, row width],
-    and no operator in ONNX's own domain is known to onnxruntime alone. Experts come in slots, as
-    the runtime has them.
+    It is made for other tools: every value has a shape, rows are float inputs row.<l> [1, T, row
+    width], and ONNX's default domain has none of the operators that onnxruntime alone adds to it.
+    Experts are inputs in slots, as at runtime.
     """
     graph = Graph()
     products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
@@ -72,7 +73,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
         x = _layers(products, config, layout, rest, Start(hidden=x), f"{io.REST}.{io.HIDDEN}")
     _head(products, config, x, "T")
     nodes, graph.nodes = graph.nodes, []
-    rows: dict[str, str] = {}  # a value that is a row -> the input that it is now
+    rows: dict[str, str] = {}  # value gathered from slots -> the input that replaces it
     for node in nodes:
         source = node.inputs[0] if node.inputs else ""
         node.inputs = [rows.get(name, name) for name in node.inputs]
@@ -92,7 +93,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
-    """The graph of the layers before `rest` for prompts, whose weights are in a file of its own."""
+    """Build the graph for prompts, of the layers before `rest`, over a weight file of its own."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
     products = PromptProducts(graph, plan, format)
@@ -101,7 +102,7 @@ def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFo
 
 
 def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str:
-    """token_ids [1, T] -> result [1, T, dim]."""
+    """Emit token_ids [1, T] -> result [1, T, dim]."""
     ids = products.graph.input(io.TOKEN_IDS, np.int64, [1, "T"])
     graph, shape = products.graph, (config.vocab_size, config.dim)
     if config.embedding_scale == 1:
@@ -111,13 +112,13 @@ def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> st
 
 
 def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
-    """x [1, tokens, dim] -> logits [1, tokens, V]."""
+    """Emit x [1, tokens, dim] -> logits [1, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
     graph.output(io.LOGITS, np.float32, [1, tokens, rows])
     weight = vector(graph, plan, "norm", config.dim, ("norm",))
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap
-    # Whichever comes last gives the logits their name.
+    # The last of product, bias and cap must be named logits, because a graph's outputs go by name.
     logits = products.product(
         "head" if bias or cap else io.LOGITS,
         "head",
@@ -138,13 +139,13 @@ def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
 
 
 def _wanted(graph: Graph, x: str) -> str:
-    """Those positions of x [1, T, ...] whose logits are wanted."""
+    """Emit those positions of x [1, T, ...] whose logits are wanted."""
     graph.input(io.WANTED, np.int64, ["n"])
     return graph.add("Gather", [x, io.WANTED], f"wanted.{x}", axis=1)
 
 
 def _rest(products: Products, config: ModelConfig, layout: RecordLayout | None) -> None:
-    """The layers that read K and V of others: hidden [1, T, dim] -> new_hidden [1, n, dim]."""
+    """Emit the layers that borrow K and V: hidden [1, T, dim] -> new_hidden [1, n, dim]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = Start(_wanted(graph, io.HIDDEN))
     if config.ple_width:
@@ -155,10 +156,10 @@ def _rest(products: Products, config: ModelConfig, layout: RecordLayout | None) 
 
 
 class Start(NamedTuple):
-    """What layers begin with."""
+    """Names of the values that layers start from."""
 
     hidden: str = io.HIDDEN  # [1, T, dim]
-    embedded: str = io.HIDDEN  # what the first layer of the model sees
+    embedded: str = io.HIDDEN  # [1, T, dim], before the first layer of the model
     slot_ids: str = io.SLOT_IDS  # [1, T]
 
 
@@ -170,7 +171,7 @@ def _layers(
     start: Start | None = None,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
-    """start.hidden [1, T, dim] -> result [1, T, dim], in the order in which data flows."""
+    """Emit start.hidden [1, T, dim] -> result [1, T, dim]."""
     graph, context, start = products.graph, dict[int, str](), start or Start()
     _declare_layers(graph, config, layout, layers)
     if config.ple_width:

@@ -1,9 +1,9 @@
-"""Graphs for accelerators, out of the graphs that decode: the same nodes over the same weights.
+"""Device variants "fp32" and "fp16" of the graphs that decode, over the same weights.
 
-What must become another type or shape does so in a node, which onnxruntime computes once, when it
-loads: float32 weights, norms and scales are cast, and scales that are odd in number are given twice,
-for blocks of half the size (stem_edge.graph.device_rows says why). stem_edge.graph.names has what
-goes in and comes out.
+Weights that need another type or shape get it from nodes with constant inputs, which onnxruntime
+computes once, while it loads: norms and scales are cast, and an odd number of scales is doubled,
+for blocks of half the size (stem_edge.graph.device_rows gives the reason). stem_edge.graph.names
+lists inputs and outputs.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 from stem_edge.tables.rows import RecordLayout
 
 GATHER_BLOCKS, FLOAT_PRODUCT = "GatherBlockQuantized", "FusedMatMul"
-HALF, WIDE = ".fp16", ".fp32"  # end the names of what was cast
+HALF, WIDE = ".fp16", ".fp32"  # suffixes of the names of cast values
 SYMMETRIC = 0x88  # two zero points of 4 bits
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
-    """Why a model has no graphs that keep everything on a device; empty if it can have them."""
+    """Return why a model cannot have these variants; empty if it can."""
     if reason := obstacle_of_layers(config):
         return reason
     if layout is not None and not fits(layout):
         kind = "experts" if config.stem_ffn == "hash-moe" else "rows"
-        return f"{kind} of {layout.parts} in groups of {layout.group_size} cannot lie on a device"
+        return f"{kind} of {layout.parts} in groups of {layout.group_size} have no device layout"
     block, groups = _embedding_blocks(config, format)
     if groups % 2 and (format.asymmetric or block == MIN_BLOCK):
         return (
-            f"the embedding has {groups} blocks of {block} in 4 bits in a row, an odd number of "
-            "which some accelerators refuse; a smaller --block-size or --bits embedding=8 helps"
+            f"a row of the 4-bit embedding has {groups} blocks of {block}, and some accelerators "
+            "refuse an odd number; use a smaller --block-size, or --bits embedding=8"
         )
     return ""
 
 
 def obstacle_of_layers(config: ModelConfig) -> str:
-    """Why only the CPU has graphs of a model's layers; empty if accelerators have."""
-    return "" if config.plain else "layers as Gemma 4 has them run on the CPU only"
+    """Return why only the CPU can run a model's layers; empty if accelerators can, too."""
+    return "" if config.plain else "layers like those of Gemma 4 run on the CPU only"
 
 
 def _embedding_blocks(config: ModelConfig, format: BackboneFormat) -> tuple[int, int]:
-    """Size and number of blocks of a 4-bit embedding; of another 0."""
+    """Return size and number of the blocks in a row of a 4-bit embedding; else 0, 0."""
     block = fitting_block(config.dim, format.block_size)
     return (block, config.dim // block) if format.bits("embedding") == 4 else (0, 0)
 
 
 def derive(graph: Graph, layout: RecordLayout | None, activations: Activations) -> Graph:
-    """The variant of a graph that decodes, of a model without `obstacle`; takes the graph over."""
+    """Change a graph that decodes into its variant, in place; requires no `obstacle`."""
     rows = DeviceRows(layout, activations) if layout is not None else None
-    for node in graph.nodes:  # providers that know the level would round activations to int8
+    for node in graph.nodes:  # otherwise providers that know the level round activations to int8
         node.attributes.pop("accuracy_level", None)
     before = _even_blocks(graph, rows) + _turned_matrices(graph)
     if activations == "fp16":
@@ -66,7 +66,7 @@ def derive(graph: Graph, layout: RecordLayout | None, activations: Activations) 
 
 
 def _even_blocks(graph: Graph, rows: DeviceRows | None) -> list[Node]:
-    """Blocks of rows as a device has them, and an even number of those of the embedding."""
+    """Adapt blocks of rows to a device, and make those of the embedding even in number."""
     before: list[Node] = []
     for node in graph.nodes:
         if node.op != GATHER_BLOCKS:
@@ -79,7 +79,7 @@ def _even_blocks(graph: Graph, rows: DeviceRows | None) -> list[Node]:
 
 
 def _doubled(graph: Graph, node: Node) -> list[Node]:
-    """Nodes that give each scale of a matrix twice, and its zero points, all alike."""
+    """Return nodes that repeat each scale of a symmetric matrix and fill in its zero points."""
     scales, points = node.inputs[2:]
     lines, groups = graph.tensors[scales].dims
     node.attributes["block_size"] = node.size("block_size") // 2
@@ -88,13 +88,13 @@ def _doubled(graph: Graph, node: Node) -> list[Node]:
     apart = made.add("Unsqueeze", [scales, made.sizes([2])], f"{scales}.apart")
     twice = made.add("Concat", [apart, apart], f"{scales}.twice", axis=2)
     node.inputs[2] = made.reshape(twice, [lines, 2 * groups], f"{scales}.flat")
-    # As many bytes as there are pairs.
+    # Each byte holds two zero points, so there is one for each of the original groups.
     made.fill(made.sizes([lines, groups]), points, np.array([SYMMETRIC], np.uint8))
     return made.nodes
 
 
 def _turned_matrices(graph: Graph) -> list[Node]:
-    """Products with float matrices as every provider has them: with the matrix turned before."""
+    """Replace FusedMatMul, which not every provider has; return the Transposes to run before."""
     before = []
     for node in graph.nodes:
         if node.op == FLOAT_PRODUCT:
@@ -106,10 +106,10 @@ def _turned_matrices(graph: Graph) -> list[Node]:
 
 
 def _halve(graph: Graph, before: list[Node]) -> list[Node]:
-    """Activations in float16. Returns the nodes that come first: those before, and casts.
+    """Change activations to float16; return the nodes to run first: casts, then `before`.
 
-    Matrices of floats, of a backbone that is to be exact, stay float32, and so do their products:
-    some accelerators sum up float16 in float16.
+    Float matrices belong to a backbone that shall be exact. They and their products stay float32,
+    because some accelerators accumulate float16 products in float16.
     """
     turned = {node.inputs[0] for node in before if node.op == "Transpose"}
     tensors = [n for n, tensor in graph.tensors.items() if tensor.type == ElementType.FLOAT]
@@ -123,7 +123,7 @@ def _halve(graph: Graph, before: list[Node]) -> list[Node]:
             if value.type == ElementType.FLOAT and name not in {io.LOGITS, *rows}:
                 values[name] = replace(value, type=ElementType.FLOAT16)
     if nodes[-1].outputs[0] == io.LOGITS and nodes[-1].inputs[0].endswith(WIDE):
-        nodes.pop()  # it is float32 as it comes
+        nodes.pop()  # the cast to float16: logits are wanted as float32, which the product gives
         nodes[-1].outputs[0] = io.LOGITS
     elif nodes[-1].outputs[0] == io.LOGITS:
         nodes[-1].outputs[0] = io.LOGITS + HALF
@@ -133,10 +133,10 @@ def _halve(graph: Graph, before: list[Node]) -> list[Node]:
 
 
 def _rows_halved(graph: Graph) -> list[Node]:
-    """The nodes, with rows that are stored as floats in float16 once they are gathered."""
+    """Return the nodes, with rows stored as floats cast to float16 after they are gathered."""
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op == "Cast":  # of rows that are float16 already
+        if node.op == "Cast":  # not needed: it widens rows that are stored as float16
             nodes[-1].outputs[0] = node.outputs[0]
             continue
         if node.op == "MatMul":
@@ -153,7 +153,7 @@ def _rows_halved(graph: Graph) -> list[Node]:
 
 
 def _in_float32(node: Node) -> list[Node]:
-    """A product of activations in float16, computed in float32."""
+    """Wrap a product of float16 activations in casts, so that it is computed in float32."""
     wide, name = node.outputs[0] + WIDE, node.outputs[0]
     first = _cast(node.inputs[0], wide + ".input", ElementType.FLOAT)
     node.inputs[0] = first.outputs[0]

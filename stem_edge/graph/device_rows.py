@@ -1,10 +1,10 @@
-"""How rows lie in the slots of a device: what the graphs of the variants fp32 and fp16 are fed.
+"""Layout of rows in the slots of a device, for the graph variants fp32 and fp16.
 
-Each STEM layer has a slab [slots, words] of codes and, for quantized rows, one of scales in the type
-of the graph's activations. Slabs are counted in words of int32, which kernels of every provider can
-put into place, and read as bytes or floats. The scales of a row are even in number: a provider may
-pack zero points of 4 bits by pairs over all rows, and words of float16 are pairs. Where they are odd,
-each stands twice, for half a group.
+Each STEM layer has a slab [slots, words] of codes and, for quantized rows, a slab of scales in the
+type of the activations. Slabs are written as int32 words, because every provider has kernels to
+scatter those, and read as bytes or floats. A row must have an even number of scales: a provider may
+pack 4-bit zero points in pairs across rows, and a word holds two float16. An odd number is made
+even by storing each scale twice, for half a group.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Activations = Literal["fp32", "fp16"]
 
 
 class Slab(NamedTuple):
-    """One tensor of slots."""
+    """Tensor with the codes or scales of one layer for all slots."""
 
     layer: int  # of the model
-    scales: bool  # or codes
-    words: int  # int32 in a slot
-    width: int  # values in a slot, of the type below
+    scales: bool  # False: codes
+    words: int  # int32 words of a slot
+    width: int  # values of a slot, in dtype
     dtype: np.dtype[np.generic]
 
     @property
     def name(self) -> str:
-        """Input of the graphs that it is."""
+        """Name of the graph input that it is bound to."""
         return (row_scales if self.scales else row_codes)(self.layer)
 
 
 class DeviceRows:
-    """Rows of one table store on a device. Raises ValueError where `fits` says no."""
+    """Rows of a table store on a device. Raises ValueError for a layout that `fits` rejects."""
 
     def __init__(self, layout: RecordLayout, activations: Activations) -> None:
         if not fits(layout):
@@ -56,31 +56,31 @@ class DeviceRows:
 
     @property
     def groups(self) -> int:
-        """Scales of one row in a slot."""
+        """Number of scales of a row in a slot."""
         return self.layout.part_groups() * self.repeats
 
     @property
     def group_size(self) -> int:
-        """Values that share one."""
+        """Values that share a scale."""
         return self.layout.group_size // self.repeats
 
     @property
     def words(self) -> int:
-        """int32 of one slot, all slabs."""
+        """int32 words of a slot over all slabs."""
         return sum(slab.words for slab in self.slabs)
 
     @property
     def slot_nbytes(self) -> int:
-        """Bytes of one slot, with its zero points."""
+        """Bytes of a slot, including its zero points."""
         points = zero_points(1, self.groups, self.layout.bits).size if self.layout.quantized else 0
         return self.words * WORD + points
 
     def zero_points(self, slots: int) -> U8:
-        """Zero points uint8 [slots, bytes] of quantized rows, the same for all layers."""
+        """Return zero points uint8 [slots, bytes] of quantized rows, shared by all layers."""
         return zero_points(slots, self.groups, self.layout.bits)
 
     def pack(self, records: U8) -> I32:
-        """Records [n, record_nbytes] as words [n, words]: slab beside slab, in their order."""
+        """Convert records [n, record_nbytes] to words [n, words], slab after slab."""
         packed = np.empty((len(records), self.words), "<i4")
         start = 0
         for slab in self.slabs:
@@ -88,7 +88,8 @@ class DeviceRows:
             view = packed[:, start : start + slab.words].view(slab.dtype)
             if slab.scales:
                 scales = self.layout.row_scales(records, index)
-                with np.errstate(over="ignore"):  # what comes of inf is refused with the logits
+                # A scale above float16 becomes inf and needs no check: its logits are refused.
+                with np.errstate(over="ignore"):
                     view[:] = np.repeat(scales, self.repeats, axis=1)
             else:
                 view[:] = self.layout.row_codes(records, index)
@@ -97,14 +98,14 @@ class DeviceRows:
 
 
 def fits(layout: RecordLayout) -> bool:
-    """Whether rows can lie like this: vectors, of whole words, in groups that can be halved."""
+    """Return whether rows are vectors of whole words, in groups that can be halved if necessary."""
     if len(layout.parts) != 1 or len(layout.parts[0]) != 1 or layout.codes_nbytes % WORD:
         return False
     return not layout.quantized or layout.group_size // repeats(layout) >= MIN_BLOCK
 
 
 def repeats(layout: RecordLayout) -> int:
-    """How often each scale of quantized rows stands in a slot."""
+    """Return how often a slot repeats each scale: 2 if a row has an odd number of them, else 1."""
     return 1 + layout.part_groups() % 2 if layout.quantized else 1
 
 

@@ -1,7 +1,8 @@
-"""Graphs as ONNX files: the few messages of onnx.proto that they need, in protobuf's wire format.
+"""Encoder of graphs as ONNX: the few messages of onnx.proto they need, in protobuf's wire format.
 
-Numbers are those of onnx.proto (onnx 1.17) and protobuf's encoding guide. Equal graphs give equal
-bytes. Opset 21 and IR 10 are pinned: onnxruntime reads older ones than the onnx package writes.
+Field numbers are those of onnx.proto (onnx 1.17), wire types those of protobuf's encoding guide.
+Equal graphs give equal bytes. Opset 21 and IR 10 are pinned, because onnxruntime reads older
+versions than the onnx package writes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ EXTERNAL = 1  # TensorProto.DataLocation
 
 
 def encode(graph: Graph) -> bytes:
-    """A ModelProto."""
+    """Return the bytes of a ModelProto."""
     opsets = [_text(1, domain) + _int(2, number) for domain, number in (("", OPSET), (CONTRIB, 1))]
     return (
         _int(1, IR_VERSION)
         + _text(2, "stem-edge")
         + _bytes(7, _graph(graph))
-        + b"".join(_bytes(8, one) for one in opsets)
+        + b"".join(_bytes(8, opset) for opset in opsets)
     )
 
 
@@ -63,7 +64,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
         case Tensor():
             kind, data = TENSOR, _bytes(5, _tensor(value))
         case tuple():
-            kind, data = INTS, b"".join(_int(8, one) for one in value)
+            kind, data = INTS, b"".join(_int(8, item) for item in value)
     return _text(1, name) + data + _int(20, kind)
 
 
@@ -86,7 +87,7 @@ def _value(name: str, value: Value) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1  # negative numbers are their two's complement
+    value &= (1 << 64) - 1  # protobuf writes negative numbers as 64-bit two's complement
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

@@ -1,5 +1,7 @@
-"""The FFN of one layer as graph nodes, of whatever kind ModelConfig says. stem_edge.numerics.reference has
-the maths; a new kind of FFN is an entry of config.FFN_TERMS, or a function here.
+"""FFN of one layer as graph nodes, for every kind that ModelConfig knows.
+
+stem_edge.numerics.reference has the mathematics. A new kind of FFN is an entry in config.FFN_TERMS,
+or a function here.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from stem_edge.graph.layer import LayerGraph
 from stem_edge.graph.linear import gather_blocks
 from stem_edge.tables.rows import RecordLayout
 
-# Far enough apart that the softmax of the expert operator gives 1 and 0.
+# Score of the chosen expert; the others have 0. The operator's softmax must give exactly 1 and 0.
 CHOSEN = 100.0
 
 
 def ffn(layer: LayerGraph, x: str) -> str:
-    """FFN of x [1, T, dim] after its norm -> [1, T, dim]."""
+    """Emit the FFN of x [1, T, dim], already normed -> [1, T, dim]."""
     if layer.kind == "hash-moe":
         return _experts(layer, x)
     row = row_of(layer) if layer.takes_row else ""
@@ -32,7 +34,7 @@ def ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> str:
-    """What goes into the gate, or its counterpart: W x, the row, or both."""
+    """Emit the gate or up as FFN_TERMS defines it: W x, the row, or their sum."""
     terms = FFN_TERMS[layer.kind][name]
     parts = [layer.product(name, name, x, (name,))] if "matrix" in terms else []
     parts += [row] if "row" in terms else []
@@ -42,9 +44,9 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
 
 
 def row_of(layer: LayerGraph) -> str:
-    """Rows [1, T, d_ff] of the tokens, gathered from the slots of the row cache."""
+    """Emit the tokens' rows [1, T, d_ff or ple_width], gathered from the slots of the row cache."""
     graph, layout, name = layer.graph, _layout(layer), layer.at + "row"
-    # No shapes: shape inference of GatherBlockQuantized refuses a symbolic number of slots.
+    # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
     if layout.quantized:
         scales = graph.input(io.row_scales(layer.number), np.float32, None)
@@ -57,9 +59,10 @@ def row_of(layer: LayerGraph) -> str:
 
 
 def _experts(layer: LayerGraph, x: str) -> str:
-    """The token's expert, straight out of its slot: the operator for mixtures, its choice given.
+    """Emit a mixture of experts that reads each token's expert from its slot.
 
-    Only the CPU's forms are used: gate and up alternate, and rows of 16 bits are refused.
+    The layout is that of the CPU's kernels: gate and up alternate. Raises GraphError for experts in
+    16 bits, which those kernels do not have.
     """
     graph, layout, number = layer.graph, _layout(layer), layer.number
     if layout.bits == 16:
@@ -95,7 +98,7 @@ def _experts(layer: LayerGraph, x: str) -> str:
 
 
 def _chosen(layer: LayerGraph, codes: str) -> str:
-    """Scores [T, slots]: CHOSEN for the token's slot, else 0."""
+    """Emit routing scores [T, slots]: CHOSEN for the token's slot, 0 for all others."""
     graph, at = layer.graph, layer.at
     values = graph.constant(at + "scores", np.array([0, CHOSEN], np.float32))
     ids = graph.reshape(layer.slot_ids, [-1], at + "slots")

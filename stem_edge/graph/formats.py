@@ -1,4 +1,4 @@
-"""How backbones are stored: the types that a manifest names."""
+"""Storage formats of backbones: the types of matrices that a manifest names."""
 
 from __future__ import annotations
 
@@ -12,59 +12,61 @@ MAX_BLOCK = 256
 EngineName = Literal["onnxruntime", "ggml"]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
-# qkv are the three matrices before attention, stacked; project makes rows of low-rank tables.
-# ple_: of per-layer embeddings.
+# qkv stacks the three matrices before attention; project expands the rows of low-rank tables; those
+# with ple belong to per-layer embeddings.
 MatrixKind = Literal[
     "embedding", "head", "qkv", "wo", "gate", "up", "down", "project",
     "ple_context", "ple_gate", "ple_out",
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
-# Few parameters that much depends on: 4 bits there cost more than anywhere else.
+# These have 8 bits where the weights have 4: they are small, and 4 bits cost more here than
+# anywhere else.
 PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
-# As llama.cpp names its mixtures of tensor types (stem_edge.ggml.gguf_schema).
+# llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 
 
 class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the backbone for onnxruntime is stored."""
+    """Storage format of a backbone for onnxruntime."""
 
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
-    # Inputs that share a scale, at most; a narrow matrix uses less.
+    # Most inputs that share a scale; blocks are smaller where the width of a matrix needs it.
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
-    kinds: dict[MatrixKind, WeightType] = {}  # those of another type than that
-    asymmetric: bool = False  # whether each block has a zero point of its own
+    kinds: dict[MatrixKind, WeightType] = {}  # kinds that depart from weights or head
+    asymmetric: bool = False  # whether blocks have their own zero points
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
-    prefill: bool = False  # whether there are int8 matrices for prompts
-    # Of these, products without a norm before them whose input channels are balanced all the same.
+    prefill: bool = False  # whether prompts have int8 matrices of their own
+    # Products for prompts whose input channels are balanced although no norm precedes them, so that
+    # the balance needs a multiplication of its own.
     balanced: tuple[str, ...] = ()
 
     def type_of(self, kind: MatrixKind) -> WeightType:
-        """Type of the matrices of a kind."""
+        """Return the type of the matrices of a kind."""
         return self.kinds.get(kind, usual_type(kind, self.weights, self.head))
 
     def bits(self, kind: MatrixKind) -> int:
-        """Bits of a value in the matrices of a kind."""
+        """Return the bits of a value in the matrices of a kind."""
         return WEIGHT_BITS[self.type_of(kind)]
 
     @property
     def quantized(self) -> bool:
-        """Whether any matrix is."""
+        """Return whether any kind of matrix is quantized."""
         return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
-    """Type of the matrices of a kind where nobody asks for another."""
+    """Return the type of the matrices of a kind for which no other type is asked."""
     if kind in VOCABULARY_KINDS:
         return head
     return "int8" if kind in PLE_KINDS and weights == "int4" else weights
 
 
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the backbone for ggml is stored."""
+    """Storage format of a backbone for ggml."""
 
     weights: GgufType
-    importance: bool = False  # whether channels were weighted by a calibration text
+    importance: bool = False  # whether a calibration text weighted the channels

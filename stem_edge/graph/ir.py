@@ -1,4 +1,4 @@
-"""A graph as it is built: nodes, and the tensors that they read."""
+"""Intermediate form of a graph while it is built: nodes, and the tensors that they read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from stem_edge.errors import ExportError
 CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
 
 Array: TypeAlias = npt.NDArray[Any]
-Shape: TypeAlias = Sequence[int | str]  # a size that depends on the step has a name
+Shape: TypeAlias = Sequence[int | str]  # sizes that depend on the step are names
 
 
 class GraphError(ExportError, ValueError):
-    """This model has no such graph in this format."""
+    """Raised for a model that cannot have a graph in the format asked for."""
 
 
 class ElementType(IntEnum):
-    """Types of values, by ONNX's numbers."""
+    """Element types, numbered as TensorProto.DataType of ONNX."""
 
     FLOAT = 1
     UINT8 = 2
@@ -36,12 +36,12 @@ class ElementType(IntEnum):
 
     @classmethod
     def of(cls, dtype: npt.DTypeLike) -> ElementType:
-        """The type of a numpy array's values."""
+        """Return the type of a numpy dtype."""
         return _BY_DTYPE[np.dtype(dtype)]
 
     @property
     def bits(self) -> int:
-        """Bits of one value."""
+        """Bits of a value."""
         return 4 if self is ElementType.UINT4 else 8 * _DTYPES[self].itemsize
 
 
@@ -58,12 +58,12 @@ _BY_DTYPE: dict[np.dtype[Any], ElementType] = {dtype: kind for kind, dtype in _D
 
 @dataclass(frozen=True)
 class Tensor:
-    """Values that a graph reads: its own, or those at a place in a weight file."""
+    """Constant of a graph: values inside it, or an offset in a weight file."""
 
     name: str
     type: ElementType
     dims: tuple[int, ...]
-    data: bytes | None = None  # None: they are in the file
+    data: bytes | None = None  # None: they are in `file`
     file: str = ""
     offset: int = 0  # bytes
 
@@ -78,7 +78,7 @@ Attribute: TypeAlias = int | float | tuple[int, ...] | str | Tensor
 
 @dataclass
 class Node:
-    """One operator; its name is that of its first output."""
+    """Application of an operator, named after its first output."""
 
     op: str
     inputs: list[str]
@@ -87,14 +87,14 @@ class Node:
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
     def size(self, name: str) -> int:
-        """An attribute that is an integer."""
+        """Return an integer attribute."""
         value = self.attributes[name]
         if not isinstance(value, int):
             raise TypeError(f"{name} of {self.op} is {value!r}")
         return value
 
     def real(self, name: str) -> float:
-        """An attribute that is a number."""
+        """Return a numeric attribute."""
         value = self.attributes[name]
         if not isinstance(value, int | float):
             raise TypeError(f"{name} of {self.op} is {value!r}")
@@ -103,7 +103,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Value:
-    """Type and shape of an input or output; shape None: the graph does not say."""
+    """Type and shape of an input or output; shape None leaves it undeclared."""
 
     type: ElementType
     shape: tuple[int | str, ...] | None
@@ -111,7 +111,7 @@ class Value:
 
 @dataclass
 class Graph:
-    """A graph under construction. Values are referred to by their names."""
+    """Graph under construction, whose values are referred to by their names."""
 
     inputs: dict[str, Value] = field(default_factory=dict)
     outputs: dict[str, Value] = field(default_factory=dict)
@@ -119,12 +119,12 @@ class Graph:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
-        """Declare an input; returns its name."""
+        """Declare an input and return its name."""
         self.inputs[name] = _value(dtype, shape)
         return name
 
     def output(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
-        """Declare an output; returns its name."""
+        """Declare an output and return its name."""
         self.outputs[name] = _value(dtype, shape)
         return name
 
@@ -136,48 +136,48 @@ class Graph:
         domain: str = "",
         **attributes: Attribute,
     ) -> str:
-        """Add a node; returns its first output."""
+        """Add a node and return its first output."""
         self.nodes.append(Node(op, list(inputs), list(outputs), domain, attributes))
         return outputs[0]
 
     def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Attribute) -> str:
-        """Add a node of ONNX's own operators with one output; returns that."""
+        """Add a node of the ONNX standard with one output, and return that."""
         return self.node(op, inputs, [output], "", **attributes)
 
     def fill(self, shape: str, output: str, value: Array) -> str:
-        """Add a node that fills a tensor of this shape with one value; returns its output."""
+        """Add a node that fills a tensor of this shape with `value` [1]; return its output."""
         return self.add("ConstantOfShape", [shape], output, value=inline("value", value))
 
     def constant(self, name: str, array: Array) -> str:
-        """Add values that follow from the model's description; returns their name."""
+        """Add an inline constant, unless one of this name exists, and return its name."""
         self.tensors.setdefault(name, inline(name, array))
         return name
 
     def weight(self, tensor: Tensor) -> str:
-        """Read a tensor of a weight file; returns its name."""
+        """Add a tensor of a weight file and return its name."""
         self.tensors[tensor.name] = tensor
         return tensor.name
 
     def sizes(self, values: Sequence[int]) -> str:
-        """A constant list of sizes, the same for all who ask for these."""
+        """Return an int64 constant with these values, one for all callers that ask for them."""
         return self.constant("sizes." + ".".join(map(str, values)), np.array(values, np.int64))
 
     def float(self, value: float) -> str:
-        """A constant float32."""
+        """Return a float32 constant, a scalar."""
         return self.constant(f"float.{value!r}", np.array(value, np.float32))
 
     def reshape(self, x: str, sizes: Sequence[int], output: str) -> str:
-        """The same values in another shape; 0 is the size that was there."""
+        """Add a Reshape; a size of 0 keeps that of x."""
         return self.add("Reshape", [x, self.sizes(sizes)], output)
 
     def cut(self, x: str, start: int, stop: int, step: int, output: str) -> str:
-        """A part of the last axis."""
+        """Add a Slice of the last axis."""
         bounds = [self.sizes([number]) for number in (start, stop, -1, step)]
         return self.add("Slice", [x, *bounds], output)
 
 
 def inline(name: str, array: Array) -> Tensor:
-    """A tensor whose values are in the graph itself."""
+    """Return a tensor whose values are stored in the graph, little-endian."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return Tensor(name, ElementType.of(array.dtype), array.shape, little.tobytes())

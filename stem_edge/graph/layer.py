@@ -1,6 +1,7 @@
-"""One layer of the backbone under construction: its tensors, and how its graph multiplies with them.
+"""Layer of the backbone under construction: its tensors, products, biases and norms.
 
-Heads are padded to what attention accepts, and tensors with them.
+Heads are padded to a width that GroupQueryAttention accepts, and the tensors that hold them
+likewise.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ NORM = "SimplifiedLayerNormalization"
 
 
 class LayerGraph:
-    """What attention and FFN need to emit themselves.
+    """Everything that attention and FFN need to emit the nodes of one layer.
 
-    layout: of the rows in their slots; a dense model has none.
+    layout: the rows in their slots; None for a dense model.
     """
 
     def __init__(
@@ -33,24 +34,24 @@ class LayerGraph:
         slot_ids: str = SLOT_IDS,
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
-        self.slot_ids = slot_ids  # [1, T] of the tokens' rows
+        self.slot_ids = slot_ids  # [1, T], where the tokens' rows are
         self.graph: Graph = products.graph
-        self.at = f"layers.{number}."  # begins the name of everything in this layer
+        self.at = f"layers.{number}."  # prefix of every name in this layer
         self.kind, self.shape = config.ffn_kind(number), config.layer(number)
         self._products, self._shapes = products, layer_shapes(config, number)
 
     @property
     def takes_row(self) -> bool:
-        """Whether the FFN's gate or up has the token's row in it."""
+        """Return whether the token's row is a term of the FFN's gate or up."""
         return any("row" in terms for terms in FFN_TERMS[self.kind].values())
 
     @property
     def has_ffn_matrices(self) -> bool:
-        """Whether a matrix multiplies what the FFN gets."""
+        """Return whether a matrix of the gate or up multiplies the input of the FFN."""
         return any("matrix" in terms for terms in FFN_TERMS[self.kind].values())
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
-        """x [1, T, K] times the transpose of some matrices, stacked, plus their biases."""
+        """Emit x [1, T, K] times the transpose of the stacked matrices, plus their biases."""
         shapes = [self._shapes[name] for name in matrices]
         rows = sum(shape[0] for shape in shapes)
         parts = tuple(self.at + name for name in matrices)
@@ -62,34 +63,34 @@ class LayerGraph:
         return self.graph.add("Add", [result, joined], result + ".biased")
 
     def rms_norm(self, name: str, x: str, part: str, eps: float) -> str:
-        """RMS norm over the last axis, its weight a tensor of the layer."""
+        """Emit an RMS norm over the last axis; `part` names its weight in the layer."""
         (size,) = self._shapes[part]
         weight = vector(self.graph, self._products.plan, name, size, (self.at + part,))
         return norm(self.graph, x, weight, eps)
 
     def activated(self, gate: str, name: str) -> str:
-        """What the model's activation makes of a gate."""
+        """Emit the model's activation of a gate."""
         if self.config.activation == "gelu":
             return self.graph.node("FastGelu", [gate], [self.at + name], CONTRIB)
         return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
 
     def post_norm(self, name: str, x: str) -> str:
-        """The norm after attention or FFN, in models that have one."""
+        """Emit the norm after attention or FFN; x itself in models without such norms."""
         if not self.config.post_norms:
             return x
         return self.rms_norm(self.at + name, x, name, self.config.norm_eps)
 
     def scaled(self, residual: str, delta: str) -> str:
-        """What the layer gives, times its own number."""
+        """Emit residual + delta, multiplied by the layer's own factor."""
         name = self.at + "layer_scale"
         scale = vector(self.graph, self._products.plan, name, 1, (name,))
         total = self.graph.add("Add", [residual, delta], name + ".sum")
         return self.graph.add("Mul", [total, scale], name + ".out")
 
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
-        """RMS norm of residual + delta, and that sum.
+        """Emit the RMS norm of residual + delta; return it and that sum.
 
-        consumer: the product that gets the norm's result; empty if none does.
+        consumer: the product that the norm feeds; empty if there is none.
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
         if consumer:
@@ -110,12 +111,12 @@ class LayerGraph:
 
 
 def norm(graph: Graph, x: str, weight: str, eps: float) -> str:
-    """RMS norm over the last axis."""
+    """Emit an RMS norm over the last axis as onnxruntime's fused operator."""
     return graph.add(NORM, [x, weight], weight + ".out", axis=-1, epsilon=eps)
 
 
 def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> str:
-    """The same with ONNX's own operators, in a form that onnxruntime knows for a norm."""
+    """Emit an RMS norm in ONNX's own operators, in the pattern that onnxruntime fuses again."""
     squares = graph.add("Pow", [x, graph.float(2.0)], result + ".squares")
     mean = graph.add("ReduceMean", [squares, graph.sizes([-1])], result + ".mean", keepdims=1)
     moved = graph.add("Add", [mean, graph.float(eps)], result + ".moved")
@@ -125,13 +126,13 @@ def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> st
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
-    """Name -> shape of a layer's tensors (ModelConfig.layer_shapes)."""
+    """Map the tensors of a layer (ModelConfig.layer_shapes) to their padded shapes."""
     described = config.layer(layer)
     return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
-    """Name -> shape of all tensors (ModelConfig.backbone_shapes)."""
+    """Map all tensors (ModelConfig.backbone_shapes) to their padded shapes."""
     shapes: Shapes = {}
     for name, shape in config.backbone_shapes().items():
         in_layer = name.startswith("layers.")
@@ -142,7 +143,7 @@ def backbone_shapes(config: ModelConfig) -> Shapes:
 
 
 def kind_of(name: str) -> MatrixKind:
-    """Kind of a matrix by its tensor's name."""
+    """Return the kind of a matrix by the name of its tensor."""
     part = name.rsplit(".", 1)[-1]
     kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]
     return kind

@@ -1,5 +1,4 @@
-"""Matrices as onnxruntime multiplies with them: float32 or codes in blocks when it decodes, int8
-products of many tokens at once for prompts."""
+"""Matrix products: float32 or quantized in blocks to decode, int8 for prompts."""
 
 from __future__ import annotations
 
@@ -12,41 +11,44 @@ from stem_edge.graph.ir import CONTRIB, Graph, GraphError
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 
-# onnxruntime packs a matrix into memory of its own while it loads: a head of 128,256 rows is cut
+# onnxruntime packs a matrix into memory of its own while it loads. A head of 128,256 rows is split
 # into pieces of this many values, so that this never takes more than a layer's matrix does.
 SPLIT_VALUES = 1 << 24
 INT8_MAX = 127
 
 
 class Products(Protocol):
-    """x [1, T, K] times the transpose of some matrices [N, K], stacked, in one graph."""
+    """Products of one graph: x [1, T, K] times the transpose of stacked matrices [N, K]."""
 
     graph: Graph
     plan: WeightPlan
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """The weight [size] of an RMS norm whose result goes into `consumer`, a product."""
+        """Return the weight [size] of an RMS norm whose result feeds the product `consumer`."""
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Emit the product with the tensors `parts`, [N, K] together; returns its result."""
+        """Emit the product with tensors `parts`, stacked to `shape` [N, K]; return its result."""
 
 
 class DecodeProducts:
-    """Each kind of matrix in the type that a BackboneFormat gives it; int8 activations in blocks."""
+    """Products that decode: each kind of matrix has the type that its BackboneFormat names.
+
+    Quantized matrices are multiplied with activations in blocks of int8.
+    """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan, self._format = graph, plan, format
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """The weight as it is."""
+        """Return the weight unchanged: nothing is balanced here."""
         return vector(self.graph, self.plan, name, size, (name,))
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """FusedMatMul or MatMulNBits; a matrix of very many rows becomes several of these."""
+        """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
         rows, width = shape
         if self._format.bits(kind) == 32:
             weight = self._floats(name + ".weight", kind, parts, shape)
@@ -68,13 +70,13 @@ class DecodeProducts:
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`, rows of a matrix by their ids."""
+        """Emit `result`: the rows of a matrix that have these ids."""
         count, width = shape
         if self._format.bits(kind) == 32:
             return self.graph.add("Gather", [self._floats(name, kind, (name,), shape), ids], result)
         bits, block = self._format.bits(kind), self._block(name, kind, width)
         groups, place = width // block, self.plan.place
-        # Zero points are explicit because kernels of different providers default differently.
+        # Zero points are explicit because providers' kernels have different defaults.
         piece = Piece(
             0,
             count,
@@ -83,7 +85,7 @@ class DecodeProducts:
             points := place(name + ".zero_points", np.uint8, (count, -(-groups * bits // 8))),
         )
         self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
-        tensors = [self.graph.weight(one) for one in (piece.codes, piece.scales, points)]
+        tensors = [self.graph.weight(t) for t in (piece.codes, piece.scales, points)]
         return gather_blocks(self.graph, tensors, ids, result, bits, block)
 
     def _floats(
@@ -113,7 +115,7 @@ class DecodeProducts:
         return Piece(start, stop, codes, scales, points)
 
     def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:
-        """The product with one piece, named after its codes."""
+        """Emit the product with one piece; its name is that of its codes."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         return self.graph.node(
             "MatMulNBits",
@@ -129,37 +131,38 @@ class DecodeProducts:
 
 
 class PromptProducts:
-    """int8 matrices with a scale for each output, and activations scaled for each token.
+    """Products for prompts: int8 matrices, a scale per output and one per token of activations.
 
-    Integer products this coarse are the fastest for many tokens, and the least exact where some
-    input channels are far greater than the others. So channels are balanced against the columns of
-    the matrix (SmoothQuant, arXiv 2211.10438): x / s times W * s, folded into the norm before it, or
-    a multiplication of its own in products without a norm that are named in `balanced`.
+    Products this coarse are the fastest for many tokens, and the least exact if some input channels
+    are far larger than others. Channels are therefore balanced against the columns of the matrix
+    (SmoothQuant, arXiv 2211.10438): x / s times W * s. The division is folded into the preceding
+    norm; products without one, if named in `balanced`, get a multiplication of their own.
 
-    The small matrices of per-layer embeddings take hidden states as they are, without a norm: these
-    are multiplied as in decoding.
+    The small matrices of per-layer embeddings are multiplied as in decoding, because no norm
+    precedes them that could take a balance.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan = graph, plan
         self._as_decoding = DecodeProducts(graph, plan, format)
-        self._balanced = frozenset(format.balanced)  # a manifest may name very many
-        self._normed: set[str] = set()  # consumers whose norm is divided already
+        self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
+        self._normed: set[str] = set()  # consumers whose balance divides a norm
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """The weight over the consumer's balance."""
+        """Return the weight divided by the consumer's balance."""
         self._normed.add(consumer)
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
-        """Quantize x once for all its consumers, multiply integers, scale the result."""
+        """Emit an integer product and its scaling; x is quantized once for all its consumers."""
         if kind in PLE_KINDS:
             return self._as_decoding.product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
-        consumer = name.replace(".up", ".gate")  # both have the same input
+        # gate and up have the same input, so they must share a balance.
+        consumer = name.replace(".up", ".gate")
         if consumer not in self._normed:
             consumer = name if name in self._balanced else ""
             if consumer:
@@ -180,7 +183,7 @@ class PromptProducts:
         return graph.add("Mul", [raw, scale], name)
 
     def _quantize(self, x: str) -> tuple[str, str]:
-        """Codes uint8 [1, T, K] of x and its scales [1, T, 1]."""
+        """Return the codes uint8 [1, T, K] of x and its scales [1, T, 1]."""
         if x in self._quantized:
             return self._quantized[x]
         graph = self.graph
@@ -191,7 +194,7 @@ class PromptProducts:
         scale = graph.add("Max", [step, least], x + ".scale")
         flat = graph.reshape(scale, [-1], x + ".scales")
         count = graph.add("Shape", [flat], x + ".count")
-        # uint8 around 128: the int8 x int8 form takes a path that is 30 times slower.
+        # uint8 around 128 instead of int8: int8 x int8 takes a path that is 30 times slower.
         zeros = graph.fill(count, x + ".middle", np.array([128], np.uint8))
         codes = graph.add("QuantizeLinear", [x, flat, zeros], x + ".codes", axis=1)
         self._quantized[x] = codes, scale
@@ -206,7 +209,7 @@ def vector(
     parts: tuple[str, ...],
     divided_by: str = "",
 ) -> str:
-    """Read a float32 vector of the weight file; returns its name."""
+    """Place a float32 vector [size] in the weight file and return its name."""
     tensor = plan.place(name, np.float32, (size,))
     plan.items.append(Vector(tensor, parts, divided_by))
     return graph.weight(tensor)
@@ -215,7 +218,7 @@ def vector(
 def gather_blocks(
     graph: Graph, tensors: list[str], ids: str, name: str, bits: int, block: int
 ) -> str:
-    """Dequantized rows of codes, scales and zero points."""
+    """Emit the rows that have these ids, dequantized; tensors: codes, scales, zero points."""
     codes, scales, points = tensors
     return graph.node(
         "GatherBlockQuantized",

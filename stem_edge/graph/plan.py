@@ -1,7 +1,7 @@
-"""What lies where in a weight file of onnxruntime: it follows from the model and the format.
+"""Layout of onnxruntime's weight files, which follows from the model and the format.
 
-A builder asks for weights as it comes to them; they get their places in that order. So a plan needs
-no file, and a file whose size is the plan's holds numbers and nothing else.
+Weights are placed in the order in which a builder asks for them. A plan therefore needs no file,
+and a file needs no header: its size is all that can be wrong with its form.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import ElementType, Tensor
 
-# Large weights are mapped in place, in units of up to 64 KiB; small ones are copied anyway and need
-# only a cache line.
+# Large weights are mapped in place, so they must begin at a unit of mapping (up to 64 KiB). Small
+# ones are copied anyway, so a cache line is enough.
 LARGE_NBYTES = 1 << 20
 LARGE_ALIGNMENT = 1 << 16
 SMALL_ALIGNMENT = 64
@@ -24,16 +24,16 @@ SMALL_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Vector:
-    """Norm or biases as float32, those of several matrices one after the other."""
+    """Weight of a norm, or concatenated biases, as float32."""
 
     tensor: Tensor
-    parts: tuple[str, ...]  # in ModelConfig.backbone_shapes; a bias that is not there is zeros
-    divided_by: str = ""  # of prompts: the consumer whose balance the values are divided by
+    parts: tuple[str, ...]  # names in ModelConfig.backbone_shapes; an absent bias is zeros
+    divided_by: str = ""  # graph for prompts: the consumer whose balance divides the values
 
 
 @dataclass(frozen=True)
 class Balance:
-    """One over the balance of a consumer's input channels: float32 [K]."""
+    """Reciprocals of the balance of a consumer's input channels, float32 [K]."""
 
     tensor: Tensor
     consumer: str
@@ -41,7 +41,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Floats:
-    """Matrices as float32 [N, K], stacked."""
+    """Stacked matrices as float32 [N, K]."""
 
     tensor: Tensor
     kind: MatrixKind
@@ -50,20 +50,20 @@ class Floats:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows start to stop of a matrix in blocks, and where they lie."""
+    """Rows start to stop (exclusive) of a matrix in blocks, and their tensors."""
 
     start: int
     stop: int
     codes: Tensor
     scales: Tensor
-    points: Tensor | None  # zero points; None: all in the middle
+    points: Tensor | None  # zero points; None: the middle of the range
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Matrices [N, K] as codes in blocks of K that share a scale, stacked."""
+    """Stacked matrices [N, K] as codes; each block of `block` values along K shares a scale."""
 
-    name: str  # of the product
+    name: str  # the product's
     kind: MatrixKind
     parts: tuple[str, ...]
     bits: int
@@ -73,11 +73,11 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Columns:
-    """Matrices for prompts: int8 codes [K, N] with a scale for each of N outputs."""
+    """Stacked matrices for prompts: int8 codes [K, N] with a scale for each of N outputs."""
 
     name: str
     parts: tuple[str, ...]
-    consumer: str  # whose balance the input channels are multiplied with
+    consumer: str  # the product whose balance multiplies the input channels; empty: none
     codes: Tensor
     scales: Tensor
 
@@ -87,14 +87,14 @@ Item: TypeAlias = Vector | Balance | Floats | Blocks | Columns
 
 @dataclass
 class WeightPlan:
-    """The items of one weight file, in the order in which they lie there."""
+    """Items of a weight file, in file order."""
 
     file: str
     items: list[Item] = field(default_factory=list)
     nbytes: int = 0
 
     def place(self, name: str, dtype: npt.DTypeLike, dims: tuple[int, ...]) -> Tensor:
-        """A tensor at the next free place."""
+        """Reserve the next aligned place in the file for a tensor, and return the tensor."""
         kind = ElementType.of(dtype)
         nbytes = int(np.prod(dims, dtype=object)) * kind.bits // 8
         alignment = LARGE_ALIGNMENT if nbytes >= LARGE_NBYTES else SMALL_ALIGNMENT

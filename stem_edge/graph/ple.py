@@ -1,5 +1,6 @@
-"""Per-layer embeddings as graph nodes: what a token's rows add to the hidden states after each FFN.
-stem_edge.numerics.reference has the maths.
+"""Per-layer embeddings as graph nodes: a token's rows change its hidden states after each FFN.
+
+stem_edge.numerics.reference has the mathematics.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from stem_edge.graph.linear import Products, vector
 def contexts(
     products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
 ) -> dict[int, str]:
-    """Layer -> what its rows are added to, [1, T, ple_width]: one product of embedded [1, T, dim].
+    """Emit layer -> its context [1, T, ple_width], to which its rows are added.
 
-    Over sqrt(2) already, as the rows will be.
+    All contexts come from one product of embedded [1, T, dim], and are divided by sqrt(2) already.
     """
     graph, width = products.graph, config.ple_width
     at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
@@ -27,18 +28,20 @@ def contexts(
     x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape)
     x = graph.reshape(x, [0, 0, len(layers), width], at + "context.cut")
     weight = vector(graph, products.plan, at + "ple_norm", width, ("ple_norm",))
-    # A product over sqrt(dim) has a mean of squares over dim: the epsilon takes that in.
+    # The product is not divided by sqrt(dim), which the norm undoes, so eps must be dim times as
+    # large.
     x = norm(graph, x, weight, config.norm_eps * config.dim)
     x = graph.add("Mul", [x, graph.float(0.5**0.5)], at + "context.half")
     x = graph.reshape(x, [0, 0, len(layers) * width], at + "context")
     parts = [f"layers.{number}.context.part" for number in layers]
-    # Not a list of sizes, which a prepared graph would keep in a file where Split cannot look.
+    # By number instead of sizes, because prepared graphs keep constants in a file that Split
+    # cannot read.
     graph.node("Split", [x], parts, axis=-1, num_outputs=len(layers))
     return dict(zip(layers, parts, strict=True))
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """What is added to x [1, T, dim], after its last norm."""
+    """Emit what per-layer embeddings add to x [1, T, dim] -> [1, T, dim]."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

@@ -1,14 +1,14 @@
-"""Graphs with operators of ONNX alone, for providers that lack those that onnxruntime adds to them.
+"""Portable variant: graphs in standard ONNX, for providers without onnxruntime's own operators.
 
-A graph that decodes is rewritten node by node, over the same weights at the same places of the same
-file: its codes are read as UINT4 or UINT8 [N, K]. Zero points that are not stored are made by nodes
-that onnxruntime computes once, when it loads. stem_edge.graph.names says what goes in and out.
+A graph that decodes is rewritten node by node over the same weight file, whose codes are read as
+UINT4 or UINT8 [N, K]. Zero points that are not stored come from nodes that onnxruntime computes
+once, while it loads. stem_edge.graph.names lists inputs and outputs.
 
-| of onnxruntime | becomes |
+| operator of onnxruntime | becomes |
 |---|---|
-| MatMulNBits | DequantizeLinear, Transpose, MatMul: providers that can keep the codes in memory |
+| MatMulNBits | DequantizeLinear, Transpose, MatMul: some providers then keep the codes in memory |
 | FusedMatMul | Transpose, MatMul |
-| GatherBlockQuantized of the embedding | rows of codes, scales and zero points, and arithmetic on them |
+| GatherBlockQuantized of the embedding | Gather of codes, scales and zero points, then arithmetic |
 | GatherBlockQuantized or Gather of rows | an input |
 | GroupQueryAttention | portable_attention |
 | norms | their sums and products |
@@ -36,7 +36,7 @@ CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
-    """Why a model has no portable graphs; empty if it can have them."""
+    """Return why a model cannot have portable graphs; empty if it can."""
     if layout is not None and len(layout.parts) != 1:
         return "experts cannot run with ONNX's own operators"
     if reason := device.obstacle_of_layers(config):
@@ -47,21 +47,21 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         groups = width // (fitting_block(width, format.block_size) or width)
         if kind != "embedding" and format.bits(kind) == 4 and groups % 2:
             return (
-                f"matrices of the kind {kind} have {groups} zero points of 4 bits in a row, an odd "
-                f"number of which ONNX cannot read; a smaller --block-size or --bits {kind}=8 helps"
+                f"a row of {kind} matrices has {groups} zero points of 4 bits, and ONNX cannot "
+                f"read an odd number; use a smaller --block-size, or --bits {kind}=8"
             )
     return ""
 
 
 def _widths(config: ModelConfig) -> dict[MatrixKind, int]:
-    """Inputs of the matrices of each kind that a model has."""
+    """Return the number of inputs of each kind of matrix that a model has."""
     shapes = backbone_shapes(config).items()
     found = {kind_of(name): shape[1] for name, shape in shapes if len(shape) == 2}
     return found | {"head": config.dim}
 
 
 def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:
-    """The portable form of a graph that decodes, of a model without `obstacle`."""
+    """Return the portable form of a graph that decodes; the model must have no `obstacle`."""
     lowering = _Lowering(graph, config)
     for node in graph.nodes:
         lowering.lower(node)
@@ -84,7 +84,7 @@ def _declare_inputs(
     for table in (io.ROPE_COS, io.ROPE_SIN):
         graph.input(table, np.float32, ["T", io.head_width(config.layer(0)) // 2])
     for layer in io.layer_graphs(config)[name]:
-        # Scores are of the places before the step, then of those of the step.
+        # Columns: the P earlier tokens, then those of the step.
         graph.input(io.mask_name(config.window(layer)), np.float32, ["T", "P+T"])
         for cache in (io.KEYS, io.VALUES):
             graph.input(f"{cache}{layer}", np.float32, _cache(config, "P"))
@@ -107,11 +107,11 @@ def _cache(config: ModelConfig, tokens: str) -> list[int | str]:
 
 
 class _Lowering:
-    """Rewrites the nodes of one graph, in their order."""
+    """Rewriter of the nodes of one graph, in their order."""
 
     def __init__(self, graph: Graph, config: ModelConfig) -> None:
         self._config, self._stored = config, graph.tensors
-        self._names: dict[str, str] = {}  # of a value -> what it is now
+        self._names: dict[str, str] = {}  # value that was dropped -> the value that replaces it
         self.made = Graph()
         self._forms: Mapping[str, Callable[[Node], None]] = {
             "Cast": self._cast,
@@ -126,7 +126,7 @@ class _Lowering:
         }
 
     def lower(self, node: Node) -> None:
-        """Add what does the same as a node."""
+        """Add nodes of the ONNX standard that are equivalent to a node."""
         renamed = replace(node, inputs=[self._names.get(name, name) for name in node.inputs])
         self._forms.get(node.op, self._same)(renamed)
 
@@ -136,7 +136,7 @@ class _Lowering:
         self.made.nodes.append(node)
 
     def _cast(self, node: Node) -> None:
-        self._names[node.outputs[0]] = node.inputs[0]  # of rows, which come in as float32
+        self._names[node.outputs[0]] = node.inputs[0]  # drop it, because rows come in as float32
 
     def _float_product(self, node: Node) -> None:
         x, matrix = node.inputs
@@ -148,7 +148,7 @@ class _Lowering:
             self._same(node)
 
     def _row(self, node: Node, codes: str) -> bool:
-        """Whether what a node gathers are rows, which then come in."""
+        """Replace a node by an input if it gathers rows; return whether it does."""
         layers = {io.row_codes(layer): layer for layer in self._config.stem_layers}
         if codes in layers:
             self._names[node.outputs[0]] = io.row_name(layers[codes])
@@ -173,7 +173,7 @@ class _Lowering:
         nodes.reshape(values, [0, 0, width], name)
 
     def _numbers(self, packed: str, ids: str, bits: int) -> str:
-        """Lines of a packed matrix, [1, T, values] as floats, which every provider has kernels for."""
+        """Unpack rows as floats [1, T, values], because every provider has kernels for those."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
@@ -205,13 +205,13 @@ class _Lowering:
         nodes.add("MatMul", [x, turned], node.outputs[0])
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
-        """Zero points of symmetric blocks, as many as there are scales."""
+        """Emit the zero points of symmetric blocks, in the shape of the scales."""
         nodes, name = self.made, scales + ".middle"
         middle = np.array([1 << (bits - 1)], np.uint8)
         zeros = nodes.fill(nodes.sizes(shape), name, middle)
         if bits == 8:
             return zeros
-        # onnxruntime fills no tensor of 4 bits, but casts to one.
+        # Filled as uint8 and cast, because ConstantOfShape cannot fill tensors of 4 bits.
         return nodes.add("Cast", [zeros], scales + ".middle.4", to=int(ElementType.UINT4))
 
     def _attention(self, node: Node) -> None:
@@ -237,7 +237,7 @@ class _Lowering:
     def _keep(
         self, name: str, kind: ElementType | None = None, dims: tuple[int, ...] | None = None
     ) -> str:
-        """Take a weight over, if this is one, its bytes read as another type and shape."""
+        """Copy the declaration of a weight, reinterpreted if asked; other names pass through."""
         if name in self._stored and name not in self.made.tensors:
             stored = self._stored[name]
             self.made.tensors[name] = replace(

@@ -1,4 +1,4 @@
-"""Attention with ONNX's own operators: keys and values of the step beside those from before."""
+"""Attention in standard ONNX: the step's keys and values are appended to those of the cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ COS, SIN = "rope_cos.heads", "rope_sin.heads"
 
 
 def attention(nodes: Graph, node: Node, config: ModelConfig, layer: int, scale: float) -> None:
-    """What a GroupQueryAttention node does, into the same outputs.
+    """Emit nodes that are equivalent to a GroupQueryAttention node, with the same outputs.
 
-    Heads that share keys are a dimension of their own, [kv heads, group, T, width], over which keys
-    are broadcast and not copied.
+    Query heads that share keys get an axis of their own, [kv heads, group, T, width], so that keys
+    are broadcast over it instead of copied.
     """
     at, result = f"layers.{layer}.attend.", node.outputs[0]
     width, group = io.head_width(config.layer(0)), config.n_heads // config.n_kv_heads
@@ -37,7 +37,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig, layer: int, scale: 
 
 
 def _projected(nodes: Graph, node: Node, config: ModelConfig, at: str) -> tuple[str, str, str]:
-    """q, k and v [1, T, heads * width], which the node has in one or apart."""
+    """Return q, k and v [1, T, heads * width], split if the node has them packed."""
     if node.inputs[1]:
         return node.inputs[0], node.inputs[1], node.inputs[2]
     width = io.head_width(config.layer(0))
@@ -51,9 +51,10 @@ def _projected(nodes: Graph, node: Node, config: ModelConfig, at: str) -> tuple[
 
 
 def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str, result: str) -> str:
-    """Heads [1, T, heads, width] turned by the angles of their places.
+    """Apply RoPE to x, and return it as heads [1, T, heads, width].
 
-    Where pairs lie beside each other they come out as halves, q and k alike: no score is another.
+    Interleaved pairs come out as halves. That does not change the scores, because it permutes q and
+    k alike.
     """
     width = io.head_width(config.layer(0))
     half = width // 2
@@ -65,15 +66,15 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str, r
     a, b = (nodes.cut(x, *part, f"{name}.{n}") for n, part in zip("ab", parts, strict=True))
     cos, sin = _angles(nodes)
     turned = []
-    for n, operator, (one, other) in (("first", "Sub", (a, b)), ("second", "Add", (b, a))):
-        product = nodes.add("Mul", [one, cos], f"{name}.{n}.cos")
-        rest = nodes.add("Mul", [other, sin], f"{name}.{n}.sin")
+    for n, operator, (left, right) in (("first", "Sub", (a, b)), ("second", "Add", (b, a))):
+        product = nodes.add("Mul", [left, cos], f"{name}.{n}.cos")
+        rest = nodes.add("Mul", [right, sin], f"{name}.{n}.sin")
         turned.append(nodes.add(operator, [product, rest], f"{name}.{n}"))
     return nodes.add("Concat", turned, result, axis=-1)
 
 
 def _angles(nodes: Graph) -> tuple[str, str]:
-    """Cosines and sines [T, 1, width/2], once for all layers."""
+    """Return cosines and sines [T, 1, width/2]; emit them once for all layers."""
     if not any(node.outputs[0] == COS for node in nodes.nodes):
         for table, name in ((io.ROPE_COS, COS), (io.ROPE_SIN, SIN)):
             nodes.add("Unsqueeze", [table, nodes.sizes([1])], name)
@@ -81,6 +82,6 @@ def _angles(nodes: Graph) -> tuple[str, str]:
 
 
 def _seen(nodes: Graph, new: str, cache: str, perm: tuple[int, ...]) -> str:
-    """Keys or values of all places, those of the step [1, T, heads, width] behind the others."""
+    """Append the step's keys or values [1, T, heads, width] to the cache, and transpose."""
     joined = nodes.add("Concat", [cache, new], f"seen.{cache}", axis=1)
     return nodes.add("Transpose", [joined], f"seen.{cache}.turned", perm=perm)

@@ -1,7 +1,7 @@
-"""The graphs that accelerators run: which there are of a model, and all that each needs.
+"""Graphs for accelerators: which of them a model can have, and how they are built.
 
-Beside those that decode, two serve a device's memory and have no weights: they put rows into slots,
-and choose the greatest logits of a step. stem_edge.graph.names has inputs and outputs.
+Besides the graphs that decode, two without weights serve a device's memory: one writes rows into
+slots, the other picks the largest logits of a step. stem_edge.graph.names lists inputs and outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stem_edge.tables.rows import RecordLayout
 def obstacle(
     variant: Variant, config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> str:
-    """Why a model has no such graphs; empty if it has."""
+    """Return why a model cannot have graphs of a variant; empty if it can."""
     find = portable.obstacle if variant == "portable" else device.obstacle
     return find(config, layout, format)
 
@@ -30,7 +30,7 @@ def obstacle(
 def graphs(
     variant: Variant, config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
-    """Graphs of a variant without `obstacle`: those that decode, and those that serve a device."""
+    """Build all graphs of a variant that has no `obstacle`, by name."""
     plain = decoding(config, layout, format).graphs
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
@@ -41,7 +41,7 @@ def graphs(
 
 
 def rows_graph(rows: DeviceRows) -> Graph:
-    """records [n, words] and slots [n, 1] -> every slab [slots, words] with these in place."""
+    """Build the graph that writes records [n, words] into slots [n, 1] of every slab."""
     graph = Graph()
     graph.input(io.RECORDS, np.int32, ["n", rows.words])
     graph.input(io.SLOTS, np.int64, ["n", 1])
@@ -57,7 +57,7 @@ def rows_graph(rows: DeviceRows) -> Graph:
 
 
 def top_graph(config: ModelConfig) -> Graph:
-    """logits [1, n, V] and count [1] -> top_logits and top_ids [1, n, count], the greatest first."""
+    """Build the graph that picks the `count` largest logits, in descending order, and their ids."""
     graph = Graph()
     graph.input(io.LOGITS, np.float32, [1, "n", config.vocab_size])
     graph.input(io.COUNT, np.int64, [1])

@@ -1,9 +1,9 @@
-"""Scales and zero points of blocks that lose less than those of the block's range.
+"""Search for scales and zero points of blocks with less error than those of the block's range.
 
 Round to nearest lets the greatest value of a block decide its scale. Here some scales around that
-one are tried, each followed by the least-squares scale of the codes that it leads to, and the best
-is kept, as the k-quants of llama.cpp do. Errors may be weighted by input channel: a channel that is
-often large deserves the more exact weights.
+one are tried, each refined to the least-squares scale of the codes that it leads to, and the best
+is kept, as the k-quants of llama.cpp do. Errors may be weighted by input channel, because a channel
+with large inputs needs more exact weights.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32, Blocks, cut, encode, extremes, pack_codes, reciprocals
 
-# Codes by which the range of a candidate is narrower or wider than that of the block: narrower
-# spreads the values over too few codes, wider cuts off the greatest ones for the good of the others.
-# The first is the block's own.
+# Candidates: by how many codes the range is wider than the block's own, which is the first. Less
+# leaves some codes unused; more clips the greatest values so that the others are more exact.
 OFFSETS = np.array([0, *np.arange(-1.5, 0, 0.25), *np.arange(0.25, 3.25, 0.25)], np.float32)
-REFITS = 2  # rounds of new codes and new scale after the best candidate
-TILE_VALUES = 1 << 16  # worked on at a time, so that all candidates find them in the CPU's cache
+REFITS = 2  # rounds of new codes and a new scale after the best candidate
+TILE_VALUES = 1 << 16  # at a time, so that all candidates find them in the CPU's cache
 
 
 def search_blocks(
@@ -42,14 +41,14 @@ def search_blocks(
 def search_scales(
     blocks: F32, bits: int, weights: F32 | None = None, *, asymmetric: bool = False
 ) -> tuple[F32, F32]:
-    """Scales [N, G] and zero points [N, G] for blocks [N, G, block]; weights are [G, block].
+    """Find scales [N, G] and zero points [N, G] for blocks [N, G, block]; weights are [G, block].
 
     Symmetric blocks get the zero point 2**(bits-1). A block of zeros gets the scale 0.
     """
     rows, groups, block = blocks.shape
     scales, zeros = np.empty((2, rows, groups), np.float32)
     if weights is not None:
-        # A block that was never used loses nothing whatever its scale is: take it as it comes.
+        # Weights of a block that are all zero would leave its scale open, so they become ones.
         greatest = weights.max(axis=1, keepdims=True)
         ones = np.ones_like(weights)
         weights = np.divide(weights, greatest, out=ones, where=greatest > 0)
@@ -57,7 +56,7 @@ def search_scales(
     for start in range(0, rows, step):
         here = slice(start, min(start + step, rows))
         peaks = np.abs(extremes(blocks[here]))
-        # To -1..1: squares of the values themselves may be beyond float32.
+        # Scaled to -1..1, because squares of the values themselves may overflow float32.
         units = np.asarray(blocks[here] / np.where(peaks > 0, peaks, 1)[:, :, None], np.float32)
         best = _Best(units, weights, bits)
         candidates = (_asymmetric if asymmetric else _symmetric)(units, bits)
@@ -73,7 +72,7 @@ def search_scales(
 
 
 def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
-    """Inverse scales [N, G] of the candidates and their one zero point."""
+    """Yield the inverse scales [N, G] of each candidate, and the zero point of all."""
     half = np.full(1, 1 << (bits - 1), np.float32)
     sign = -np.sign(extremes(units))
     for offset in OFFSETS:
@@ -86,12 +85,12 @@ def _asymmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:
     width = np.where(high > low, high - low, np.float32(1))
     for offset in OFFSETS:
         inverse = (top + offset) / width
-        # What is cut off is cut off at both ends.
+        # Half of the offset goes to each end, so that both are clipped alike.
         yield inverse, np.clip(np.rint(-low * inverse - offset / 2), 0, top)
 
 
 class _Best:
-    """The best scales so far for units [N, G, block], all of them within -1..1.
+    """Best scales so far for units [N, G, block], which lie within -1..1.
 
     With d the codes less the zero point, the best scale is sum(w u d) / sum(w d d), and the error
     that it leaves is smallest where sum(w u d)**2 / sum(w d d) is greatest.
@@ -106,7 +105,7 @@ class _Best:
         self.scales, self.zeros = np.zeros((2, *units.shape[:2]), np.float32)
 
     def consider(self, inverse: F32, zero: F32) -> None:
-        """Take the scale that follows from these inverse scales and zero points where it is better."""
+        """Take the scale fitted to the codes of this candidate where it has more gain."""
         codes = self._code(inverse, zero)
         weighted = codes
         if self._weights is not None:
@@ -119,23 +118,23 @@ class _Best:
         np.maximum(gain, self._gain, out=self._gain)
 
     def settle(self, inverse: F32, zero: F32) -> None:
-        """Take this candidate as it is where it leaves a smaller error.
+        """Take this candidate unchanged where it leaves a smaller error.
 
-        Errors that are very small beside their values are lost in the rounding of gains.
+        The gains cannot tell: errors much smaller than the values are lost in their rounding.
         """
-        found = self._loss(reciprocals(self.scales), self.scales, self.zeros)
+        best = self._loss(reciprocals(self.scales), self.scales, self.zeros)
         scale = reciprocals(inverse)
-        self._take(self._loss(inverse, scale, zero) < found, scale, zero)
+        self._take(self._loss(inverse, scale, zero) < best, scale, zero)
 
     def _take(self, where: npt.NDArray[np.bool_], scale: F32, zero: F32) -> None:
         np.copyto(self.scales, scale, where=where)
         np.copyto(self.zeros, zero, where=where)
 
     def _code(self, inverse: F32, zero: F32) -> F32:
-        """Codes less their zero points; the same array every time."""
+        """Compute codes less their zero points, always in the same array."""
         codes = np.multiply(self._units, inverse[:, :, None], out=self._codes)
         np.rint(codes, out=codes)
-        # Twice as fast as np.clip where limits are arrays.
+        # Instead of np.clip, which takes twice as long if the limits are arrays.
         np.maximum(codes, -zero[..., None], out=codes)
         np.minimum(codes, (self._top - zero)[..., None], out=codes)
         return codes

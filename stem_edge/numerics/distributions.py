@@ -1,4 +1,4 @@
-"""Next-token distributions: from logits to probabilities, and how far one lies from another."""
+"""Next-token distributions: logits to probabilities, and the divergence of two."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from stem_edge.numerics.quantize import F32, F64
 
-# Logits that are turned into float64 at once: some arrays of 8 MB, whatever the vocabulary.
+# Logits converted to float64 at once, which keeps arrays at 8 MB whatever the vocabulary.
 PIECE_VALUES = 1 << 20
 
 
 def positions_at_once(vocab_size: int) -> int:
-    """How many positions of so many logits a caller should take at once."""
+    """Return how many positions a caller should process at once."""
     return max(1, PIECE_VALUES // vocab_size)
 
 
 def log_softmax(logits: F32) -> F64:
-    """Natural logarithms of the probabilities that logits [T, V] stand for."""
+    """Natural logarithms of the probabilities of logits [T, V]."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -24,9 +24,9 @@ def log_softmax(logits: F32) -> F64:
 
 
 def kullback_leibler(p: F64, q: F64) -> F64:
-    """KL(p || q) in nats at each position, of the log probabilities [T, V] of both."""
+    """KL(p || q) in nats at each position, from the log probabilities [T, V] of both."""
     divergence: F64 = (np.exp(p) * (p - q)).sum(axis=-1)
-    return divergence.clip(min=0)  # below 0 it is the rounding of the sum
+    return divergence.clip(min=0)  # rounding can make it negative
 
 
 def divergence(expected: F32, found: F32) -> F64:

@@ -5,8 +5,7 @@ one zero point: `value = (code - zero_point) * scale`. Symmetric blocks all have
 2**(bits-1), which need not be stored. 4-bit codes and zero points are packed two to a byte, low
 nibble first, each row from a whole byte on.
 
-Here scales are those of the block's range (round to nearest); stem_edge.numerics.block_search finds better
-ones.
+Scales here are those of the block's range (round to nearest); block_search.py finds better ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-# Arrays by the type of their values, for the whole package.
+# Names for arrays by the type of their values, used in the whole package.
 F32: TypeAlias = npt.NDArray[np.float32]
 F64: TypeAlias = npt.NDArray[np.float64]
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -35,9 +34,9 @@ class Blocks(NamedTuple):
 
 
 def fitting_block(width: int, wanted: int) -> int:
-    """The largest power of two up to `wanted` that divides `width`; below MIN_BLOCK it is 0.
+    """Largest power of two up to `wanted` that divides `width`; 0 if it is below MIN_BLOCK.
 
-    Blocks never straddle the end of a row: kernels disagree about how such a rest is padded.
+    Blocks never straddle the end of a row, because kernels disagree about how to pad the rest.
     """
     block = 1 << (wanted.bit_length() - 1) if wanted > 0 else 0
     while block >= MIN_BLOCK and width % block:
@@ -49,7 +48,7 @@ def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
     """Quantize [N, K] to codes [N, K*bits/8] and scales [N, K/block], symmetrically.
 
     The value of greatest magnitude in a block gets the code 0, so the full signed range
-    -2**(bits-1) .. 2**(bits-1)-1 is used, as MLAS does; halves round to even here, up there.
+    -2**(bits-1) .. 2**(bits-1)-1 is used, as in MLAS. Halves round to even here, up in MLAS.
     """
     half = 1 << (bits - 1)
     blocks = cut(matrix, block)
@@ -60,12 +59,12 @@ def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
 def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
     """Quantize [N, K] with a zero point for each block, so that its range takes all codes.
 
-    The range is widened to hold zero, which stays exact; as MLAS does.
+    As in MLAS, the range is widened to include zero, which stays exact.
     """
     top = (1 << bits) - 1
     blocks = cut(matrix, block)
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
-    # Divided before the subtraction: the width of the range may be beyond float32.
+    # Divided before the subtraction, because the width of the range may overflow float32.
     scales = np.asarray(high / top - low / top, np.float32)
     zeros = np.clip(np.rint(-low * reciprocals(scales)), 0, top)
     codes, scales = encode(blocks, scales, zeros, bits)
@@ -73,7 +72,7 @@ def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
 
 
 def dequantize_blocks(codes: U8, scales: F32, bits: int, zero_points: U8 | None = None) -> F32:
-    """The inverse: float32 [N, K] from codes [N, K*bits/8] and scales [N, K/block]."""
+    """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K]."""
     rows, groups = scales.shape
     width = codes.shape[1] * 8 // bits
     values = unpack_codes(codes, bits).astype(np.float32).reshape(rows, groups, width // groups)
@@ -86,33 +85,33 @@ def dequantize_blocks(codes: U8, scales: F32, bits: int, zero_points: U8 | None 
 
 
 def zero_points(rows: int, groups: int, bits: int) -> U8:
-    """Zero points [rows, ceil(groups*bits/8)] of symmetric codes, packed like the codes."""
+    """Zero points [rows, ceil(groups*bits/8)] of symmetric codes, packed as codes are."""
     return np.full((rows, -(-groups * bits // 8)), {8: 0x80, 4: 0x88}[bits], np.uint8)
 
 
 def cut(matrix: F32, block: int) -> F32:
-    """[N, K] as blocks [N, K/block, block]."""
+    """Reshape [N, K] to blocks [N, K/block, block]."""
     rows, width = matrix.shape
     return matrix.reshape(rows, width // block, block)
 
 
 def extremes(blocks: F32) -> F32:
-    """The value of greatest magnitude in each block [N, G, block], with its sign."""
+    """Value of greatest magnitude in each block of [N, G, block], with its sign."""
     low, high = blocks.min(axis=2), blocks.max(axis=2)
     return np.asarray(np.where(-low >= high, low, high), np.float32)
 
 
 def reciprocals(scales: F32) -> F32:
-    """1 / scales, and 0 where there is none."""
-    # A subnormal scale has no float32 reciprocal: such a block is zero for every practical use.
+    """1 / scales, or 0 where float32 cannot hold that."""
+    # The reciprocal of a subnormal scale overflows; its block is zero for all practical purposes.
     usable = np.abs(scales) >= np.finfo(np.float32).tiny
     return np.divide(1, scales, out=np.zeros_like(scales), where=usable)
 
 
 def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tuple[U8, F32]:
-    """Codes [N, K*bits/8] nearest to blocks [N, G, block], and the scales [N, G] to read them with.
+    """Encode blocks [N, G, block] to the nearest codes [N, K*bits/8], and scales [N, G] for them.
 
-    zeros: zero points as numbers, for all blocks or for each [N, G]. Scales too small to divide by
+    zeros: unpacked zero points, one for all blocks or [N, G]. Scales too small to divide by
     become 0.
     """
     inverse = reciprocals(scales)
@@ -125,7 +124,7 @@ def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tupl
 
 
 def pack_codes(codes: U8, bits: int) -> U8:
-    """[N, K] -> [N, ceil(K*bits/8)]; what is left of a last byte is 0."""
+    """Pack codes [N, K] into bytes [N, ceil(K*bits/8)]; the rest of a last byte is 0."""
     if bits == 8:
         return codes
     if codes.shape[1] % 2:
@@ -134,7 +133,7 @@ def pack_codes(codes: U8, bits: int) -> U8:
 
 
 def unpack_codes(packed: U8, bits: int) -> U8:
-    """The inverse of pack_codes, with the rest of a last byte."""
+    """Undo pack_codes; the rest of a last byte becomes one more code."""
     if bits == 8:
         return packed
     codes = np.empty((packed.shape[0], packed.shape[1] * 2), np.uint8)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.config import FFN_TERMS, ModelConfig
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables, rotate
 
-# Rows of a matrix that are read at once: a head of 128,256 rows must not become one 1 GB array.
+# Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
 READ_ROWS = 8192
 
 
@@ -51,7 +50,7 @@ class ArrayMatrix:
 class IndexedMatrix:
     """A Matrix whose row i is row index[i] of another: rows that tokens share."""
 
-    def __init__(self, matrix: Matrix, index: npt.NDArray[np.int32]) -> None:
+    def __init__(self, matrix: Matrix, index: I32) -> None:
         self.matrix, self.index = matrix, index
 
     @property
@@ -66,12 +65,12 @@ class IndexedMatrix:
 
 
 def whole(matrix: Matrix) -> F32:
-    """All of a matrix as one float32 array."""
+    """Read a whole matrix as one float32 array."""
     return matrix.rows(0, matrix.shape[0])
 
 
-# Called with "layers.<l>.qkv", "wo", "gate" (what goes into gate and up), "down" or "project" and
-# the input [T, K] of those matrices, and with "head".
+# Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
+# "qkv", "wo", "gate" (the input of gate and up), "down" or "project".
 Observer = Callable[[str, F32], None]
 
 
@@ -84,8 +83,8 @@ def forward(
 ) -> F32:
     """Logits float32 [T, V] of token_ids from an empty context.
 
-    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> a row a token, [V, row width];
-    observe: sees what goes into each group of matrices.
+    backbone: ModelConfig.backbone_shapes(); tables: STEM layer -> a row per token, [V, row width];
+    observe: is given the input of each group of matrices.
     """
     x = hidden_states(config, backbone, tables, token_ids, observe)
     return head_forward(config, backbone, x, observe)
@@ -98,7 +97,7 @@ def hidden_states(
     token_ids: Sequence[int],
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """What the last layer gives, [T, dim], before the last norm; arguments as of `forward`."""
+    """Hidden states [T, dim] after the last layer, before the last norm; see `forward`."""
     tokens = Tokens(config, backbone, token_ids)
     x = tokens.embedded
     for layer in range(config.n_layers):
@@ -107,17 +106,17 @@ def hidden_states(
 
 
 class Tokens:
-    """What the layers need of a sequence beside its hidden states."""
+    """State of a sequence that layers need beside its hidden states."""
 
     def __init__(
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
     ) -> None:
         self.ids = token_ids
-        # Hidden states [T, dim] that the first layer sees.
+        # Hidden states [T, dim] before the first layer.
         self.embedded = _pick(backbone["embedding"], token_ids) * np.float32(config.embedding_scale)
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
         self.ple_norm = backbone["ple_norm"] if config.ple_width else None
-        # Layer -> K and V [T, heads, head_dim], of layers that may lend them.
+        # Layer -> K and V [T, heads, head_dim], kept because later layers may borrow them.
         self.kv: dict[int, tuple[F32, F32]] = {}
 
 
@@ -132,7 +131,7 @@ def layer_forward(
 ) -> F32:
     """Hidden states [T, dim] after one layer, of x [T, dim] before it, from an empty context.
 
-    Only this layer's tensors are read, so that a model can be run in the memory of one layer.
+    Reads only this layer's tensors, so that a model can be run in the memory of one layer.
     """
     at = f"layers.{layer}."
     weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
@@ -160,7 +159,7 @@ def head_forward(
     x: F32,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Logits [T, V] of the last layer's hidden states [T, dim]."""
+    """Logits [T, V] from the hidden states [T, dim] after the last layer."""
     normed = _rms_norm(x, backbone["norm"], config.norm_eps)
     observe("head", normed)
     head = {"head": backbone["embedding" if config.tied_head else "head"]}
@@ -196,7 +195,7 @@ def _attention(
         np.repeat(one, config.n_heads // layer.n_kv_heads, axis=1)
         for one in tokens.kv[layer.kv_layer]
     )
-    # As products of matrices, which BLAS computes; einsum would not.
+    # Matrix products instead of einsum, because BLAS computes them.
     q, k, v = turned("q").transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
     scores = q @ k * np.float32(config.attention_scale or layer.head_dim**-0.5)
     ago = np.arange(length)[:, None] - np.arange(length)
@@ -214,7 +213,7 @@ def _ffn(
     rows: F32 | None,
     observe: Observer,
 ) -> F32:
-    """W_down (SiLU(gate) * up) of x [T, dim], as FFN_TERMS says what gate and up are."""
+    """W_down (SiLU(gate) * up) of x [T, dim]; FFN_TERMS says what gate and up are."""
     at = f"layers.{layer}."
     observe(at + "gate", x)
     if rows is not None and config.row_rank:
@@ -239,8 +238,10 @@ def _ple(
     tokens: Tokens,
     observe: Observer,
 ) -> F32:
-    """What per-layer embeddings add to x [T, dim]: norm(W_out (act(W_gate x) * p)) with
-    p = (norm(W_context x0) + row) / sqrt(2)."""
+    """Sum by which per-layer embeddings change x [T, dim]: norm(W_out (act(W_gate x) * p)).
+
+    p = (norm(W_context x0 / sqrt(dim)) + row) / sqrt(2), with x0 before the first layer.
+    """
     at, scale = f"layers.{layer}.", np.float32(config.ple_scale)
     observe(at + "ple_context", tokens.embedded)
     context = _linear(tokens.embedded, weights, "ple_context") / np.sqrt(np.float32(config.dim))
@@ -258,9 +259,9 @@ def _ple(
 
 
 def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int]) -> F32:
-    """The FFN that each token's own row is: [dim] -> [dim], for x [T, dim].
+    """Apply to each token of x [T, dim] the FFN that its row holds.
 
-    One expert at a time: it is as large as a whole FFN.
+    One expert is read at a time, because it is as large as a whole FFN.
     """
     results, records = np.empty_like(x), np.asarray(token_ids)
     if isinstance(table, IndexedMatrix):
@@ -298,12 +299,12 @@ def _gelu(x: F32) -> F32:
 
 
 def _silu(x: F32) -> F32:
-    # tanh form of the logistic function: exp(-x) would overflow for large negative x.
+    # The logistic function by tanh, because exp(-x) would overflow for large negative x.
     return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)), np.float32)
 
 
 def _linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
-    """x [T, K] times the transpose of a matrix [N, K], in pieces of its rows, plus its bias."""
+    """x [T, K] times the transpose of a matrix [N, K], piece by piece, plus its bias."""
     matrix, bias = weights[name], weights.get(name + ".bias")
     starts = range(0, matrix.shape[0], READ_ROWS)
     pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the angles that reference model and runtime share."""
+"""Rotary position embedding (RoPE): the angles that reference model and runtime share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stem_edge.numerics.quantize import F32
 def rope_tables(rope: Rope, positions: int) -> tuple[F32, F32]:
     """Cosines and sines [positions, head_dim / 2], float32.
 
-    Computed in float32 throughout, as the trainers do: at large positions the rounding of the angle
-    is part of what the model was trained with.
+    Computed in float32 throughout, as trainers do, because at large positions the rounding of the
+    angle is part of what the model was trained with.
     """
-    frequencies, size = rope_frequencies(rope)
+    frequencies, factor = rope_frequencies(rope)
     angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float32)
-    return np.cos(angles) * size, np.sin(angles) * size
+    return np.cos(angles) * factor, np.sin(angles) * factor
 
 
 def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
-    """Radians a position, [head_dim / 2], and the factor on cosines and sines."""
+    """Radians per position, [head_dim / 2], and the factor on cosines and sines."""
     frequencies = _unscaled(rope)
     match rope.scaling:
         case LinearRope(factor):
@@ -39,7 +39,7 @@ def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
 
 
 def frequency_factors(rope: Rope) -> F32 | None:
-    """What RoPE's scaling divides each frequency by, [head_dim / 2]; None if there is none."""
+    """Divisors [head_dim / 2] by which RoPE scaling lowers frequencies; None without scaling."""
     if rope.scaling is None:
         return None
     return np.asarray(_unscaled(rope) / rope_frequencies(rope)[0], np.float32)
@@ -60,7 +60,7 @@ def _llama3(frequencies: F32, scaling: Llama3Rope) -> F32:
 
 def _yarn(frequencies: F32, scaling: YarnRope, rope: Rope) -> F32:
     def dimension(turns: float) -> float:
-        """Where a wave makes so many turns in the original context."""
+        """Dimension whose wave makes this many turns in the original context."""
         waves = scaling.original_context / (turns * 2 * math.pi)
         return rope.width * math.log(waves) / (2 * math.log(rope.theta))
 
@@ -69,6 +69,7 @@ def _yarn(frequencies: F32, scaling: YarnRope, rope: Rope) -> F32:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.width - 1)
     places = np.arange(len(frequencies), dtype=np.float32)
+    # At least 0.001, to avoid dividing by zero where the ramp is a step.
     ramp = np.clip((places - low) / np.float32(max(high - low, 0.001)), 0, 1)
     slow = frequencies / np.float32(scaling.factor)
     return np.asarray(ramp * slow + (1 - ramp) * frequencies, np.float32)

@@ -1,4 +1,4 @@
-"""What the operating system gives: memory, child processes, the user's folders.
+"""Operating system: memory, child processes, the user's folders.
 
-Nothing in here knows a model.
+Nothing in here knows about models.
 """

@@ -1,7 +1,7 @@
-"""Native code that may crash, hang or eat memory runs in a child process first: how it is bounded.
+"""Bounded child processes, in which native code that may crash, hang or eat memory is tried.
 
-The parent waits so many seconds, for all or for each step that the child tells; the child bounds its
-own memory and processor time, for the case that its parent is gone. Windows has only the first.
+The parent limits the seconds, of the whole run or of each step that the child reports. The child
+limits its own memory and processor time, in case its parent dies; Windows cannot do that.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are exceptions
-SIGKILL = 9  # which Windows does not name
-# No child of ours needs more than a thread of numpy or of tokenizers; and ggml is not to start a
-# debugger when it gives up.
+WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are Windows exceptions
+SIGKILL = 9  # the signal module of Windows lacks it
+# One thread of numpy or of tokenizers is enough for a child, and ggml must not start a debugger
+# when it aborts.
 VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "GGML_NO_BACKTRACE": "1",
 }
-# The package may be where only our own interpreter looks. It comes last, so that it hides nothing.
+# The package may be where only this interpreter looks. Appended last, so that it hides no module.
 _RUN_MODULE = """\
 import runpy, sys
 sys.path.append({folder!r})
@@ -34,22 +34,22 @@ runpy.run_module({name!r}, run_name="__main__", alter_sys=True)"""
 
 
 class Ended(NamedTuple):
-    """A child process that is no more."""
+    """Exit status and output of a child process that has ended."""
 
-    status: int | None  # exit status, negative a signal; None: it was ended after its seconds
+    status: int | None  # exit status, negative for a signal; None: killed at its time limit
     stdout: bytes
     stderr: bytes
 
     @property
     def crashed(self) -> bool:
-        """Whether a signal or a Windows exception ended it."""
+        """True if a signal or a Windows exception ended it."""
         return self.status is not None and not 0 <= self.status < WINDOWS_CRASH
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """What runs a module of ours in another interpreter.
+    """Command that runs a module of this package in another interpreter.
 
-    -P: modules never come from the folder that we happen to be in, which may be a bundle.
+    -P keeps it from importing modules from the current folder, which may be a bundle.
     """
     code = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parents[2]), name=name)
     return [sys.executable or "python3", "-P", "-c", code, *arguments]
@@ -58,9 +58,9 @@ def module_command(name: str, *arguments: str) -> list[str]:
 def run_child(
     command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> Ended:
-    """Run a command without input, to its end or for so long. Raises OSError if it cannot start.
+    """Run a command without input for at most `seconds`. Raises OSError if it cannot start.
 
-    variables: of its environment, beside ours and VARIABLES.
+    variables: for its environment, in addition to ours and VARIABLES.
     """
     try:
         done = subprocess.run(
@@ -77,11 +77,11 @@ def run_child(
 
 
 def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float) -> Ended:
-    """Run a command without input that tells its steps, each a line of stdout before it is done.
+    """Run a command without input that announces each of its steps with a line on stdout.
 
-    start_seconds: to the first line, which covers what is imported before. step_seconds: from one
-    to the next, and from the last to its end. Raises OSError if it cannot start, MemoryError if no
-    thread can.
+    start_seconds: limit to the first line, imports included. step_seconds: limit from each line to
+    the next, and from the last to the end. Raises OSError if the command cannot start, MemoryError
+    if no thread can.
     """
     process = subprocess.Popen(
         command,
@@ -90,22 +90,22 @@ def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float)
         stderr=subprocess.PIPE,
         env={**os.environ, **VARIABLES},
     )
-    steps, said = queue.SimpleQueue[bytes](), list[bytes]()
-    told, readers, ended = list[bytes](), list[threading.Thread](), False
+    steps, errors = queue.SimpleQueue[bytes](), list[bytes]()
+    lines, readers, ended = list[bytes](), list[threading.Thread](), False
     try:
-        # Windows cannot wait for a pipe, and a pipe that nobody empties stops whoever writes.
-        for pipe, take in ((process.stdout, steps.put), (process.stderr, said.append)):
+        # Threads, because Windows cannot wait for a pipe and a full pipe blocks its writer.
+        for pipe, take in ((process.stdout, steps.put), (process.stderr, errors.append)):
             reader = threading.Thread(
                 target=pass_lines, args=(pipe, take), name="stem-edge-child", daemon=True
             )
             try:
                 reader.start()
-            except RuntimeError as error:  # what Python calls a thread that the system refuses
+            except RuntimeError as error:  # raised when the system refuses a thread
                 raise MemoryError(str(error)) from error
             readers.append(reader)
-        while step := steps.get(timeout=step_seconds if told else start_seconds):
-            told.append(step)
-        process.wait(step_seconds)  # it closed stdout, and may still not end
+        while step := steps.get(timeout=step_seconds if lines else start_seconds):
+            lines.append(step)
+        process.wait(step_seconds)  # it closed stdout, but may still hang
         ended = True
     except (queue.Empty, subprocess.TimeoutExpired):
         pass
@@ -114,11 +114,11 @@ def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float)
         process.wait()
         for reader in readers:
             reader.join()
-    return Ended(process.returncode if ended else None, b"".join(told), b"".join(said))
+    return Ended(process.returncode if ended else None, b"".join(lines), b"".join(errors))
 
 
 def pass_lines(pipe: IO[bytes], take: Callable[[bytes], object], most: int = -1) -> None:
-    """Give each line of a pipe away, cut after so many bytes; when it is closed, an empty one."""
+    """Pass each line of a pipe on, cut at `most` bytes, and an empty one when it is closed."""
     with pipe:
         while line := pipe.readline(most):
             take(line)
@@ -126,14 +126,15 @@ def pass_lines(pipe: IO[bytes], take: Callable[[bytes], object], most: int = -1)
 
 
 def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
-    """Bounds of this process, counted from now on; and no dump of it if it crashes.
+    """Limit memory and processor time of this process from now on, and disable core dumps.
 
-    Memory above makes allocations fail, time above ends the process by SIGXCPU.
+    Allocations beyond the memory fail; time beyond ends the process with SIGXCPU.
     """
     if sys.platform == "win32":
         return
     import resource
 
+    # RLIMIT_CPU counts from the start of the process, so add what is used already.
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + 1 + cpu_seconds
     wanted = {"RLIMIT_DATA": memory_nbytes, "RLIMIT_CPU": seconds, "RLIMIT_CORE": 0}
@@ -146,7 +147,7 @@ def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
 
 
 def signal_name(status: int) -> str:
-    """Of an exit status that is no exit: "SIGSEGV", or the exception's number on Windows."""
+    """Name what ended a process by its status: "SIGSEGV", or the exception on Windows."""
     if status > 0:
         return f"exception {status:#x}"
     with contextlib.suppress(ValueError):
@@ -155,6 +156,6 @@ def signal_name(status: int) -> str:
 
 
 def last_line(output: bytes | None) -> str:
-    """The last line of what a child wrote."""
+    """Return the last line that a child printed, for a message."""
     lines = (output or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "it said nothing"
+    return lines[-1].strip() if lines else "it printed nothing"

@@ -1,7 +1,7 @@
-"""What this machine leaves us, and what this process has taken.
+"""Memory that this machine has left, and memory that this process takes.
 
-"Memory" is anonymous memory and what of it was swapped out: what can get a process killed. Pages of
-files are counted apart, because the system takes them back when it needs them.
+"Memory" is anonymous memory, swapped out or not, because that is what gets a process killed. Pages
+of files are counted apart, because the system reclaims them when it needs to.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from stem_edge.errors import OutOfMemoryError
 Scalar = TypeVar("Scalar", bound=np.generic)
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-# Version 1 says "no limit" with a number near 2**63.
+# Version 1 of cgroups says "no limit" with a number near 2**63.
 UNLIMITED = 1 << 60
-# Smaller arrays are not worth a call to the system.
+# Smaller arrays are not worth a system call.
 LEAST_NBYTES = 1 << 18
 HUGE_PAGE = 2 << 20
-# Where the system does not tell: about what Python with numpy and onnxruntime takes.
+# About what Python with numpy and onnxruntime takes, used where the system does not tell.
 TYPICAL_PROCESS_NBYTES = 64 << 20
 SMI_SECONDS = 10.0
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: of the machine, and of its cgroups."""
-    import psutil  # takes 10 ms to import
+    """Bytes that this process may still take, by the machine and by its cgroups."""
+    import psutil  # here, to keep its 10 ms out of every start
 
     return min([int(psutil.virtual_memory().available), *_cgroups_left(PROC, CGROUPS)])
 
 
 def free_on_nvidia(device: str) -> int | None:
-    """Bytes that are free on an NVIDIA GPU of this number; None where its driver does not tell."""
+    """Free bytes of the NVIDIA GPU of this number; None if the driver does not tell."""
     query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
     free = "".join(ask_nvidia(*query)[:1]).strip()
     return int(free) << 20 if free.isdigit() else None
 
 
 def ask_nvidia(*query: str) -> list[str]:
-    """Lines of the answer of NVIDIA's driver; none where there is no driver, or it fails."""
+    """Query nvidia-smi and return its lines; none if there is no driver, or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -81,37 +81,37 @@ def usable_cpus() -> int:
 
 
 def return_freed_memory() -> None:
-    """Give what was freed back to the system: glibc keeps it, and it would count as ours."""
+    """Give freed memory back to the system, because glibc keeps it and it counts as ours."""
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         if trim is not None:
             trim(0)
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """An array of zeros whose pages come when they are written, and go when it is dropped.
+    """Array of zeros whose pages are allocated when written, and freed when it is dropped.
 
-    The allocator of the C library would keep some of what is freed for itself.
+    The allocator of the C library would keep some of what is freed.
     """
     nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
     if not hasattr(mmap, "MAP_ANONYMOUS") or nbytes < LEAST_NBYTES:
         return np.zeros(shape, dtype)
     memory = _anonymous(nbytes)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # else a few bytes may take 2 MiB
-        with contextlib.suppress(OSError):  # a kernel that has no huge pages
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # otherwise a few bytes may take 2 MiB
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Bytes of zeros that begin at a page; the pages come when they are written."""
+    """Bytes of zeros that begin at a page; pages are allocated when written."""
     nbytes = int(np.prod(shape))
-    memory = _anonymous(max(1, nbytes))
+    memory = _anonymous(max(1, nbytes))  # an empty map cannot be made
     return np.frombuffer(memory, np.uint8, nbytes).reshape(shape)
 
 
 def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Ask for large pages under memory that is about to be filled, and read in full again and again."""
+    """Ask for huge pages under memory that will be filled once and then read in full often."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     start = -(-address // HUGE_PAGE) * HUGE_PAGE
@@ -122,7 +122,7 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """Memory of this process alone: shared, it would count as no one's. Raises MemoryError."""
+    """Map private memory, since shared memory would not count as ours. Raises MemoryError."""
     try:
         if not hasattr(mmap, "MAP_ANONYMOUS"):
             return mmap.mmap(-1, nbytes)
@@ -132,7 +132,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
 
 
 def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn:
-    """Say of an allocation that failed what it was for and what to do."""
+    """Raise OutOfMemoryError that says what an allocation was for and what to do."""
     if isinstance(error, OutOfMemoryError):
         raise error
     found = " ".join(str(error).split())
@@ -141,7 +141,7 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
-    """The folder of the cgroup that accounts this process's memory, and its version, 1 or 2."""
+    """Folder of the cgroup that accounts for this process's memory, and its version, 1 or 2."""
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         version = 1 if controllers else 2
@@ -149,7 +149,7 @@ def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] |
             continue
         top = root / "memory" if version == 1 else root
         folder = top / path.lstrip("/")
-        # In a container the path may name a folder outside of what is mounted.
+        # In a container the path may name a folder that is not mounted; use the top instead.
         found = folder if folder.is_dir() else top
         if (found / "memory.stat").is_file():
             return found, version
@@ -157,14 +157,14 @@ def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] |
 
 
 def _cgroups_left(proc: Path, root: Path) -> list[int]:
-    """Bytes left in each memory cgroup that this process is in, of version 1 or 2."""
+    """Bytes left in each limited cgroup that this process is in, of version 1 or 2."""
     own = memory_cgroup(proc, root)
     if own is None:
         return []
     folder, version = own
     top = root / "memory" if version == 1 else root
-    inside = [at for at in (folder, *folder.parents) if at.is_relative_to(top)]
-    return [nbytes for at in inside for nbytes in _left(at, version)]
+    groups = [group for group in (folder, *folder.parents) if group.is_relative_to(top)]
+    return [nbytes for group in groups for nbytes in _left(group, version)]
 
 
 def _left(folder: Path, version: int) -> list[int]:
@@ -175,7 +175,7 @@ def _left(folder: Path, version: int) -> list[int]:
     limit, used = (_number(folder / name) for name in names[version])
     if limit is None or used is None or limit >= UNLIMITED:
         return []
-    # Pages of files count as used, but go before anything is refused.
+    # Pages of files count as used, but the system drops them before it refuses memory.
     name = "total_inactive_file" if version == 1 else "inactive_file"
     stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
     return [max(0, limit - used + int(stats.get(name, "0")))]

@@ -1,4 +1,4 @@
-"""Rows on disk: how they are packed into records, and records into shards.
+"""Tables on disk: rows packed into records, records into shards, and the index of tokens.
 
-What reads them while a model runs is in runtime/rows; what writes them, in export/tables.
+The reader for running models is in runtime/rows, the writer in export/tables.py.
 """

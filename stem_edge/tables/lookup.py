@@ -1,6 +1,6 @@
-"""What an edited lookup reads: for each STEM layer a token's row, the mean of several, or given values.
+"""Row lookups: for each STEM layer the row of a token, the mean of several, or given values.
 
-A token's own record is the lookup of its own id in every layer. Any other lookup is a *made*
+The lookup of a token's own id in every layer is its own record. Any other lookup is a *made*
 record: composed from records of the table store when it is needed, in the same packing, so that
 cache, slots and graphs see no difference.
 """
@@ -16,18 +16,18 @@ import numpy as np
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import RecordLayout
 
-# Token ids, whose rows are averaged (a token that is there twice counts twice), or a packed row.
+# Token ids whose rows are averaged (a token that is there twice counts twice), or a packed row.
 Row: TypeAlias = tuple[int, ...] | bytes
 RowLookup: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order
 
 
 def plain(row: Row, layers: int) -> RowLookup:
-    """The same row's tokens in every STEM layer."""
+    """Lookup of the same row in every STEM layer."""
     return (row,) * layers
 
 
 def token_of(lookup: RowLookup) -> int | None:
-    """The token whose own record this is, if it is one's."""
+    """Return the token whose own record this lookup is; None if it is a made record."""
     first = lookup[0]
     if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
         return first[0]
@@ -35,15 +35,15 @@ def token_of(lookup: RowLookup) -> int | None:
 
 
 def tokens_of(lookup: RowLookup) -> list[int]:
-    """The tokens whose records are needed to compose it, ascending."""
+    """Return the tokens whose records are needed to compose a lookup, ascending."""
     return sorted({token for row in lookup if isinstance(row, tuple) for token in row})
 
 
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
-    """The packed record [record_nbytes] of a lookup, from the packed records of its tokens.
+    """Compose the packed record [record_nbytes] of a lookup from the records of its tokens.
 
-    A single token's row is copied, code by code. A mean is taken in float32 and packed anew, which
-    rounds it as any row of this type is rounded.
+    A single token's row is copied as it is. A mean is taken in float32 and packed, which rounds it
+    like any row of this type.
     """
     record = np.empty(layout.record_nbytes, np.uint8)
     for index, row in enumerate(lookup):
@@ -59,7 +59,7 @@ def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) 
 
 
 def mean(rows: Sequence[F32]) -> F32:
-    """Mean of rows [d_ff], in float32 and in their order."""
+    """Mean of rows [d_ff], summed in float32 and in their order."""
     total = rows[0].copy()
     for row in rows[1:]:
         total += row
@@ -67,16 +67,16 @@ def mean(rows: Sequence[F32]) -> F32:
 
 
 def pack_row(layout: RecordLayout, values: F32) -> bytes:
-    """One row, float32 [row_width], as it lies in a record. Raises ValueError for what cannot."""
+    """Pack a float32 row [row_width] as it lies in a record. Raises ValueError as `pack` does."""
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
     return single.pack([values[None]], search=True).tobytes()
 
 
 def is_row(layout: RecordLayout, row: bytes) -> bool:
-    """Whether these bytes are a packed row of finite values."""
+    """Return whether these bytes are a packed row of finite values."""
     if len(row) != layout.row_nbytes:
         return False
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
-    with np.errstate(all="ignore"):  # scales may be anything
+    with np.errstate(all="ignore"):  # scales from outside may overflow
         values = single.unpack(np.frombuffer(row, np.uint8)[None], 0)
     return bool(np.isfinite(values).all())

@@ -1,4 +1,4 @@
-"""How what one token looks up is packed into a record.
+"""Record layout: how the rows of one token are packed.
 
 A record holds, for each STEM layer in ascending order, the row's codes and then its scales:
 
@@ -6,9 +6,9 @@ A record holds, for each STEM layer in ascending order, the row's codes and then
 
 A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
 matrices of an expert. float32 and float16 rows are stored as they are and have no scales. int8 and
-int4 rows are cut into groups of `group_size` values that share one scale (stem_edge.numerics.quantize), and
-no group has values of two lines of a matrix. Everything is little-endian. The layout of a store is
-written into the attributes of its zarr group.
+int4 rows are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no
+group spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
+the attributes of its zarr group.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ FP16_MAX = float(np.finfo(np.float16).max)
 class RecordLayout(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True
 ):
-    """Byte layout of the records of one table store. Raises ValueError when it cannot exist.
+    """Byte layout of the records of one table store. Raises ValueError if impossible.
 
-    What follows from it is computed once: every step asks for it, for each layer.
+    Sizes that follow from it are cached, because every step asks for them in each layer.
     """
 
     records: int  # as many as tokens, unless tokens share records
@@ -67,8 +67,8 @@ class RecordLayout(
     def __post_init__(self) -> None:
         if len(self.parts) > MAX_PARTS or any(len(part) > MAX_RANK for part in self.parts):
             raise ValueError(
-                f"rows of {len(self.parts)} parts; expected at most {MAX_PARTS}, of {MAX_RANK} "
-                "dimensions at most"
+                f"rows of {len(self.parts)} parts; expected at most {MAX_PARTS}, each of at most "
+                f"{MAX_RANK} dimensions"
             )
         sizes = [size for part in self.parts for size in part]
         if self.records > MAX_VOCAB:
@@ -101,12 +101,12 @@ class RecordLayout(
 
     @cached_property
     def bits(self) -> int:
-        """Bits of one stored value, without its share of the scale."""
+        """Bits of one stored value, not counting its share of the scale."""
         return ROW_BITS[self.row_type]
 
     @cached_property
     def quantized(self) -> bool:
-        """Whether rows are codes with scales."""
+        """True if rows are codes with scales."""
         return self.bits <= 8
 
     @cached_property
@@ -155,11 +155,11 @@ class RecordLayout(
         return (*outer, width // self.group_size)
 
     def codes_width(self, part: int = 0) -> int:
-        """Columns of `row_codes()` that are of a part."""
+        """Columns of `row_codes()` that belong to a part."""
         return math.prod(self.codes_shape(part))
 
     def part_groups(self, part: int = 0) -> int:
-        """Columns of `row_scales()` that are of a part."""
+        """Columns of `row_scales()` that belong to a part."""
         return math.prod(self.scales_shape(part)) if self.quantized else 0
 
     def zero_points(self, rows: int) -> U8:
@@ -172,7 +172,7 @@ class RecordLayout(
         return records[:, start : start + self.codes_nbytes].view(self.codes_dtype)
 
     def row_scales(self, records: U8, index: int) -> Scales:
-        """Scales [n, groups] of the `index`-th STEM layer: a view, too."""
+        """Scales [n, groups] of the `index`-th STEM layer: a view into records [n, nbytes]."""
         start = index * self.row_nbytes + self.codes_nbytes
         stop = (index + 1) * self.row_nbytes
         return records[:, start:stop].view(self.scales_dtype)
@@ -184,9 +184,10 @@ class RecordLayout(
         return codes, rows[:, :, self.codes_nbytes :].view(self.scales_dtype)
 
     def pack(self, rows: Sequence[F32], *, search: bool = False) -> U8:
-        """Records [n, record_nbytes] from one float32 [n, row_width] for each STEM layer.
+        """Pack one float32 [n, row_width] for each STEM layer into records [n, record_nbytes].
 
-        search: look for the scales that lose least, which takes several times as long. Raises ValueError for other shapes, and for values that fp16 cannot hold.
+        search: look for the scales that lose least, which takes several times as long. Raises
+        ValueError for other shapes, and for values that fp16 cannot hold.
         """
         shape = (len(rows[0]), self.row_width)
         if len(rows) != len(self.layers) or {row.shape for row in rows} != {shape}:
@@ -207,17 +208,18 @@ class RecordLayout(
         return records
 
     def _quantize(self, values: F32, search: bool) -> tuple[U8, F32]:
-        """Codes, and the scales as they will be stored."""
+        """Return codes, and the scales as they will be stored."""
         half, blocks = np.float32(1 << (self.bits - 1)), cut(values, self.group_size)
         scales = search_scales(blocks, self.bits)[0] if search else extremes(blocks) / -half
         if self.scale_type == "fp16":
             if scales.size and np.abs(scales).max() > FP16_MAX:
                 raise ValueError(f"a scale is above {FP16_MAX:g}, the greatest that fp16 can hold")
+            # Rounded before encoding, so that the codes suit the scales that will be read.
             scales = scales.astype(np.float16).astype(np.float32)
         return encode(blocks, scales, half, self.bits)
 
     def unpack(self, records: U8, index: int) -> F32:
-        """Rows float32 [n, row_width] of the `index`-th STEM layer."""
+        """Unpack the rows of the `index`-th STEM layer to float32 [n, row_width]."""
         codes = self.row_codes(records, index)
         if codes.dtype != np.uint8:
             return codes.astype(np.float32)
@@ -233,7 +235,7 @@ def make_layout(
     group_size: int,
     scale_type: ScaleType = "fp32",
 ) -> RecordLayout:
-    """A layout with the largest fitting group up to `group_size` (ignored for float rows)."""
+    """Make a layout with the largest group that fits, up to `group_size` (unused for floats)."""
     width = math.gcd(*(part[-1] for part in parts))
     group = fitting_block(width, group_size) if ROW_BITS[row_type] <= 8 else 0
     return RecordLayout(

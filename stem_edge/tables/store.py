@@ -2,10 +2,10 @@
 
     tables.zarr/zarr.json        group; its attributes hold a TableFormat
     tables.zarr/records/         array of records (stem_edge.tables.shards)
-    tables.zarr/rare_records/    optional: those of rare tokens, with fewer bits
+    tables.zarr/rare_records/    optional: records of rare tokens, with fewer bits
     tables.zarr/index/           optional: token -> record (stem_edge.tables.token_index)
 
-Records are numbered through both arrays. Without an index token t has record t.
+Records are numbered through both arrays. Without an index, token t has record t.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ from stem_edge.tables.token_index import ENTRY_NBYTES, INDEX, read_index
 from stem_edge.tables.zarr_json import compare, naming, read_json
 
 RECORDS, RARE_RECORDS = "records", "rare_records"
-ATTRIBUTE = "stem_edge"  # of the group: the format
-# int4 codes stand for -8..7, int8 codes for -128..127, both from 0 on.
+ATTRIBUTE = "stem_edge"  # of the group; holds the format
+# Codes count from 0, so that 8 is zero as int4 and 128 is zero as int8.
 INT4_TO_INT8 = 128 - 8
 
 
 class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a table store holds. Raises ValueError when it cannot exist."""
+    """Contents of a table store: its tokens and record layouts. Raises ValueError if impossible."""
 
     tokens: int
-    tables: RecordLayout  # of all records once they are read: of a slot of the row cache
-    rare_tables: RecordLayout | None = None  # of the last records, as they are stored
+    tables: RecordLayout  # of all records once they are read, as the row cache has them
+    rare_tables: RecordLayout | None = None  # of the last records as they are stored
     indexed: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.tokens <= MAX_VOCAB:
             raise ValueError(f"tables of {self.tokens} tokens; expected 1 to {MAX_VOCAB}")
         if not self.indexed and self.tokens != self.tables.records:
-            raise ValueError(
-                f"{self.tables.records} records of {self.tokens} tokens, but no index of them"
-            )
+            raise ValueError(f"{self.tables.records} records of {self.tokens} tokens, but no index")
         rare = self.rare_tables
         if rare is None:
             return
         if not self.indexed:
-            raise ValueError("rare tables, but no index that says whose records are there")
+            raise ValueError("rare tables, but no index that says which tokens they are for")
         wanted = msgspec.structs.replace(rare, row_type="int8", records=self.tables.records)
         if rare.row_type != "int4" or wanted != self.tables or rare.records >= wanted.records:
             raise ValueError(f"rare tables {rare} do not widen to tables {self.tables}")
@@ -59,36 +57,36 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.tables.records - (self.rare_tables.records if self.rare_tables else 0)
 
     def arrays(self) -> dict[str, RecordLayout]:
-        """Name and layout of each array of records, in the order of their numbers."""
+        """Name and layout of each array of records, in the order of record numbers."""
         arrays = {RECORDS: msgspec.structs.replace(self.tables, records=self.frequent)}
         if self.rare_tables is not None:
             arrays[RARE_RECORDS] = self.rare_tables
         return arrays
 
     def folders(self) -> list[str]:
-        """Every array of the group."""
+        """Folders of all arrays of the group."""
         return [*self.arrays(), *([INDEX] if self.indexed else [])]
 
     @property
     def index_nbytes(self) -> int:
-        """Of the index, in its file and in memory."""
+        """Bytes of the index, in its file as in memory."""
         return ENTRY_NBYTES * self.tokens if self.indexed else 0
 
     @property
     def nbytes(self) -> int:
-        """On flash, to within the size of the descriptions."""
-        beside = CRC_NBYTES + INDEX_ENTRY_NBYTES
+        """Bytes on flash, not counting descriptions."""
+        overhead = CRC_NBYTES + INDEX_ENTRY_NBYTES
         arrays = self.arrays().values()
-        return self.index_nbytes + sum(a.records * (a.record_nbytes + beside) for a in arrays)
+        return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
 
     @property
     def mean_record_nbytes(self) -> int:
-        """Of a record on flash; they have two sizes where there are rare tables."""
+        """Mean bytes of a record on flash, where records of rare tables are smaller."""
         arrays = self.arrays().values()
         return round(sum(a.records * a.record_nbytes for a in arrays) / self.tables.records)
 
     def widen(self, rare: U8, records: U8) -> None:
-        """Fill records [n, nbytes] with the same values as these of rare tables have; exact."""
+        """Fill records [n, nbytes] with the values of records of rare tables; exact."""
         if self.rare_tables is None:
             raise ValueError("there are no rare tables")
         for index in range(len(self.tables.layers)):
@@ -101,7 +99,7 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class TableStore(msgspec.Struct, frozen=True):
-    """Where everything of an opened table store lies."""
+    """Opened table store: its format, its shards, and the record of each token."""
 
     format: TableFormat
     grids: tuple[ShardGrid, ...]
@@ -109,13 +107,13 @@ class TableStore(msgspec.Struct, frozen=True):
 
 
 def group_metadata(format: TableFormat) -> dict[str, Any]:
-    """zarr.json of the group."""
+    """Contents of the group's zarr.json."""
     attributes = {ATTRIBUTE: msgspec.to_builtins(format)}
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
 def open_table_store(root: Path) -> TableStore:
-    """Read every zarr.json and the index; anything but what the exporter writes is a BundleError."""
+    """Open a table store. Raises BundleError unless it is just as the exporter writes it."""
     path = root / "zarr.json"
     group = read_json(path)
     with naming(path):

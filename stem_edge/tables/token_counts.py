@@ -1,7 +1,7 @@
-"""How often each token occurs in text: token_counts.npy, which warms the row cache.
+"""Token counts of a text: token_counts.npy, which warms the row cache.
 
-A plain .npy file, uint32 [V]. Its header is compared byte for byte, so nothing in a foreign file is
-ever interpreted.
+A plain .npy file, uint32 [V]. Its header is compared byte for byte, so that nothing in a foreign
+file is ever interpreted.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import numpy.typing as npt
 
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
+from stem_edge.numerics.quantize import I32, I64
 
 Counts: TypeAlias = npt.NDArray[np.uint32]
-LARGEST = np.iinfo(np.uint32).max
+LARGEST = np.iinfo(np.uint32).max  # greater counts must not wrap around
 
 
-def count_tokens(token_ids: npt.NDArray[np.int64], vocab_size: int) -> Counts:
-    """Occurrences uint32 [V] of ids, all below vocab_size."""
+def count_tokens(token_ids: I64, vocab_size: int) -> Counts:
+    """Count the occurrences uint32 [V] of ids, all below vocab_size."""
     counts = np.bincount(token_ids, minlength=vocab_size)
     return np.minimum(counts, LARGEST).astype(np.uint32)
 
 
-def counts_of_records(counts: Counts, index: npt.NDArray[np.int32] | None, records: int) -> Counts:
-    """Uses of each record from those of the tokens that have it."""
+def counts_of_records(counts: Counts, index: I32 | None, records: int) -> Counts:
+    """Sum the counts of the tokens that share each record."""
     if index is None:
         return counts
     sums = np.bincount(index, weights=counts, minlength=records)
@@ -35,16 +36,16 @@ def counts_of_records(counts: Counts, index: npt.NDArray[np.int32] | None, recor
 
 
 def encode_counts(counts: Counts) -> bytes:
-    """The file's bytes."""
+    """Encode counts as the bytes of their file."""
     file = io.BytesIO()
     np.lib.format.write_array(file, counts.astype("<u4"), version=(1, 0), allow_pickle=False)
     return file.getvalue()
 
 
 def read_counts(path: Path, length: int) -> Counts | None:
-    """Counts [length] from a file; None if it is missing, damaged or of another length.
+    """Read counts [length]; None if the file is missing, damaged or of another length.
 
-    That is never an error: all that is lost is a warm start.
+    That is not an error, because only a warm start is lost.
     """
     nbytes = len(encode_counts(np.zeros(0, np.uint32))) + 4 * length
     try:
@@ -58,6 +59,6 @@ def read_counts(path: Path, length: int) -> Counts | None:
 
 
 def write_counts(path: Path, counts: Counts) -> None:
-    """Write the file whole or not at all. Raises OSError."""
+    """Write counts atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, encode_counts(counts))

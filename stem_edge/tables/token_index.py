@@ -1,4 +1,4 @@
-"""Which record a token has, where that is not the record of its own number.
+"""Token index: the record of each token, where that is not the record of the token's own number.
 
 index/zarr.json     zarr v3 array int32 [V], one chunk
 index/c/0           the records' numbers, little-endian, then their crc32c (uint32)
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stem_edge.errors import BundleError
-from stem_edge.files.plain_files import check_folder, read_plain
+from stem_edge.files.plain_files import check_folder, damaged, read_plain
 from stem_edge.numerics.quantize import I32
 from stem_edge.tables.shards import CRC_NBYTES, crc32c
 from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
@@ -22,7 +21,7 @@ ENTRY_NBYTES = 4
 
 
 def index_metadata(tokens: int) -> dict[str, Any]:
-    """zarr.json of the array."""
+    """Contents of the array's zarr.json."""
     codecs: list[dict[str, Any]] = [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "crc32c"},
@@ -31,18 +30,18 @@ def index_metadata(tokens: int) -> dict[str, Any]:
 
 
 def index_chunk(root: Path) -> Path:
-    """File of the only chunk of the array in the folder `root`."""
+    """Path of the only chunk of the array in the folder `root`."""
     return root / "c" / "0"
 
 
 def encode_index(index: I32) -> bytes:
-    """Bytes of the chunk."""
+    """Encode the index as the bytes of its chunk."""
     data = index.astype("<i4").tobytes()
     return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
 
 
 def read_index(root: Path, tokens: int, records: int) -> I32:
-    """Record of each of the tokens, all below `records`. Raises BundleError."""
+    """Read the record of each token, all below `records`. Raises BundleError."""
     path = index_chunk(root)
     for folder in (root, path.parent):
         check_folder(folder)
@@ -52,19 +51,11 @@ def read_index(root: Path, tokens: int, records: int) -> I32:
     data = read_plain(path, expected, "index")
     if len(data) != expected:
         more = " or more" if len(data) > expected else ""
-        raise BundleError(
-            f"{path}: index has {len(data)} bytes{more}, expected {expected}; "
-            "the file is cut or damaged: copy or export the bundle again"
-        )
+        raise damaged(path, f"index has {len(data)} bytes{more}, expected {expected}")
     index = np.frombuffer(data, "<i4", tokens)
     if encode_index(index) != data:
-        raise BundleError(
-            f"{path}: the checksum of this index is wrong; the file is damaged: copy or export the "
-            "bundle again"
-        )
+        raise damaged(path, "the checksum of this index is wrong")
     if index.min() < 0 or index.max() >= records:
-        raise BundleError(
-            f"{path}: has records {index.min()} to {index.max()}, expected 0 to {records - 1}; "
-            "export the bundle again"
-        )
+        found = f"{index.min()} to {index.max()}"
+        raise damaged(path, f"refers to records {found}, expected 0 to {records - 1}")
     return index.astype(np.int32, copy=False)

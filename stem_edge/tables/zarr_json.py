@@ -1,4 +1,4 @@
-"""The zarr.json files of a table store: written in one way, and read only if they are just so."""
+"""zarr.json files of a table store: written in one way, and accepted only in that way."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_JSON_NBYTES = 1 << 20
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """Bytes of a zarr.json."""
+    """Encode the bytes of a zarr.json."""
     return msgspec.json.format(msgspec.json.encode(metadata), indent=2)
 
 
 def array_document(
     shape: list[int], data_type: str, chunk: list[int], codecs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """zarr.json of an array."""
+    """Contents of an array's zarr.json."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -39,12 +39,12 @@ def array_document(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a zarr.json. Raises BundleError."""
+    """Read the object in a zarr.json. Raises BundleError."""
     return parse_json(read_plain(path, MAX_JSON_NBYTES, "description of tables"), path)
 
 
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """The object in these bytes. Raises BundleError, which names the path."""
+    """Parse the object in these bytes. Raises BundleError, which names the path."""
     try:
         return decode_json(data, dict[str, Any], MAX_JSON_NBYTES)
     except ValueError as error:
@@ -53,7 +53,7 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Whatever the contents of this file make fail becomes one BundleError that names it."""
+    """Turn what the contents of this file make fail into a BundleError that names it."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -62,7 +62,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raises ValueError if they differ; as JSON text, because Python holds 3 == 3.0."""
+    """Raise ValueError if they differ as JSON text, because to Python 3 == 3.0."""
     for field in sorted(found.keys() | expected.keys()):
         texts = [
             msgspec.json.encode(side.get(field), order="sorted").decode()

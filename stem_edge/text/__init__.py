@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of strangers: what of them is let through, and where it runs.
+"""Checks of tokenizers and chat templates, which strangers wrote, and the process for templates.
 
-Tokens of a text are runtime/text's.
+Encoding and decoding text is in runtime/text.
 """

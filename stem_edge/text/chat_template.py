@@ -1,8 +1,8 @@
-"""Conversations as the text that a chat model was trained on, by the template of its tokenizer.
+"""Render conversations with the chat template of a tokenizer, as the model saw them in training.
 
-The template comes with the bundle, so it runs in a process of its own (stem_edge/text/chat_worker.py),
-for so long and with so much memory. That process stays for the next rendering, and is ended when
-the template is closed or forgotten, or when it does not answer.
+The template comes with the bundle and cannot be trusted, so it runs in a process of its own
+(stem_edge/text/chat_worker.py) with limits on time and memory. That process stays for the next
+rendering. It is ended when the template is closed or garbage-collected, or does not answer in time.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ MAX_MESSAGES = 4096
 MAX_MESSAGE_CHARS = 1 << 19  # of all messages together
 MAX_ANSWER_NBYTES = 16 << 20
 SECONDS = 2.0  # of a rendering
-LOAD_FACTOR = 4  # times as long for the first
-START_SECONDS = 60.0  # to import Jinja from a slow card
+LOAD_FACTOR = 4  # times SECONDS for the first rendering, which compiles
+START_SECONDS = 60.0  # long, because Jinja may be imported from a slow card
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SAMPLE = [{"role": "user", "content": "Hello"}]
 REMEDY = "export with a tokenizer whose chat_template works, or give plain text"
 
 
 def checked_messages(messages: object) -> list[dict[str, str]]:
-    """Messages of a role and a text each. Raises InputError."""
+    """Check and copy messages, each a role and a text. Raises InputError."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InputError(f"messages is a {type(messages).__name__}, expected a list of messages")
+        raise InputError(f"messages is of type {type(messages).__name__}, expected a list")
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InputError(f"there are {len(messages)} messages, expected 1 to {MAX_MESSAGES}")
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
             raise InputError(
-                f'{where} is not of the form {{"role": "user", "content": "text"}}; give both'
+                f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
             )
         if message["role"] not in ROLES:
             raise InputError(
-                f"{where}.role is {printable(ascii(message['role'])[:80])}, expected one of: {', '.join(ROLES)}"
+                f"{where}.role is {printable(ascii(message['role'])[:80])}, expected one of: "
+                f"{', '.join(ROLES)}"
             )
         if not isinstance(message["content"], str):
             found = type(message["content"]).__name__
@@ -60,22 +61,23 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     count = sum(len(message["content"]) for message in messages)
     if count > MAX_MESSAGE_CHARS:
         raise InputError(
-            f"the messages have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}: shorten them"
+            f"the messages have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}; "
+            "shorten them"
         )
-    return [{"role": one["role"], "content": one["content"]} for one in messages]
+    return [{"role": each["role"], "content": each["content"]} for each in messages]
 
 
 def read_template(path: Path) -> tuple[str, dict[str, str]]:
-    """The chat template in a tokenizer_config.json, and the special tokens that it may name.
+    """Read the chat template of a tokenizer_config.json, and the special tokens that it may use.
 
-    Raises BundleError, and InputError if there is none.
+    Raises BundleError, and InputError if there is no template.
     """
     data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
     try:
         if len(data) > MAX_CONFIG_NBYTES:
             raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
         config = msgspec.json.decode(data, type=dict[str, Any])
-    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
         raise damaged(path, f"not a JSON object ({one_line(error)})") from None
     template = config.get("chat_template")
     if not isinstance(template, str):
@@ -93,10 +95,10 @@ def read_template(path: Path) -> tuple[str, dict[str, str]]:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer_config.json; close it, or use it as a context manager.
+    """Chat template of a tokenizer_config.json; close it, or use it as a context manager.
 
-    Raises BundleError for a template that cannot work, with its line; InputError if there is none;
-    BackendError if its process cannot be started.
+    Raises BundleError for a template that cannot work, naming the line; InputError if there is
+    none; BackendError if its process cannot be started.
     """
 
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
@@ -105,9 +107,9 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         try:
-            # Compiling takes longer than anything after it, most of all on a small device.
+            # More time, because compiling takes longer than rendering, above all on a small device.
             self._render(SAMPLE, True, LOAD_FACTOR * seconds)
-        except InputError:  # it wants other messages than these
+        except InputError:  # no fault of the template: it may accept only other messages
             pass
         except BaseException:
             self.close()
@@ -116,10 +118,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The text of a conversation; by default, to its end the beginning of an answer.
+        """Return the text of a conversation, by default with the beginning of an answer at its end.
 
-        Raises InputError for messages that are none or that the template refuses, BundleError for a
-        template that fails or takes too long.
+        Raises InputError for malformed messages and for those that the template refuses,
+        BundleError for a template that fails or takes too long.
         """
         return self._render(checked_messages(messages), add_generation_prompt, self._seconds)
 
@@ -143,7 +145,7 @@ class ChatTemplate:
     def _ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         with self._lock:
             worker = self._worker or self._start()
-            self._worker = None  # until it has answered, it is not asked again
+            self._worker = None  # must not be asked again unless it answers
             try:
                 answer = msgspec.json.decode(worker.ask(request, seconds), type=dict[str, Any])
                 self._worker = worker
@@ -162,7 +164,7 @@ class ChatTemplate:
         except OSError as error:
             raise BackendError(
                 f"{self._path}: cannot start a process for the chat template "
-                f"({error.strerror or 'it says nothing'}); free some memory and try again"
+                f"({error.strerror or 'no reason given'}); free some memory and try again"
             ) from error
 
     def _fail(self, reason: str, line: object = None) -> Never:
@@ -171,7 +173,7 @@ class ChatTemplate:
         raise BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
 
     def close(self) -> None:
-        """End the process; closing twice is fine, and a later rendering starts another."""
+        """End the process. Closing twice is fine, and a later rendering starts a new one."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
@@ -185,7 +187,7 @@ class ChatTemplate:
 
 
 class _Worker:
-    """The process, which is killed when it does not answer in time."""
+    """Process that renders templates, killed when it does not answer in time."""
 
     def __init__(self) -> None:
         process = subprocess.Popen(
@@ -197,15 +199,16 @@ class _Worker:
         self._process = process
         self.close = weakref.finalize(self, _end, os.getpid(), process)
         try:
-            self.ask(b"", START_SECONDS)  # it says that it is ready
+            # Wait until it is ready, so that starting it does not count as the time of a request.
+            self.ask(b"", START_SECONDS)
         except BaseException:
             self.close()
             raise
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """The answer to a request, a line each. Raises OSError, of it TimeoutError."""
+        """Send a line and return the answer, a line. Raises TimeoutError and other OSErrors."""
         stdin, stdout = (cast(IO[bytes], p) for p in (self._process.stdin, self._process.stdout))
-        # A process that does not read would have us wait for ever, as one that does not answer.
+        # A timer kills the process, because otherwise both a write and a read could block for ever.
         late = threading.Event()
 
         def expire() -> None:
@@ -231,10 +234,10 @@ class _Worker:
 
 
 def _end(owner: int, process: subprocess.Popen[bytes]) -> None:
-    if os.getpid() != owner:  # we are a fork of the process that goes on with it
+    if os.getpid() != owner:  # a fork must not end the process that its parent still uses
         return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):  # of what was not written yet
+        with contextlib.suppress(OSError):  # closing flushes, which cannot work any more
             cast(IO[bytes], pipe).close()

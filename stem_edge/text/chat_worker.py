@@ -1,8 +1,8 @@
-"""The process in which chat templates are rendered: requests on stdin, answers on stdout.
+"""Process that renders chat templates: requests on stdin, answers on stdout, each a line of JSON.
 
-A template is a program of whoever made the bundle. Jinja's sandbox keeps it from everything but
-its own values, this process' bounds from eating the machine, and the parent from waiting for ever:
-see stem_edge/text/chat_template.py. A request and an answer are each a line of JSON.
+A template is a program by whoever made the bundle. Jinja's sandbox restricts it to its own values,
+the limits of this process keep it from exhausting the machine, and the parent
+(stem_edge/text/chat_template.py) ends it when it takes too long.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from stem_edge.system.child import limit_this_process
 
 MAX_OUTPUT_CHARS = 1 << 20
 MEMORY_NBYTES = 512 << 20
-CPU_SECONDS = 20  # of a request; counts when the parent is gone
+CPU_SECONDS = 20  # of a request; needed when the parent is gone and cannot end it
 MAX_DATE_FORMAT = 64
 READY = b"ready\n"
 OTHER_FILES = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
 class RefusedMessagesError(Exception):
-    """The template itself says that it does not take these messages."""
+    """Raised by a template that does not accept the messages."""
 
 
 class OtherFileError(Exception):
-    """The template wants to read another one."""
+    """Raised for a template that would read another one."""
 
 
 class Missing(jinja2.Undefined):
-    """What is not there may be asked for, but neither shown nor used."""
+    """Undefined value that a template may test for, but neither print nor use."""
 
     __slots__ = ()
     __str__ = jinja2.Undefined._fail_with_undefined_error
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks the model's own words in training."""
+    """Tag `{% generation %}...{% endgeneration %}`, which marks the model's words for training."""
 
-    tags = {"generation"}  # noqa: RUF012  as its base class has it
+    tags = {"generation"}  # noqa: RUF012  must be as in the base class
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What is inside."""
+        """Return the nodes inside of the tag, which is all that rendering needs."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as templates of chat models expect it, and nothing more."""
+    """Return Jinja as chat templates expect it, without anything else."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -80,13 +80,13 @@ def _strftime_now(format: object) -> str:
 
 
 def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    # Jinja's own escapes what HTML cannot hold; models were trained on plain JSON.
+    # Instead of Jinja's own filter, which escapes for HTML: models saw plain JSON in training.
     return json.dumps(value, ensure_ascii=bool(ensure_ascii), indent=indent)
 
 
 @functools.lru_cache(1)
 def compiled(source: str) -> jinja2.Template:
-    """A template that reads no other."""
+    """Compile a template, and refuse one that reads another."""
     made = environment()
     for node in made.parse(source).find_all(OTHER_FILES):
         raise OtherFileError(f"{type(node).__name__.lower()} of another template", node.lineno)
@@ -94,7 +94,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]:
-    """The text, or that it is too long."""
+    """Return the text, or an error if it is too long."""
     pieces, length = list[str](), 0
     values = {"messages": request["messages"], "tools": None, "documents": None}
     flag = {"add_generation_prompt": bool(request["add_generation_prompt"])}
@@ -107,7 +107,7 @@ def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request; whatever goes wrong is one, too."""
+    """Answer a request; every failure becomes an answer as well."""
     try:
         return render(compiled(request["template"]), request)
     except RefusedMessagesError as error:
@@ -120,12 +120,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "it is nested too deeply"}
     except MemoryError:
         return {"error": f"it takes more than {MEMORY_NBYTES >> 20} MiB of memory"}
-    except Exception as error:  # a template can do wrong whatever an expression can
+    except Exception as error:  # all, because an expression in a template can raise anything
         return {"error": f"{error}"[:500] or type(error).__name__, "line": _line(error)}
 
 
 def _line(error: BaseException) -> int | None:
-    """The template's line; Jinja gives its frames the lines of the source."""
+    """Return the line in the template; Jinja's frames have the line numbers of the source."""
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
@@ -135,7 +135,7 @@ def _line(error: BaseException) -> int | None:
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None:
-    """Answer until there are no more requests."""
+    """Answer requests until there are no more."""
     send(READY)
     while line := receive():
         limit_this_process(MEMORY_NBYTES, CPU_SECONDS)
@@ -143,7 +143,7 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None
 
 
 def main() -> None:
-    """The process."""
+    """Serve stdin and stdout."""
 
     def send(line: bytes) -> None:
         sys.stdout.buffer.write(line)

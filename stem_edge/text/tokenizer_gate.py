@@ -1,9 +1,10 @@
-"""What of a tokenizer.json may reach the tokenizers library: checked before it does.
+"""Check of a tokenizer.json before the tokenizers library sees it.
 
-The library takes numbers, lengths and ids of the file on trust; some make it end the process. Here
-they are bounded, unknown kinds of steps are refused by name, and the text that is handed on is
-written anew, so that no two parsers can disagree about it. What only shows in use (a regular
-expression that takes for ever) is for a trial in a process of its own: `TextCodec.probe`.
+The library trusts the numbers, lengths and ids in the file, and some values make it abort the
+process. They are bounded here, and unknown kinds of steps are refused by name. The JSON that is
+passed on is encoded again, so that two parsers cannot disagree about it. Problems that appear only
+in use, such as a regular expression that never ends, are found by a trial in another process:
+`TextCodec.probe`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stem_edge.files import disk
 from stem_edge.text.tokenizer_steps import check_model, check_steps
 from stem_edge.text_table import printable
 
-MAX_NBYTES = 64 << 20  # twice the largest of published models
+MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15
 MAX_TOKEN_CHARS = 1 << 12
 
@@ -35,7 +36,7 @@ _KEY = re.compile(rb'"(?:[^"\\]|\\.)*"\s*:', re.DOTALL)
 
 
 class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
-    """A token that is cut out of a text before the model sees it."""
+    """Token that is split off a text before the tokenizer's model sees it."""
 
     id: Id
     content: Content
@@ -47,7 +48,7 @@ class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False
 
 
 class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The outermost object of a tokenizer.json."""
+    """Top-level object of a tokenizer.json."""
 
     model: msgspec.Raw
     version: Literal["1.0"] = "1.0"
@@ -62,24 +63,24 @@ class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class CheckedTokenizer:
-    """A tokenizer.json that may be given to the library, and what bounds its work."""
+    """Checked tokenizer.json for the library, with bounds on what it does to a text."""
 
     json: str
-    longest_nbytes: int  # UTF-8 of the longest token
-    growth: int  # times by which its steps can lengthen a text, at most
+    longest_nbytes: int  # of the longest token in UTF-8
+    growth: int  # largest factor by which its steps can lengthen a text
     special_tokens: tuple[str, ...]
 
 
 def read_tokenizer(path: Path, vocab_size: int | None = None) -> str:
-    """The text of a tokenizer.json that may be given to the library. Raises BundleError."""
+    """Return the checked JSON of a tokenizer.json for the library. Raises BundleError."""
     return check_tokenizer(path, vocab_size).json
 
 
 def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokenizer:
-    """The same, with what was found out about it.
+    """Check a tokenizer.json for a model with `vocab_size` rows. Raises BundleError.
 
-    Ids are 0 to vocab_size - 1, each of one token; not every id needs one, because models may
-    have more rows than their tokenizer has tokens. Padding and truncation are left out.
+    Ids must be 0 to vocab_size - 1, each of one token; some may have none, because a model can have
+    more rows than its tokenizer has tokens. Padding and truncation are removed.
     """
     try:
         data = disk.read_file(path, MAX_NBYTES)
@@ -91,8 +92,7 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
         if len(data) > MAX_NBYTES:
             raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
         return _checked(data, vocab_size or MAX_VOCAB)
-    # Of msgspec, too: its errors are ValueErrors, as those of UTF-8 are.
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         reason = " ".join(str(error).split())[:500]
         raise BundleError(
             f"{path}: not a tokenizer.json ({printable(reason)}); export the bundle again"
@@ -107,7 +107,7 @@ def _checked(data: bytes, vocab_size: int) -> CheckedTokenizer:
         if ids.setdefault(token.content, token.id) != token.id:
             raise ValueError(
                 f"the token {token.content!r} has the ids {ids[token.content]} and {token.id}, "
-                "expected one"
+                "expected one id"
             )
     _check_ids(ids, vocab_size)
     check_model(model)
@@ -124,7 +124,7 @@ def _checked(data: bytes, vocab_size: int) -> CheckedTokenizer:
 
 
 def _vocabulary(model: Mapping[str, msgspec.Raw]) -> dict[str, int]:
-    """Token -> id of a model; its file must name each token once."""
+    """Map each token of a model to its id. Raises ValueError unless the file names each once."""
     raw = model.get("vocab", msgspec.Raw(b"null"))
     if bytes(memoryview(raw)[:1]) == b"[":
         pieces = msgspec.json.decode(raw, type=list[tuple[str, float]])
@@ -134,7 +134,7 @@ def _vocabulary(model: Mapping[str, msgspec.Raw]) -> dict[str, int]:
         ids = msgspec.json.decode(raw, type=dict[str, Id])
         count = _KEY.subn(b"", memoryview(raw))[1]
     if len(ids) != count:
-        raise ValueError(f"model.vocab has {count} entries of {len(ids)} tokens, expected one each")
+        raise ValueError(f"model.vocab has {count} entries for {len(ids)} tokens, expected as many")
     if not ids:
         raise ValueError("model.vocab is empty, expected tokens")
     return ids
@@ -148,9 +148,9 @@ def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
         )
     by_id = {number: token for token, number in ids.items()}
     if len(by_id) != len(ids):
-        token, number = next(one for one in ids.items() if by_id[one[1]] != one[0])
+        token, number = next(item for item in ids.items() if by_id[item[1]] != item[0])
         raise ValueError(
-            f"{token[:80]!r} and {by_id[number][:80]!r} have both the id {number}, expected one token"
+            f"{token[:80]!r} and {by_id[number][:80]!r} both have id {number}, expected one token"
         )
     longest = max(ids, key=len)
     if len(longest) > MAX_TOKEN_CHARS:

@@ -1,27 +1,28 @@
-"""The steps of a tokenizer: which kinds there are, and how much each may make of a text.
+"""Check of a tokenizer's steps: their kinds, and how far they can lengthen a text.
 
-A step that the library would take without looking can turn a line into gigabytes: nine steps that
-replace a character by ten, a prefix of a million bytes, the text itself five times over.
+The library accepts steps that turn a line into gigabytes: nine that replace a character by ten, a
+prefix of a million bytes, or a template with the text five times. They must be refused before.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from math import prod
 from typing import Any
 
 import msgspec
 
 MAX_STEPS = 64
-MAX_DEPTH = 8  # of sequences in sequences
+MAX_DEPTH = 8  # of nested sequences
 MAX_GROWTH = 1 << 10
 MAX_TEXT = 1 << 14  # characters of a pattern or other text of a step
-MAX_PREFIX = 256  # of one that is put before a text or each of its words
+MAX_PREFIX = 256  # characters of a text that a step adds to each word or token
 MAX_CHARSMAP = 8 << 20
-MAX_PIECES = 64  # that are put around a text
+MAX_PIECES = 64  # of a template, and tokens of each
 
-# Part of the file -> the field that holds the steps of a sequence, and the kinds that the library knows.
+# Part of the file -> field with the steps of a sequence, and kinds that the library knows.
 KINDS = {
     "normalizer": (
         "normalizers",
@@ -51,42 +52,43 @@ KINDS = {
     ),
 }
 MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")
-# U+FDFA becomes 11 times its bytes; once is enough, because the result stays as it is.
+# U+FDFA becomes 11 times its bytes. Counted once, because a second step cannot change the result.
 COMPATIBILITY, COMPATIBILITY_GROWTH = ("NFKC", "NFKD"), 11
 FIXED_GROWTH = {"ByteLevel": 2, "Metaspace": 3}
 
 
 def check_model(model: Mapping[str, msgspec.Raw]) -> None:
-    """Raises ValueError for a model of another kind, or with a text that it would repeat."""
+    """Raise ValueError for a model of an unknown kind, or with a long text that it would repeat."""
     kind = msgspec.json.decode(model["type"], type=str) if "type" in model else None
     if kind is not None and kind not in MODELS:
         raise ValueError(f"model.type is {kind[:80]!r}, expected {' or '.join(MODELS)}")
     for name, raw in model.items():
-        if name not in ("vocab", "merges") and len(raw) > MAX_PREFIX * 6:  # \uXXXX is a character
+        # Times 6, because JSON may write a character as \uXXXX.
+        if name not in ("vocab", "merges") and len(raw) > MAX_PREFIX * 6:
             raise ValueError(
                 f"model.{name[:80]} has {len(raw)} bytes, expected at most {MAX_PREFIX}"
             )
 
 
 def check_steps(parts: Mapping[str, Any], vocab_size: int) -> int:
-    """By how many times they can lengthen a text or what a token decodes to, at most.
+    """Return the largest factor by which steps lengthen a text or what a token decodes to.
 
-    parts: of KINDS. Raises ValueError for a step that cannot be.
+    parts: the steps by the names in KINDS. Raises ValueError for a step that is not accepted.
     """
     growths = dict.fromkeys(KINDS, 1)
     for part, step in parts.items():
         steps = list(_flat(part, step, part, 0)) if step is not None else []
         if len(steps) > MAX_STEPS:
             raise ValueError(f"{part} has {len(steps)} steps, expected at most {MAX_STEPS}")
-        for where, one in steps:
-            _check_texts(where, one)
-            _check_numbers(where, one, vocab_size)
-        growths[part] = _growth(part, [one for _, one in steps])
+        for where, each in steps:
+            _check_texts(where, each)
+            _check_numbers(where, each, vocab_size)
+        growths[part] = _growth(part, [each for _, each in steps])
     return max(growths["normalizer"] * growths["pre_tokenizer"], growths["decoder"])
 
 
 def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The steps of a part, those in sequences as well, each with its place."""
+    """Yield the steps of a part, including those in sequences, each with its path in the file."""
     field, names = KINDS[part]
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Sequence":
@@ -95,12 +97,12 @@ def _flat(part: str, step: Any, where: str, depth: int) -> Iterator[tuple[str, d
             raise ValueError(f"{part} has sequences more than {MAX_DEPTH} deep")
         if not isinstance(inner, list):
             raise ValueError(f"{where}.{field} is not a list of steps")
-        for number, one in enumerate(inner):
-            yield from _flat(part, one, f"{where}.{field}[{number}]", depth + 1)
+        for number, each in enumerate(inner):
+            yield from _flat(part, each, f"{where}.{field}[{number}]", depth + 1)
     elif kind in names:
         yield where, step
     else:
-        found = repr(kind)[:80] if isinstance(step, dict) else "no object"
+        found = repr(kind)[:80] if isinstance(step, dict) else "not in an object"
         raise ValueError(f"{where}.type is {found}, expected Sequence, {', '.join(names)}")
 
 
@@ -117,20 +119,20 @@ def _check_texts(where: str, step: dict[str, Any]) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts of a JSON value; msgspec has bounded its depth."""
+    """Yield all texts in a JSON value; it can recurse, because msgspec has bounded the depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one)
+        for item in value:
+            yield from _texts(item)
     elif isinstance(value, dict):
         yield from value
-        for one in value.values():
-            yield from _texts(one)
+        for item in value.values():
+            yield from _texts(item)
 
 
 def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
-    """Numbers that the library takes on trust: lengths, and ids that are put around a text."""
+    """Check numbers that the library trusts: lengths, and ids that are added around a text."""
     kind = step["type"]
     length = step.get("length")
     if kind == "FixedLength" and "length" in step and not (type(length) is int and length > 0):
@@ -140,7 +142,7 @@ def _check_numbers(where: str, step: dict[str, Any], vocab_size: int) -> None:
         ids = [pair[1:] for pair in (step.get("sep"), step.get("cls")) if isinstance(pair, list)]
     elif kind == "TemplateProcessing":
         ids = _template_ids(where, step)
-    for number in [one for some in ids for one in some]:
+    for number in chain.from_iterable(ids):
         if type(number) is not int or not 0 <= number < vocab_size:
             raise ValueError(f"{where} adds the id {number!r}, expected 0 to {vocab_size - 1}")
 
@@ -149,19 +151,19 @@ def _template_ids(where: str, step: dict[str, Any]) -> list[list[Any]]:
     single, specials = step.get("single"), step.get("special_tokens")
     single = single if isinstance(single, list) else []
     named = specials.values() if isinstance(specials, dict) else []
-    ids = [one.get("ids") for one in named if isinstance(one, dict)]
-    lists = [one for one in ids if isinstance(one, list)]
+    ids = [token.get("ids") for token in named if isinstance(token, dict)]
+    lists = [each for each in ids if isinstance(each, list)]
     texts = sum(isinstance(piece, dict) and "Sequence" in piece for piece in single)
-    if texts != 1 or len(single) > MAX_PIECES or any(len(one) > MAX_PIECES for one in lists):
+    if texts != 1 or len(single) > MAX_PIECES or any(len(each) > MAX_PIECES for each in lists):
         raise ValueError(
-            f"{where}.single has the text {texts} times among {len(single)} pieces, expected it once "
-            f"among at most {MAX_PIECES}, of at most {MAX_PIECES} tokens each"
+            f"{where}.single has the text {texts} times among {len(single)} pieces, expected "
+            f"once among at most {MAX_PIECES} pieces of at most {MAX_PIECES} tokens each"
         )
     return lists
 
 
 def _growth(part: str, steps: list[dict[str, Any]]) -> int:
-    """Times by which steps one after the other can lengthen a text. Raises ValueError."""
+    """Return the factor by which consecutive steps can lengthen a text. Raises ValueError."""
     factors = [_factor(step) for step in steps]
     if any(step["type"] in COMPATIBILITY for step in steps):
         factors.append(COMPATIBILITY_GROWTH)
@@ -175,26 +177,28 @@ def _growth(part: str, steps: list[dict[str, Any]]) -> int:
 
 
 def _factor(step: dict[str, Any]) -> int:
-    """How many bytes a step can make of one."""
+    """Return the bytes that a step can make of one byte."""
     if step["type"] == "Replace":
         pattern, content = step.get("pattern"), str(step.get("content", ""))
         plain = pattern.get("String") if isinstance(pattern, dict) else None
         if isinstance(plain, str) and plain:
             return -(-max(1, len(content.encode())) // len(plain.encode()))
-        return 1 + len(content.encode())  # a regular expression may match between any two
+        # Plus 1, because a regular expression may match between any two bytes and keep both.
+        return 1 + len(content.encode())
     if step["type"] == "Precompiled":
         return _charsmap_growth(step.get("precompiled_charsmap"))
     return FIXED_GROWTH.get(step["type"], 1)
 
 
 def _charsmap_growth(charsmap: Any) -> int:
-    """The longest replacement in a map of characters: a trie, then texts that end in a zero."""
-    expected = "normalizer.precompiled_charsmap is {}, expected base64 of a trie and its texts"
+    """Return the longest replacement in a charsmap: a trie, then texts terminated by zeros."""
+    message = "normalizer.precompiled_charsmap is {}, expected base64 of a trie and its texts"
     try:
         data = base64.b64decode(charsmap, validate=True)
     except (TypeError, ValueError):
-        raise ValueError(expected.format("null" if charsmap is None else "none")) from None
+        found = "null" if charsmap is None else "not base64"
+        raise ValueError(message.format(found)) from None
     trie_nbytes = int.from_bytes(data[:4], "little")
     if not trie_nbytes or trie_nbytes % 4 or 4 + trie_nbytes > len(data):
-        raise ValueError(expected.format(f"of {len(data)} bytes with a trie of {trie_nbytes}"))
+        raise ValueError(message.format(f"{len(data)} bytes with a trie of {trie_nbytes}"))
     return max(1, *(len(text) for text in data[4 + trie_nbytes :].split(b"\0")))

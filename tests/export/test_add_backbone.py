@@ -1,4 +1,4 @@
-"""A backbone that is added to a bundle: what stays, what is replaced, and what is refused."""
+"""Adding a backbone to a bundle: which files stay, which are replaced, and refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add(checkpoint: Path, out: Path, **options: Any) -> Bundle:
 
 @pytest.fixture(scope="module")
 def bundles(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of each engine a bundle with the same tables. Not to be changed."""
+    """A bundle for each engine, with the same tables. Do not change them."""
     folder = tmp_path_factory.mktemp("bundles")
     return {
         engine: export(tiny_checkpoint, folder / engine, engine=engine).path
@@ -68,7 +68,7 @@ def test_both_backbones_are_those_of_whole_exports(
     assert manifest.reports == apart["onnx"].reports | apart["gguf"].reports
     assert (manifest.backbone, manifest.gguf) == (apart["onnx"].backbone, apart["gguf"].gguf)
     assert set(stem_edge.verify(out).values()) == {"ok"}
-    assert shard.stat().st_ino == place  # a link, no copy
+    assert shard.stat().st_ino == place  # the same file, so a link instead of a copy
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -81,7 +81,7 @@ def test_a_backbone_is_replaced_and_the_other_stays(tiny_checkpoint: Path, out: 
     assert changed == {GGUF, MANIFEST}
     assert manifest.gguf is not None
     assert manifest.gguf.weights == "f16"
-    add(tiny_checkpoint, out, engine="onnx", backbone="fp32")  # has no prefill graph
+    add(tiny_checkpoint, out, engine="onnx", backbone="fp32")  # because it has no prefill graph
     assert before.keys() - contents(out).keys() == {"prefill.data"}
     assert set(stem_edge.verify(out).values()) == {"ok"}
 
@@ -164,12 +164,12 @@ def test_another_model_or_tokenizer_is_refused_by_name(
     tokenizer["added_tokens"][0]["lstrip"] = True
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     shutil.copy(out / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
-    with pytest.raises(ExportError, match=r"tokenizer\.json: another tokenizer than that of"):
+    with pytest.raises(ExportError, match=r"tokenizer\.json: is not the tokenizer of"):
         add(tiny_checkpoint, out, tokenizer=tmp_path / "tokenizer.json")
     assert contents(out) == before
 
 
-def test_a_stored_row_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_stored_row_of_nan_is_refused(tmp_path: Path) -> None:
     assert adding._mean_error(np.zeros(3, np.float32), np.zeros(3, np.float32)) == 0
     nan = adding._mean_error(np.full(3, np.nan, np.float32), np.ones(3, np.float32))
     assert not nan <= 1
@@ -195,7 +195,7 @@ def test_an_interrupted_addition_goes_on(
 def test_what_was_done_for_another_bundle_is_not_used(
     tiny_checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files were links to those of a bundle that was replaced meanwhile."""
+    """An interrupted job links to files of a bundle that has since been replaced."""
     Steps(monkeypatch).interrupt("backbone", lambda: add(tiny_checkpoint, out))
     aside = out.with_name("aside")
     export(tiny_checkpoint, aside, backbone="fp32", tables="fp32")
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_the_bundle(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        with pytest.raises(ExportError, match=r"disk is full.*go on from there"):
+        with pytest.raises(ExportError, match=r"disk is full.*continue from there"):
             add(tiny_checkpoint, out)
     assert contents(out) == before
     add(tiny_checkpoint, out)

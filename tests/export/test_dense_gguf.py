@@ -30,7 +30,7 @@ from stem_edge.export.checkpoints.heads import HeadRows
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import TokenizerDiffers, export_dense_gguf
 from stem_edge.ggml.gguf_schema import gguf_name, tensor_types
-from stem_edge.ggml.library import Ggml, library_path, open_ggml
+from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, forward
@@ -39,6 +39,8 @@ llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
 
 from stem_edge.measuring.run.engine_llama import TYPES, LlamaModel, make_model
+
+pytestmark = pytest.mark.usefixtures("ggml")
 
 TOLERANCE = 1e-3
 HALVES: dict[str, Any] = {"rope_interleaved": False}
@@ -65,19 +67,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ggml() -> Ggml:
-    if library_path() is None:
-        pytest.skip("ggml is not installed")
-    return open_ggml()
-
-
 def dense(fields: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**(SIZES | fields | {"stem_layers": ()}))
 
 
 def random_checkpoint(config: ModelConfig) -> Checkpoint:
-    """Values that float16 holds."""
+    """Make a checkpoint of random values that are exact in float16."""
     tensors, _ = random_tensors(config, 0)
     backbone: Any = {n: ArrayMatrix(t.half().float().numpy()) for n, t in tensors.items()}
     return Checkpoint(
@@ -122,7 +117,7 @@ def test_models_of_transformers(name: str, tmp_path: Path) -> None:
     model = make_transformer(name)
     model.save_pretrained(tmp_path / "model")
     Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "t.json"))
-    with pytest.warns(TokenizerDiffers, match=r"model\.gguf: .* no text"):
+    with pytest.warns(TokenizerDiffers, match=r"model\.gguf: .* not text"):
         out = export_dense_gguf(
             tmp_path / "model",
             tmp_path / "model.gguf",
@@ -188,13 +183,13 @@ MIXED: dict[str, dict[str, Any]] = {
 def test_files_are_those_that_llama_cpp_quantizes(
     name: str, weights: GgufType, ggml: Ggml, tmp_path: Path
 ) -> None:
-    """The same type and the same bytes, tensor by tensor."""
+    """Types and bytes of all tensors are equal."""
     config = dense(MIXED[name])
     checkpoint, tokenizer = random_checkpoint(config), {"tokenizer.ggml.model": "no_vocab"}
     ours, half, theirs = (tmp_path / f"{which}.gguf" for which in ("ours", "half", "theirs"))
     write_dense(ours, ggml, checkpoint, weights, tokenizer)
     write_dense(half, ggml, checkpoint, "f16", tokenizer)
-    LlamaModel(half, 64, 1)  # makes llama.cpp silent
+    LlamaModel(half, 64, 1)  # because loading a model silences llama.cpp
     params = llama_cpp.llama_model_quantize_default_params()
     kinds = {"q4_0": "Q4_0", "q8_0": "Q8_0", "q6_k": "Q6_K", "q5_k_m": "Q5_K_M", "q4_k_m": "Q4_K_M"}
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kinds[weights]}")
@@ -291,7 +286,7 @@ def test_a_file_is_replaced_only_by_force_and_only_a_gguf_file(
     out = tmp_path / "m.gguf"
     export_dense_gguf(folder, out, backbone="f32")
     before = out.read_bytes()
-    with pytest.raises(ExportError, match=r"m\.gguf: exists already; .*--force"):
+    with pytest.raises(ExportError, match=r"m\.gguf: already exists; .*--force"):
         export_dense_gguf(folder, out)
     assert out.read_bytes() == before
     assert export_dense_gguf(folder, out, backbone="f16", force=True).read_bytes() != before
@@ -321,7 +316,7 @@ def test_nothing_is_left_behind(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_what_a_killed_export_left_is_no_hindrance(folder: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_export_do_not_matter(folder: Path, tmp_path: Path) -> None:
     for name in (".stem-edge-m.gguf", ".stem-edge-m.gguf.lock"):
         (tmp_path / name).write_text("half")
     out = export_dense_gguf(folder, tmp_path / "m.gguf", backbone="f32")
@@ -394,7 +389,7 @@ def test_a_model_is_freed_with_its_last_reference(folder: Path, tmp_path: Path) 
         assert str(out) not in mapped.read_text()
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(BackendError, match=r"cannot load .*m\.gguf"):
         LlamaModel(tmp_path / "m.gguf", 32, 1)
@@ -410,6 +405,6 @@ def test_the_command_writes_an_ordinary_file(
     assert str(out) in capsys.readouterr().out
     assert out.read_bytes()[:4] == b"GGUF"
     assert main(command) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main([*command, "--force", "--tables", "int8"]) == 1
-    assert "--tables belongs to bundles" in capsys.readouterr().err
+    assert "--tables is for bundles" in capsys.readouterr().err

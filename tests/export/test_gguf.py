@@ -1,4 +1,4 @@
-"""Exports for ggml: what is in backbone.gguf, and how it is made."""
+"""Exports for ggml: the contents of backbone.gguf, and how it is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stem_edge.numerics.reference import forward, whole
 gguf = pytest.importorskip("gguf")
 pytestmark = needs_ggml
 
-# Of random weights: some three times what was measured.
+# About three times the errors measured with random weights.
 DIVERGENCE = {"f32": 1e-9, "f16": 1e-5, "q8_0": 1e-3, "q6_k": 3e-3, "q5_k_m": 1e-2, "q4_k_m": 3e-2}
 
 
@@ -128,7 +128,7 @@ def test_any_threads_give_identical_bytes(
     wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
-    monkeypatch.setattr(weights, "PIECE_VALUES", 20_000)  # several pieces
+    monkeypatch.setattr(weights, "PIECE_VALUES", 20_000)  # so that there are several pieces
     export(wide, tmp_path / "a", threads=1, **options)
     export(wide, tmp_path / "b", threads=3, **options)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -153,7 +153,7 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
 
 
 @pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
-def test_types_that_know_no_importance(
+def test_types_without_importance(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
 ) -> None:
     bundle = export(tiny_checkpoint, tmp_path / "a", backbone=type, calibration=text)
@@ -174,7 +174,7 @@ def test_a_missing_library_is_told_before_anything_is_read(
         export(tmp_path / "no checkpoint", tmp_path / "out")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(
-        ExportError, match=r"the gguf package, which did not import .*stem-edge\[gguf"
+        ExportError, match=r"the gguf package.* cannot be imported .*stem-edge\[gguf"
     ):
         export(tmp_path / "no checkpoint", tmp_path / "out")
 
@@ -217,7 +217,7 @@ def test_the_command(
     assert (out / MANIFEST).read_bytes() == before
     assert main([*arguments, "--backbone", "f16", "--add"]) == 0
     assert "f16" in (told := capsys.readouterr().out)
-    assert f"generate {out} 'Once" in told  # it has no other
+    assert f"generate {out} 'Once" in told  # because it has no other
     assert main(["export", str(tiny_checkpoint), str(out), "--engine", "onnx", "--add"]) == 0
     assert main([*arguments, "--add"]) == 0
     assert f"generate {out} --engine ggml 'Once" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Mixed tables from export to tokens: what is computed, read, counted and filled."""
+"""Mixed tables from export to tokens: values, reads, counts and warm start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import stem_edge
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.inspect import table
+from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.planning.hit_rates import record_ids
 from stem_edge.measuring.planning.predict import warm_counts
@@ -77,7 +77,7 @@ def test_the_tokens_of_the_text_are_resident_at_first(bundle: Path, tmp_path: Pa
         assert model.stats.row_misses == 3
 
 
-def test_uses_are_kept_by_record_and_come_back(bundle: Path, tmp_path: Path) -> None:
+def test_uses_are_kept_by_record_and_read_again(bundle: Path, tmp_path: Path) -> None:
     opened, ids = open_bundle(bundle), np.array([48, 48, 97])
     with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=True) as model:
         cache: Any = model.engine.rows.cache  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:
     opened = open_bundle(bundle)
     report = opened.manifest.report.errors
     assert report["tables (int8)"].mean < report["tables (int4)"].mean / 8
-    text = table(opened)
+    text = bundle_table(opened)
     assert "int8 of 15 records in groups of 64, int4 of 285" in text
 
 
@@ -114,9 +114,7 @@ def test_shares_that_cannot_be(tiny_checkpoint: Path, tmp_path: Path, frequent: 
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_text_nothing_says_what_is_frequent(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_mixed_tables_need_a_text(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(stem_edge.ExportError, match="--calibration FILE"):
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="mixed")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Exports whose backbone is quantized in every way: what is stored, and that it is the same twice."""
+"""Exports with every quantization of the backbone: stored types, and reproducibility."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:
-    """How the backbone for onnxruntime is stored."""
+    """Read the manifest's description of the backbone for onnxruntime."""
     assert bundle.manifest.backbone is not None
     return bundle.manifest.backbone
 
@@ -123,7 +123,7 @@ def test_the_quantizer_that_is_usual(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "tied", "asymmetric"),
-    [(64, False, False), (48, True, True)],  # 48: heads that are padded
+    [(64, False, False), (48, True, True)],  # 48, so that heads are padded
 )
 def test_gptq_diverges_less_than_rounding(
     tmp_path: Path, text: Path, dim: int, tied: bool, asymmetric: bool
@@ -163,7 +163,7 @@ def test_any_number_of_threads_gives_identical_bytes(
 ) -> None:
     monkeypatch.setattr(
         "stem_edge.export.quantization.weights.PIECE_VALUES", 4096
-    )  # several pieces
+    )  # so that there are several pieces
     for name, threads in (("a", 1), ("b", 3)):
         stem_edge.export_bundle(
             tiny_checkpoint, tmp_path / name, quantizer="gptq", calibration=text, threads=threads

@@ -1,4 +1,4 @@
-"""A table store to be damaged, for the tests of tables and of their limits."""
+"""A table store to damage, for the tests of tables and of their limits."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ from stores import write_store
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """Folder of the store that helpers/damaged_stores.py describes."""
     write_store(tmp_path / "tables.zarr", LAYOUT, RECORDS, records_per_shard=2)
     return tmp_path / "tables.zarr"

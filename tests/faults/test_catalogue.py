@@ -1,4 +1,4 @@
-"""The catalogue of faults: each line has a test that runs, or a reason why it is none of ours.
+"""The catalogue of faults: each line has a test, or a reason why it does not apply.
 
 Lines are numbered in groups; the tests of group M are those of tests/faults/ named test_m1_...,
 test_m2_... and say in their docstring or name what the fault is. A line that does not apply stands
@@ -39,14 +39,14 @@ def _sources() -> list[str]:
 
 @cache
 def ids_with_a_test() -> set[str]:
-    """Ids that a test's name begins with."""
+    """Find the ids with which names of tests begin."""
     found = (re.findall(r"^def test_([a-z]\d+)_", text, re.MULTILINE) for text in _sources())
     return {id.upper() for ids in found for id in ids}
 
 
 @cache
 def not_applicable() -> dict[str, str]:
-    """Ids with the reason why they are not tested."""
+    """Find the ids that are not tested, with the reason."""
     reasons: dict[str, str] = {}
     for text in _sources():
         for table in re.findall(

@@ -1,14 +1,14 @@
 """Mutants of valid files: each is read or refused as the contract says, and nothing else happens.
 
-Here a short run with a fixed seed; `python tools/fuzz.py TARGET` is the long one. What it finds goes
-into tests/data/fuzz/TARGET and is run here for ever.
+These runs are short and have a fixed seed; `python tools/fuzz.py TARGET` is the long one. Its findings
+go into tests/data/fuzz/TARGET, which is replayed here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,22 +22,21 @@ import pytest
 from fuzzing.mutants import join, mutants, split
 from fuzzing.running import SEEDS, FaultError, Runner
 from fuzzing.targets import TARGETS, chat_process
+from installed import ROOT
 
 pytestmark = pytest.mark.slow
 
-from installed import ROOT
-
-SECONDS = 3.0  # of a short run at most
+SECONDS = 3.0  # for each target
 FINDING = "finding-"
 SEED_FILES = [(name, path) for name in TARGETS for path in sorted((SEEDS / name).iterdir())]
 needs_timers = pytest.mark.skipif(
-    not hasattr(signal, "setitimer"), reason="needs interval timers, which Windows has not"
+    not hasattr(signal, "setitimer"), reason="needs interval timers, which Windows lacks"
 )
 
 
 @pytest.fixture
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
-    """A target that is ready; the parameter is its name."""
+    """A runner of the target that the parameter names."""
 
     def too_slow(*_: object) -> None:
         raise TimeoutError("an input took too long")
@@ -55,7 +54,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
     indirect=["runner"],
     ids=[f"{n}-{p.name}" for n, p in SEED_FILES],
 )
-def test_seeds_are_accepted_and_what_was_found_is_refused(runner: Runner, path: Path) -> None:
+def test_seeds_are_accepted_and_findings_are_refused(runner: Runner, path: Path) -> None:
     how = runner.run(path.read_bytes())
     assert how == "accepted" or path.name.startswith(FINDING)
 
@@ -63,7 +62,7 @@ def test_seeds_are_accepted_and_what_was_found_is_refused(runner: Runner, path: 
 @needs_timers
 @pytest.mark.parametrize(("runner", "name"), [(n, n) for n in TARGETS], indirect=["runner"])
 def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
-    """Manifests and edits that are read are the same once they were written again."""
+    """Manifests and edits that are accepted must also survive being written and read again."""
     seeds = [path.read_bytes() for path in (SEEDS / name).iterdir()]
     end = time.monotonic() + SECONDS
     for data in mutants(TARGETS[name].change, Random(8), seeds):
@@ -72,7 +71,7 @@ def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
             break
     assert runner.executions > 20
     assert runner.accepted > 0
-    assert len(runner.ends) > 1
+    assert len(runner.refused_at) > 1
 
 
 @needs_timers
@@ -101,8 +100,8 @@ def test_the_command_runs_a_target_and_an_input_by_itself(tmp_path: Path) -> Non
         done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         return str(done.stdout)
 
-    tally = json.loads(run("edit", "--runs", 300, "--json"))
-    assert tally["target"] == "edit" and tally["executions"] == 300 > tally["accepted"] > 0
+    counts = re.match(r"edit: 300 inputs in \d+ s, (\d+) accepted", run("edit", "--runs", 300))
+    assert counts is not None and 0 < int(counts[1]) < 300
     assert not list((tmp_path / "edit").iterdir())
     (tmp_path / "input").write_bytes(b"nothing")
     assert run("edit", "--replay", tmp_path / "input").startswith("refused: ")
@@ -123,7 +122,7 @@ def test_an_input_that_ends_its_process_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "edit" / fuzz.RUNNING).read_bytes()
 
 
-def test_files_in_one_come_apart_again() -> None:
+def test_packed_files_are_unpacked_again() -> None:
     files = {"zarr.json": b"{}", "c/0": b"== zarr.json 1\n", "records/c/0/0": b""}
     assert split(join(files)) == files
     assert split(b"no files") == {}

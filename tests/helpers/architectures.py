@@ -1,4 +1,4 @@
-"""Models of every kind the format allows, small, with checkpoints and quantized bundles of them."""
+"""Small models of every kind that the format allows, as checkpoints and quantized bundles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 
 import stem_edge
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.config import (
-    BIASED,
-    LinearRope,
-    Llama3Rope,
-    ModelConfig,
-    YarnRope,
-)
+from stem_edge.config import BIASED, LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.checkpoints.hf_config import tensor_name
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32
@@ -83,7 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, config: ModelConfig, seed: int = 0) -> tuple[Path, list[int], F32]:
-    """A checkpoint of random weights, some ids, and the logits [T, V] that it stands for."""
+    """Write a checkpoint of random weights; return it with some ids and their logits [T, V]."""
     tensors, rows = random_tensors(config, seed)
     stored = {tensor_name(name): tensor for name, tensor in tensors.items()}
     for layer, table in random_tables(config, seed).items():
@@ -96,7 +90,7 @@ def write(folder: Path, config: ModelConfig, seed: int = 0) -> tuple[Path, list[
 
 
 def rows_as_tensors(config: ModelConfig, at: str, table: Tensor) -> Tensors:
-    """A table, by the schema's names."""
+    """Name a table's tensors as in the schema."""
     if not config.n_experts:
         return {at + "stem_table.weight": table}
     inner, outer = (math.prod(part) for part in config.row_parts())
@@ -125,7 +119,7 @@ QUANTIZED: dict[str, Quantized] = {
 
 
 def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
-    """A bundle with a quantized backbone, and some ids."""
+    """Export a bundle with a quantized backbone; return it with some ids."""
     fields, options = QUANTIZED[name]
     path, ids, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | fields)))
     out = folder / "bundle"

@@ -1,4 +1,4 @@
-"""Libraries compiled to stand in for ggml."""
+"""Compile shared libraries that stand in for ggml."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge.ggml.library import (
-    library_path,
-)
+from stem_edge.ggml.library import library_path
 
 LIBRARY = library_path()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="llama-cpp-python is not installed")
@@ -18,7 +16,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C com
 
 
 def compiled(folder: Path, source: str) -> Path:
-    """A shared library of a few lines of C."""
+    """Compile C source into a shared library and return its path."""
     path = folder / "libggml.so"
     (folder / "fake.c").write_text(source)
     command = ["cc", "-shared", "-fPIC", "-o", str(path), str(folder / "fake.c")]
@@ -27,4 +25,5 @@ def compiled(folder: Path, source: str) -> Path:
 
 
 def version_source(version: str) -> str:
+    """C source of a library that reports this version."""
     return f'const char * ggml_version(void) {{ return "{version}"; }}'

@@ -1,15 +1,14 @@
-"""A small model description."""
+"""Descriptions of small models."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from stem_edge.config import (
-    ModelConfig,
-)
+from stem_edge.config import ModelConfig
 
 
 def config(**changes: Any) -> ModelConfig:
+    """Describe a small model, with other values of some fields."""
     fields: dict[str, Any] = {
         "vocab_size": 10,
         "dim": 4,

@@ -1,4 +1,4 @@
-"""Checkpoints with the logits of the code that trained them."""
+"""Checkpoints with the logits of the code that trained them, and a text to score them on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 
 CONFORMANCE = DATA / "conformance"
+CHECKPOINT = CONFORMANCE / "full" / "consolidated"
+TEXT = "The capital of France is Paris. The capital of Peru is Lima. To read news there, learn é.\n"
 CASES = [
     "full/consolidated",
     "third/consolidated",
@@ -20,13 +22,13 @@ CASES = [
 
 
 def reference(case: str) -> tuple[list[list[int]], F32]:
-    """Token ids [2, T] and the trainer's logits [2, T, V]."""
+    """Read token ids [2, T] and the trainer's logits [2, T, V]."""
     with np.load(CONFORMANCE / case.split("/")[0] / "reference.npz") as data:
         return data["token_ids"].tolist(), data["logits"]
 
 
 def stepwise(model: Model, ids: list[int]) -> F32:
-    """Logits [T, V], one step a token, through the engine's own step."""
+    """Logits [T, V] by the engine's own step, one token at a time."""
     engine = model.engine
     context = engine.open_context(len(ids))
     return np.concatenate([engine.step(context, np.array([token])).copy() for token in ids])

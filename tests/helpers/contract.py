@@ -1,7 +1,8 @@
-"""What every fault of the catalogue must end in: a refusal that helps, and nothing lost.
+"""Check that a fault ends in a helpful refusal, with nothing lost.
 
-A refusal is a typed error of one line that names the place, says what was found and what to do,
-within seconds; on the command line the same line and exit status 1. What was there stays as it was.
+A refusal is a typed error of one line that names the place, what was found and what to do, and comes
+within seconds. On the command line it is the same line and exit status 1. Existing files stay as they
+were.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from stem_edge.errors import BundleError, StemEdgeError
 T = TypeVar("T")
 REFUSAL_SECONDS = 10.0
 MAX_MESSAGE_CHARS = 2000
-# How messages of this project say what to do: one of these stands in each of them.
+# Verbs by which messages say what to do. Every message must have one of them.
 REMEDY = re.compile(
     r"\b(add|check|choose|convert|copy|delete|expected|export|fetch|free|give|install|leave|load|"
     r"lower|make|move|raise|remove|rename|report|restore|run|shorten|split|try|upgrade|use|wait)\b"
@@ -38,9 +39,9 @@ def refused(
     kept: Sequence[Path] = (),
     seconds: float = REFUSAL_SECONDS,
 ) -> str:
-    """The message with which a call is refused; `naming`: what must stand in it.
+    """Check that a call is refused, and return the message.
 
-    kept: files and folders that must be the same afterwards.
+    naming: parts that the message must have; kept: files and folders that must stay the same.
     """
     with _unchanged(kept, seconds), pytest.raises(error) as caught:
         call()
@@ -50,7 +51,7 @@ def refused(
 def judged(
     call: Callable[[], T], valid: bool, error: type[StemEdgeError], *naming: str | Path
 ) -> T | None:
-    """What a valid call returns; one that is not is refused."""
+    """Return the result of a valid call; check that an invalid one is refused."""
     if valid:
         return call()
     refused(call, error, *naming)
@@ -58,7 +59,7 @@ def judged(
 
 
 def takes(call: Callable[[int], object], most: int, said: str) -> None:
-    """What is as large as allowed is taken, what is larger by one refused in these words."""
+    """Check that `most` is accepted and that one more is refused in these words."""
     call(most)
     with pytest.raises((BundleError, ValueError), match=said) as caught:
         call(most + 1)
@@ -73,7 +74,7 @@ def command_refused(
     kept: Sequence[Path] = (),
     seconds: float = REFUSAL_SECONDS,
 ) -> str:
-    """The message with which `stem-edge ARGUMENTS` is refused."""
+    """Check that `stem-edge ARGUMENTS` is refused, and return the message."""
     with _unchanged(kept, seconds):
         assert main([str(argument) for argument in arguments]) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
@@ -90,19 +91,19 @@ def _unchanged(kept: Sequence[Path], seconds: float) -> Iterator[None]:
 
 
 def checked_message(message: str, *naming: str | Path) -> str:
-    """A message that keeps to the contract."""
+    """Check a message against the contract, and return it."""
     assert len(message.splitlines()) == 1, message
     assert len(message) <= MAX_MESSAGE_CHARS, message
     assert message.isprintable(), ascii(message)
     assert "Traceback" not in message
     for word in naming:
         assert str(word) in message, f"{word} is not in: {message}"
-    assert REMEDY.search(message), f"says not what to do: {message}"
+    assert REMEDY.search(message), f"does not say what to do: {message}"
     return message
 
 
 def fingerprint(path: Path) -> dict[str, str]:
-    """What there is at a path and below: name -> kind, size and contents; times do not count."""
+    """Map each name at and below a path to kind, size and checksum; times are ignored."""
     places = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
     return {place.relative_to(path).as_posix(): _contents(place) for place in places}
 

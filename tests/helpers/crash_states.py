@@ -1,9 +1,9 @@
-"""What a power cut may leave: the calls of an export are recorded and replayed with losses.
+"""States that a power cut may leave: file operations are recorded, then replayed with losses.
 
-The model is harsher than any file system. Bytes count only after their file was synced, a name only
-after its folder was. Of what was not synced, any part may have reached the medium: any subset of
-the names; of each write nothing, all, zeros of its size, or a part that ends at a sector's border.
-A rename or exchange of names within a folder happens as a whole or not at all.
+The model is harsher than any file system. Bytes are safe only after their file is synced, a name only
+after its folder is. Of all else, any part may have reached the medium: any subset of the names, and of
+each write nothing, all, zeros of its size, or a part that ends at a sector boundary. A rename or
+exchange within a folder happens as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from faulty_disk import CHANGES
 from stem_edge.files import disk
 
 SECTOR = 512
-ROOT = 0  # the folder that is watched; it is durable
-Tree: TypeAlias = dict[str, bytes | None]  # path below the root -> contents, None of a folder
+ROOT = 0  # node of the folder that is watched; it is durable
+Tree: TypeAlias = dict[str, bytes | None]  # path below the root -> contents; None for a folder
 
 
 @dataclass(frozen=True)
 class Names:
-    """Changes of names in one folder, all at once: (name, node before, node after)."""
+    """Atomic change of names in one folder: (name, node before, node after)."""
 
     folder: int
     changes: tuple[tuple[str, int | None, int | None], ...]
@@ -45,7 +45,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Sync:
-    """All changes of this file or folder are on the medium."""
+    """A sync, after which all changes of a file or folder are on the medium."""
 
     node: int
 
@@ -55,17 +55,17 @@ Op: TypeAlias = Names | Data | Sync
 
 @dataclass
 class Medium:
-    """Files and folders by numbers, as names can go and come back."""
+    """Files and folders by node number, because names can vanish and come back."""
 
     folders: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
     files: dict[int, bytes] = field(default_factory=dict)
 
     def copy(self) -> Medium:
-        """Another one with the same contents."""
+        """Return an independent copy."""
         return Medium({n: dict(names) for n, names in self.folders.items()}, dict(self.files))
 
     def apply(self, op: Names | Data) -> None:
-        """A change; of names as far as it still makes sense after what was lost."""
+        """Apply a change; removing a name is skipped if an earlier change of it was lost."""
         if isinstance(op, Data):
             old = self.files[op.node].ljust(op.offset, b"\0")
             self.files[op.node] = old[: op.offset] + op.data + old[op.offset + len(op.data) :]
@@ -78,7 +78,7 @@ class Medium:
                 del names[name]
 
     def tree(self, node: int = ROOT, prefix: str = "") -> Tree:
-        """Everything that has a name."""
+        """Return everything that has a name."""
         found: Tree = {}
         for name, child in self.folders[node].items():
             if child in self.files:
@@ -90,7 +90,7 @@ class Medium:
 
 
 class Recorder:
-    """Records what happens below a folder, through stem_edge.files.disk, as a list of operations."""
+    """Log of all operations below a folder that go through stem_edge.files.disk."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.log = root, list[Op]()
@@ -116,7 +116,7 @@ class Recorder:
         return self._number
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Record from here on."""
+        """Start recording."""
         for name in (*CHANGES, "close"):
             self._wrap(patch, name)
 
@@ -132,7 +132,7 @@ class Recorder:
         patch.setattr(disk, name, recorded)
 
     def _place(self, path: Path) -> tuple[int, str] | None:
-        """Folder and name; None outside of the root."""
+        """Return folder and name of a path; None outside of the root."""
         if not path.is_relative_to(self.root) or path == self.root:
             return None
         node = ROOT
@@ -154,7 +154,7 @@ class Recorder:
     def _change(
         self, path: Path, after: int | None, makes: Literal["file", "folder", ""] = ""
     ) -> None:
-        """One name stands for another node from here on."""
+        """Record that a name now stands for another node."""
         if (place := self._place(path)) is not None:
             folder, name = place
             self._do(Names(folder, ((name, self._now.folders[folder].get(name), after),), makes))
@@ -190,7 +190,7 @@ class Recorder:
             self._move(first, second, exchanged=True)
 
     def _move(self, source: Path, target: Path, *, exchanged: bool) -> None:
-        """The source's node under the target's name, and in an exchange the other way round."""
+        """Record that the target's name gets the source's node, and in an exchange vice versa."""
         one, other = self._place(source), self._place(target)
         if one is None and other is None:
             return
@@ -217,22 +217,24 @@ class Recorder:
 
 @dataclass(frozen=True)
 class CrashState:
-    """What is on the medium when the power went after so many operations."""
+    """Contents of the medium when the power fails after so many operations."""
 
     after: int
     tree: Tree
 
     @property
     def key(self) -> int:
-        """The same for the same contents."""
+        """Hash of the contents, to skip states that were seen before."""
         return hash(frozenset(self.tree.items()))
 
 
 def crash_states(
     before: Medium, log: Sequence[Op], each: int, rng: random.Random
 ) -> Iterator[CrashState]:
-    """States after every prefix of a log: nothing of what is pending, all of it, names alone,
-    zeros for data, and random choices; `each` of them at a prefix, fewer where little is pending."""
+    """Yield states after every prefix of a log, `each` per prefix, one where nothing is pending.
+
+    Of the pending operations, a state has none, all, only names, zeros for data, or a random choice.
+    """
     durable, pending = before.copy(), list[Names | Data]()
     for after in range(len(log) + 1):
         count = each if pending else 1
@@ -248,7 +250,7 @@ def crash_states(
 
 
 def _introduce(durable: Medium, op: Names | Data) -> None:
-    """A new file or folder exists from here on, empty and without a name."""
+    """Create a new file or folder, empty and still without a name."""
     if isinstance(op, Names) and op.makes:
         (node,) = [after for _, _, after in op.changes if after is not None]
         if op.makes == "file":
@@ -308,14 +310,14 @@ def _zeros(op: Data) -> Data:
 
 
 def _torn(op: Data, rng: random.Random) -> Data:
-    """A part that ends at a sector's border, with or without zeros after it."""
+    """Cut a write at a sector boundary, with or without zeros after it."""
     border = min(len(op.data), SECTOR * rng.randrange(len(op.data) // SECTOR + 1))
     rest = bytes(len(op.data) - border) if rng.random() < 0.5 else b""
     return Data(op.node, op.offset, op.data[:border] + rest)
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
-    """Put a state on a real disk, into an empty folder."""
+    """Write a state into an empty folder."""
     for name, data in sorted(tree.items()):
         if data is None:
             (folder / name).mkdir()
@@ -324,7 +326,7 @@ def write_tree(tree: Tree, folder: Path) -> None:
 
 
 def below(tree: Tree, folder: str) -> Tree | None:
-    """The part of a tree in a folder of it; None if there is none."""
+    """Return the part of a tree below a folder; None if there is no such folder."""
     if folder not in tree:
         return None
     start = folder + "/"

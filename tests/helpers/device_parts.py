@@ -1,4 +1,4 @@
-"""The demo model's parts on an execution provider, put together by hand."""
+"""The demo's backend, slots and rows on an execution provider, assembled without the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def on_device(
     limit: int | None = None,
     overlap: bool = False,
 ) -> Iterator[Parts]:
-    """Everything on a device, with an empty row cache."""
+    """Open the parts on a device, with an empty row cache."""
     bundle = open_bundle(DEMO)
     memory = DeviceMemory(provider, limit)
     graphs = variant_graphs(bundle, activations)
@@ -65,9 +65,9 @@ def on_device(
 
 @contextlib.contextmanager
 def on_host(*, exact: bool = True) -> Iterator[tuple[OrtBackend, Prefetcher]]:
-    """The graphs that decode, on the CPU.
+    """Open the decode graphs on the CPU.
 
-    exact: with products that do not round activations to int8.
+    exact: without rounding activations to int8.
     """
     bundle = open_bundle(DEMO)
     config, layout = bundle.manifest.model, bundle.manifest.tables
@@ -97,7 +97,7 @@ def step(
     logits: int = 1,
     top: int = 0,
 ) -> F32:
-    """A copy of what one step gives."""
+    """Run a step and return a copy of its logits."""
     tokens = np.asarray(ids, np.int64)
     context.begin(tokens, position)
     slots = rows.fetch(tokens)
@@ -107,7 +107,7 @@ def step(
 
 
 def all_logits(context: BackendContext, rows: Prefetcher, sizes: Sequence[int]) -> F32:
-    """Of the first tokens of IDS, in steps of these sizes."""
+    """Logits of the first tokens of IDS, in steps of these sizes."""
     found, position = [], 0
     for size in sizes:
         found.append(step(context, rows, IDS[position : position + size], position, size))

@@ -1,4 +1,4 @@
-"""Graphs of a bundle by themselves on the CPU provider, variants as well: one step from the start."""
+"""Run the graphs of a bundle, or a variant of them, for a single step on the CPU provider."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from stem_edge.runtime.rows.store import open_store
 
 Feeds = dict[str, Any]
 Graphs = Mapping[str, GraphSource]
-SPARE = 2  # slots and places of the KV cache that are not used
+SPARE = 2  # unused slots and positions of the KV cache
 
 
 def run(graph: GraphSource, feeds: Feeds) -> Feeds:
-    """Outputs of a graph by name; it takes of the feeds what it needs."""
+    """Run a graph with those feeds that it has inputs for. Returns its outputs by name."""
     session = new_session(graph, 1, [CPU])
     names = [output.name for output in session.get_outputs()]
-    found = session.run(names, {one.name: feeds[one.name] for one in session.get_inputs()})
+    found = session.run(names, {value.name: feeds[value.name] for value in session.get_inputs()})
     return dict(zip(names, found, strict=True))
 
 
 def exact_graphs(bundle: Bundle) -> dict[str, GraphSource]:
-    """The graphs that decode, whose products do not round activations to int8."""
+    """Build decode graphs that do not round activations to int8."""
     manifest = bundle.manifest
     made = decoding(manifest.model, manifest.tables, format_of(bundle)).graphs
     for graph in made.values():
@@ -46,7 +46,7 @@ def exact_graphs(bundle: Bundle) -> dict[str, GraphSource]:
 def logits(
     bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations | None = None
 ) -> F32:
-    """Logits [T, V] through the graphs, all tokens in one step."""
+    """Logits [T, V] of the graphs, with all tokens in one step."""
     feeds = inputs(bundle, ids, graphs, variant)
     for graph in io.decode_graphs(bundle.manifest.model):
         found = run(graphs[graph], feeds)
@@ -61,7 +61,7 @@ def inputs(
     graphs: Graphs | None = None,
     variant: Activations | None = None,
 ) -> Feeds:
-    """What the graphs, or those of a variant, need for a step of these tokens from the start."""
+    """Make the inputs of the graphs, or of a variant, for a first step with these tokens."""
     model, floats = bundle.manifest.model, np.float16 if variant == "fp16" else np.float32
     count = len(ids)
     feeds: Feeds = {
@@ -82,7 +82,7 @@ def inputs(
 
 
 def _slots(bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations | None) -> Feeds:
-    """Slots with the rows of some tokens in their order."""
+    """Make slots with the rows of some tokens, in their order."""
     layout, format = bundle.manifest.tables, bundle.manifest.table_format
     assert layout is not None and format is not None
     with open_store(bundle.file(TABLES), format) as store:
@@ -95,7 +95,7 @@ def _slots(bundle: Bundle, graphs: Graphs, ids: list[int], variant: Activations 
 
 
 def device_slots(rows: DeviceRows, graphs: Graphs, records: U8) -> Feeds:
-    """What the rows graph makes of slots that were full of something else, in another order."""
+    """Run the rows graph over slots that hold other values, in a shuffled order."""
     order = np.random.default_rng(0).permutation(len(records))
     feeds: Feeds = {io.RECORDS: rows.pack(records)[order], io.SLOTS: order[:, None]}
     for slab in rows.slabs:

@@ -1,7 +1,6 @@
-"""A model in torch that looks up other rows, which edited models are judged by.
+"""A reference for edited models: a torch model whose rows at each position are set by hand.
 
-The rows of each position are written down here by hand. Tokens are bytes, so that lengths in tokens
-are lengths of words.
+Tokens are bytes, so that a word has as many tokens as letters.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class Oracle:
 
     config: ModelConfig
     tensors: dict[str, Tensor]
-    rows: Rows  # of each token
+    rows: Rows  # of every token
 
     def own(self, ids: Sequence[int]) -> Rows:
-        """What tokens look up without edits."""
+        """Return the rows that tokens look up without edits."""
         return {layer: table[list(ids)].clone() for layer, table in self.rows.items()}
 
     def mean(self, layer: int, text: str) -> Tensor:
@@ -50,11 +49,11 @@ class Oracle:
         return found
 
     def edited(self, edits: Sequence[tuple[Any, ...]], ids: Sequence[int], prompt: int) -> Rows:
-        """Rows of all positions, of which the first `prompt` are the prompt.
+        """Return the rows of all positions; the first `prompt` are the prompt.
 
-        edits: (source, what its letters look up, scope, layers).
+        edits: (source, texts whose mean rows replace those of its letters, scope, layers).
         """
-        rows, text = self.own(ids), bytes(one if one < 256 else 0 for one in ids[:prompt])
+        rows, text = self.own(ids), bytes(token if token < 256 else 0 for token in ids[:prompt])
         for source, letters, scope, layers in edits:
             for at, token in enumerate(ids):
                 if scope == "everywhere":
@@ -70,7 +69,7 @@ class Oracle:
         return rows
 
     def greedy(self, ids: Sequence[int], edits: Sequence[tuple[Any, ...]], count: int) -> list[int]:
-        """The most probable next tokens, one after the other."""
+        """Generate `count` tokens greedily."""
         found = list(ids)
         for _ in range(count):
             logits = self.logits(found, self.edited(edits, found, len(ids)))
@@ -85,7 +84,7 @@ class Tried:
 
 
 def tried(folder: Path, name: str) -> Tried:
-    """A random model with a backbone for each engine, over one table store of float32 rows."""
+    """Export a random model with a backbone for each engine and one store of float32 rows."""
     config = ModelConfig(**(SIZES | VARIANTS[name]))
     write(folder / "checkpoint", config)
     out = folder / "out"
@@ -96,7 +95,7 @@ def tried(folder: Path, name: str) -> Tried:
 
 
 def load(path: Path, **options: Any) -> Model:
-    """With one thread: ggml's wait for each other by spinning, which a busy machine takes ill."""
+    """Load with one thread, because ggml's threads spin and so slow down a busy machine."""
     return stem_edge.load(path, **({"threads": 1} | options))
 
 

@@ -1,4 +1,4 @@
-"""Exports that are interrupted and go on, and checkpoints that are refused."""
+"""Interrupt exports between their steps, and check how checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stem_edge.export.job.journal import Journal
 
 
 class Steps:
-    """The steps that exports do, as long as the patch lasts."""
+    """Records the steps of exports while the patch lasts."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -33,7 +33,7 @@ class Steps:
         patch.setattr(Journal, "run", run)
 
     def interrupt(self, step: str, export: Callable[[], object]) -> None:
-        """Cut an export off where a step's files are there, and its line in the journal is not."""
+        """Interrupt an export after a step's files are written, but before the journal lists it."""
         self._stop = step
         with pytest.raises(KeyboardInterrupt):
             export()
@@ -42,7 +42,7 @@ class Steps:
 
 
 def refused(read: Callable[[], object], *parts: str | Path) -> None:
-    """Reading a checkpoint fails in one line that has these parts."""
+    """Check that a checkpoint is refused in one line that has these parts."""
     with pytest.raises(CheckpointError) as caught:
         read()
     message = str(caught.value)
@@ -52,4 +52,6 @@ def refused(read: Callable[[], object], *parts: str | Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """Read every file below a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -1,7 +1,7 @@
-"""A disk that fails: faults put into stem_edge.files.disk, which all reading and writing goes through.
+"""A failing disk: faults injected into stem_edge.files.disk, through which all files are accessed.
 
-Each function patches the seam until the test's monkeypatch is undone. Calls are counted over all
-threads, from 0 on.
+Each function patches that module until the test's monkeypatch is undone. Calls are counted from 0, over
+all threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from stem_edge.files import disk
 
-# The calls that change what is on a disk, or make it durable.
+# Calls that change the contents of a disk, or make them durable.
 CHANGES = (
     *["create", "append", "write", "fsync", "make_folder", "rename", "exchange", "link"],
     *["remove", "remove_folder", "sync_folder"],
@@ -26,14 +26,14 @@ Hook = Callable[[str], object]
 
 
 class Counter:
-    """Counts calls: which they were, in their order."""
+    """Names of the calls so far, in order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._lock = threading.Lock()
 
     def __call__(self, name: str) -> int:
-        """The number of this call."""
+        """Count a call and return its number."""
         with self._lock:
             self.names.append(name)
             return len(self.names) - 1
@@ -43,7 +43,7 @@ class Counter:
 
 
 class Failing:
-    """Fails the k-th call, or all from the k-th on."""
+    """A hook that fails the k-th call, or all from the k-th on."""
 
     def __init__(self, first: int, number: int, *, for_ever: bool = False) -> None:
         self.first, self.number, self.for_ever = first, number, for_ever
@@ -51,18 +51,18 @@ class Failing:
 
     @property
     def failed(self) -> bool:
-        """Whether it has come to that."""
+        """Return whether a call has failed."""
         return len(self.count) > self.first
 
     def __call__(self, name: str) -> None:
-        """Before a call."""
+        """Count a call; raise OSError if it is to fail."""
         at = self.count(name)
         if at == self.first or (self.for_ever and at > self.first):
             raise OSError(self.number, os.strerror(self.number))
 
 
 def watch(patch: pytest.MonkeyPatch, names: Iterable[str], before: Hook) -> None:
-    """Have `before(name)` run before each of these calls; what it raises, the call raises."""
+    """Run `before(name)` before each of these calls; the call raises what it raises."""
     for name in names:
         patch.setattr(disk, name, _watched(name, getattr(disk, name), before))
 
@@ -76,19 +76,19 @@ def _watched(name: str, call: Callable[..., Any], before: Hook) -> Callable[...,
 
 
 def slow(patch: pytest.MonkeyPatch, names: Iterable[str], seconds: float) -> None:
-    """Have each of these calls wait."""
+    """Delay each of these calls."""
     watch(patch, names, lambda _: time.sleep(seconds))
 
 
 def shorten(patch: pytest.MonkeyPatch, most: int) -> None:
-    """Reads and writes do at most so many bytes at a time."""
+    """Make reads and writes stop after so many bytes."""
     pread, write = disk.pread, disk.write
     patch.setattr(disk, "pread", lambda file, buffer, at: pread(file, buffer[:most], at))
     patch.setattr(disk, "write", lambda file, data: write(file, data[:most]))
 
 
 def flip_bits(patch: pytest.MonkeyPatch, calls: Callable[[int], bool]) -> Counter:
-    """The reads with these numbers find a wrong bit in their first byte."""
+    """Flip a bit in the first byte of the reads with these numbers."""
     pread, count = disk.pread, Counter()
 
     def disturbed(descriptor: int, buffer: memoryview, offset: int) -> int:

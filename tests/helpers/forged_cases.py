@@ -1,4 +1,4 @@
-"""Runs forged bundles in a process of their own: many in one, and a new one after a crash."""
+"""Load forged bundles in another process, which is replaced after a crash."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from helper_process import HelperProcess
 
 from stem_edge.graph.formats import EngineName
 
-CASE_SECONDS = 60.0  # by the clock, on a machine that others keep busy
-CPU_SECONDS = 5.0  # of this process: a refusal comes within ten seconds, also on a slower one
-# What Python, numpy and onnxruntime may take in passing beside what the plan says.
+CASE_SECONDS = 60.0  # wall time, generous because the machine may be busy
+CPU_SECONDS = 5.0  # so that a refusal takes at most ten seconds on a slower machine
+# Memory that Python, numpy and onnxruntime may take for a moment, beyond the plan.
 SPARE_NBYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Case:
-    """How to load a bundle."""
+    """A bundle, and how to load it."""
 
     path: str
     engine: EngineName
     slots: int | None = 16
     prefill: bool | None = None
     trial: bool = False
-    texts: bool = False  # use the tokenizer and the chat template, too
+    texts: bool = False  # also use the tokenizer and the chat template
 
 
 class Forged(HelperProcess):
-    """Cases in a worker, with a cache folder of its own."""
+    """A worker with its own cache folder, and the outcomes of its cases."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("forged_worker.py", folder / "stderr", folder / "cache")
         self._folder = folder
-        self.found = Counter[str]()  # what came of the cases
+        self.found = Counter[str]()  # "ran", or the error type
         (folder / "cache").mkdir()
 
     def check(self, case: Case) -> str:
-        """Run a case; fails unless it is refused or runs. Returns with what it was refused."""
+        """Run a case, which must run or be refused. Returns the refusal, or an empty text."""
         told = self.ask(asdict(case), CASE_SECONDS)
         assert not told["broken"], f"{case}: {told['broken']}"
         assert told["seconds"] < CPU_SECONDS, f"{case}: took {told['seconds']:.1f} s"
@@ -50,6 +50,6 @@ class Forged(HelperProcess):
         return refused
 
     def bundle(self) -> Path:
-        """Where the next bundle is to be made; the last one goes."""
+        """Delete the last bundle, and return where to make the next one."""
         shutil.rmtree(self._folder / "bundle", ignore_errors=True)
         return self._folder / "bundle"

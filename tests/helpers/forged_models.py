@@ -1,13 +1,11 @@
-"""Bundles of models that nobody trained: any description, and files of just the size that it says.
+"""Bundles of arbitrary models, with weights and tables of exactly the sizes that follow.
 
-Changing one number of a manifest mostly makes a model whose weights have another size. Here all
-numbers change, and weights and tables are made to fit: so the graphs of contradictory descriptions
-reach the engines.
+Changing a single number of a manifest is mostly refused, because the size of the weights no longer
+matches. Here everything matches, so that graphs of odd descriptions reach the engines.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
-from manifests import REPORT
+from manifests import REPORT, file_entry
 from stores import write_store
 
 from stem_edge.bundle.manifest import (
@@ -28,7 +26,6 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    FileEntry,
 )
 from stem_edge.config import (
     BIASED,
@@ -55,23 +52,23 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.tables.rows import ROW_BITS, RecordLayout, ScaleType
 
-VOCABULARY = 8  # at least; the prompt has ids below
+VOCABULARY = 8  # the smallest, because ids of the prompt are below it
 ONE_TOKEN = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
 INT4 = BackboneFormat(weights="int4", head="int4", block_size=16, prefill=True)
 Q8_0 = GgufFormat(weights="q8_0")
 WIDTHS = [16, 32, 32, 48, 64, 64, 96, 96, 256, 256, 256, 512, 1, 8, 17, 24]
 EVEN = [2, 4, 6, 8, 10, 16, 18, 32, 64, 126, 128, 256, 512]
-Forgery = Callable[[Path], int]  # writes a bundle into a folder; returns the slots to load it with
+Forgery = Callable[[Path], int]  # writes a bundle to a folder, returns the slots to load it with
 
 
 def chosen(*values: Any) -> st.SearchStrategy[Any]:
-    """One of some values, most often the first."""
+    """Draw one of some values, most often the first."""
     return st.sampled_from([values[0]] * len(values) + [*values])
 
 
 @st.composite
 def models(draw: st.DrawFn) -> ModelConfig:
-    """Descriptions that ModelConfig takes; others are another test's."""
+    """Draw descriptions that ModelConfig accepts."""
     layers, kv_heads = draw(chosen(2, 1, 3)), draw(chosen(1, 2, 3, 16))
     vocab_size = draw(chosen(32, VOCABULARY, 9, 300))
     d_ff, dim = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
@@ -118,7 +115,7 @@ SCALINGS: st.SearchStrategy[RopeScaling | None] = st.one_of(
 
 @st.composite
 def layouts(draw: st.DrawFn, config: ModelConfig) -> RecordLayout | None:
-    """Of the records of a model; None if there are none, or none of the drawn type can be."""
+    """Draw a layout of a model's records; None if the drawn type does not fit them."""
     row_type = draw(st.sampled_from(list(ROW_BITS)))
     quantized = ROW_BITS[row_type] <= 8
     try:
@@ -150,7 +147,7 @@ BACKBONES = st.builds(
 
 @st.composite
 def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
-    """A bundle of such a model."""
+    """Draw a bundle of such a model."""
     config = draw(models())
     layout = draw(layouts(config)) if config.stem_layers else None
     if config.stem_layers and layout is None:
@@ -175,7 +172,7 @@ def write_model(
     gguf: GgufFormat = Q8_0,
     number: int = 0,
 ) -> None:
-    """A bundle of a model, whose weights are chosen by a number."""
+    """Write a bundle of a model. `number` selects the weights."""
     out.mkdir(parents=True)
     described: dict[str, Any] = {"model": config, "tables": layout, "indexed": False}
     try:
@@ -184,10 +181,10 @@ def write_model(
         else:
             described["backbone"] = backbone
             files = {BACKBONE_GRAPH: b""} | _onnx(config, layout, backbone, number)
-    except ValueError:  # it cannot be stored so, which opening says as well
+    except ValueError:  # the format cannot store the model, which opening must refuse as well
         files = dict.fromkeys((BACKBONE_DATA, PREFILL_DATA, BACKBONE_GRAPH), b"")
     if layout is not None:
-        described["indexed"] = bool(config.n_experts)  # which share records
+        described["indexed"] = bool(config.n_experts)  # because tokens share an expert's record
         noise = np.frombuffer(_noise(layout.records * layout.record_nbytes, number), np.uint8)
         records = noise.reshape(layout.records, layout.record_nbytes)
         index = [0] * config.vocab_size if config.n_experts else None
@@ -197,15 +194,11 @@ def write_model(
         (out / name).write_bytes(data)
     described |= {"format_version": FORMAT_VERSION, "reports": {engine: REPORT}}
     described["files"] = {
-        path.relative_to(out).as_posix(): _entry(path.read_bytes())
+        path.relative_to(out).as_posix(): file_entry(path.read_bytes())
         for path in sorted(out.rglob("*"))
         if path.is_file()
     }
     (out / MANIFEST).write_bytes(msgspec.json.encode(described))
-
-
-def _entry(data: bytes) -> FileEntry:
-    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
 
 
 def _onnx(
@@ -217,7 +210,7 @@ def _onnx(
 
 
 def _gguf(config: ModelConfig, gguf: GgufFormat, number: int) -> bytes:
-    """A header of nothing but its tensors, and their values."""
+    """Make a header that holds only the list of tensors, and their values."""
     tensors = planned_tensors(config, gguf.weights)
     header = b"\0" * ALIGNMENT + encode_tensors(tensors)
     header += bytes(-len(header) % ALIGNMENT)
@@ -225,7 +218,7 @@ def _gguf(config: ModelConfig, gguf: GgufFormat, number: int) -> bytes:
 
 
 def _noise(nbytes: int, number: int) -> bytes:
-    """Zeros, any bytes, or small float32 numbers."""
+    """Make zeros, random bytes, or small float32 values."""
     if number % 4 < 2:
         return bytes(nbytes)
     if number % 4 == 2:

@@ -1,7 +1,7 @@
-"""Loads forged bundles, one after the other, and says what came of each: python forged_worker.py CACHE.
+"""Load forged bundles, one after the other, and report on each: python forged_worker.py CACHE.
 
-A line of JSON comes in for each (forged_cases.Case), and one goes out. Memory is bounded, so that
-whatever grows without bound fails here; forged_cases.Forged bounds the time.
+Reads a line of JSON for each (forged_cases.Case) and writes one. Memory is limited, so that unbounded
+growth fails here; forged_cases.Forged limits the time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-MEMORY_NBYTES = 2 << 30  # of addresses, beyond those of what is imported
+MEMORY_NBYTES = 2 << 30  # address space, beyond that of the imports
 PROMPT = [0, 1, 0]
 TEXTS = ["Hello", "a b\n", "\u00e9\U0001f600" * 20]
-failed: list[str] = []  # of other threads
+failed: list[str] = []  # exceptions in other threads
 
 
 def run(case: dict[str, Any], cache: Path, allowed: list[int]) -> None:
-    """Load a bundle and use it; adds the bytes that its plan allows beside what was taken."""
+    """Load a bundle and use it; append to `allowed` the bytes that it may take."""
     import stem_edge
 
     with stem_edge.load(
@@ -39,7 +39,7 @@ def run(case: dict[str, Any], cache: Path, allowed: list[int]) -> None:
         cache_dir=cache,
         progress=False,
     ) as model:
-        # Weights are mapped, too, and their pages count where no system needs them.
+        # Add the mapped weights, because their resident pages count while memory is plentiful.
         allowed += [path.stat().st_size for path in Path(case["path"]).glob("backbone.*")]
         allowed.append(model.plan.total - model.plan.process)
         if case["texts"]:
@@ -50,7 +50,7 @@ def run(case: dict[str, Any], cache: Path, allowed: list[int]) -> None:
 
 
 def use_texts(model: Any) -> None:
-    """Tokens of texts, and a conversation, each of which may be refused."""
+    """Tokenize, detokenize and render a chat; any of them may be refused."""
     from stem_edge import InputError
 
     for text in TEXTS:
@@ -61,7 +61,7 @@ def use_texts(model: Any) -> None:
 
 
 def answer(case: dict[str, Any], cache: Path) -> dict[str, Any]:
-    """What came of a case."""
+    """Run a case and describe its outcome."""
     from stem_edge.errors import StemEdgeError
 
     failed.clear()
@@ -71,7 +71,7 @@ def answer(case: dict[str, Any], cache: Path) -> dict[str, Any]:
         run(case, cache, allowed)
     except StemEdgeError as error:
         refused = f"{type(error).__name__}: {error}"
-    except BaseException:  # what must not happen, and is told
+    except BaseException:  # must not happen, so the test fails with the traceback
         broken = traceback.format_exc()
     return {
         "refused": refused,
@@ -82,7 +82,7 @@ def answer(case: dict[str, Any], cache: Path) -> dict[str, Any]:
 
 
 def memory(field: str = "VmRSS") -> int:
-    """Bytes of this process now; VmHWM: at most, since the last call without it."""
+    """Resident bytes of this process; with VmHWM the peak since the last call without it."""
     if field == "VmRSS":
         Path("/proc/self/clear_refs").write_text("5")
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -90,16 +90,16 @@ def memory(field: str = "VmRSS") -> int:
 
 
 def main() -> None:
-    """Answer until there is nothing more to read."""
+    """Answer until the input ends."""
     cache, answers = Path(sys.argv[1]), os.dup(1)
-    os.dup2(2, 1)  # native code may print
+    os.dup2(2, 1)  # because native code may print to the standard output
     threading.excepthook = lambda args: failed.append(f"in a thread: {args.exc_value!r}")
     for name in (
         "onnxruntime",
-        "stem_edge.runtime.backends.onnxruntime.loading",
-        "stem_edge.runtime.backends.ggml.loading",
+        "stem_edge.runtime.backends.onnxruntime.loader",
+        "stem_edge.runtime.backends.ggml.loader",
     ):
-        importlib.import_module(name)  # what is not a case's memory
+        importlib.import_module(name)  # before measuring, so that no case pays for imports
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + MEMORY_NBYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

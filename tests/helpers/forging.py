@@ -1,8 +1,8 @@
-"""Forged bundles: files changed on purpose, and a manifest that has their sizes and checksums.
+"""Forged bundles: changed files, with a manifest that lists their sizes and checksums.
 
-Bytes are flipped, overwritten, cut and grown; JSON is changed as a tree, where a value has meaning.
-Objects are lists of pairs here, so that a name can come twice, and a Raw is text that no parser
-would give back, such as 1e400. Hypothesis draws all of it, the same in every run.
+Bytes are flipped, overwritten, cut and grown. JSON is changed as a tree, so that changes are meaningful.
+Objects are lists of pairs, so that a name can occur twice, and Raw is text that json.dumps would not
+write, such as 1e400. Hypothesis draws all of it, the same in every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pairs(list[tuple[str, Tree]]):
 
 
 class Raw(str):
-    """A value as it stands in the text."""
+    """A value written into the text as it is."""
 
 
 EDGES = [0, 1, 2, 3, 15, 16, 17, 63, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 1 << 20, 1 << 24]
@@ -51,9 +51,9 @@ TEXTS = [
 SHAPES: list[Tree] = [None, True, False, [], Pairs(), [[]], Pairs([("a", 1)]), list(range(300))]
 SHAPES += [Raw("[" * 40 + "]" * 40), Raw('{"a":' * 5000 + "1" + "}" * 5000)]
 KINDS: list[list[Tree]] = [NUMBERS, TEXTS, SHAPES, ODD]
-# Copies, because what is in a tree may be changed once more.
+# Copies, because a value in a tree may itself be changed later.
 VALUES: st.SearchStrategy[Tree] = st.sampled_from(KINDS).flatmap(st.sampled_from).map(deepcopy)
-# What a template may do beside naming things: loops, growth, what the sandbox keeps from it.
+# Templates that loop, grow, or try what the sandbox must prevent.
 TEMPLATES = [
     "{{ messages }}",
     "{% for m in messages %}{{ m.content }}{% endfor %}",
@@ -72,7 +72,7 @@ TEMPLATES = [
 
 
 def sealed(bundle: Path, out: Path, files: Mapping[str, bytes]) -> Path:
-    """A copy of a bundle with other files, sealed unless the manifest is among them."""
+    """Copy a bundle with other files; the manifest lists them unless it is one of them."""
     shutil.copytree(bundle, out)
     if MANIFEST not in files:
         return seal(out, files)
@@ -83,7 +83,7 @@ def sealed(bundle: Path, out: Path, files: Mapping[str, bytes]) -> Path:
 
 @st.composite
 def changed_bytes(draw: st.DrawFn, data: bytes, *, resized: bool = True) -> bytes:
-    """These bytes after one to three changes; without `resized` there are as many of them."""
+    """Change bytes one to three times; without `resized`, their number stays the same."""
     kinds = ["flip", "fill", "noise", "swap", *(["cut", "grow"] if resized else [])]
     changed = bytearray(data)
     for _ in range(draw(st.integers(1, 3))):
@@ -93,7 +93,7 @@ def changed_bytes(draw: st.DrawFn, data: bytes, *, resized: bool = True) -> byte
         match draw(st.sampled_from(kinds)):
             case "flip" if changed:
                 changed[at] ^= 1 << draw(st.integers(0, 7))
-            case "fill":  # zeros, ones, NaN, infinity and the greatest number of float32
+            case "fill":  # zeros, NaN, infinity, and the largest float32
                 words = [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\x80\x7f", b"\xff\xff\x7f\x7f"]
                 changed[at : at + rest] = (draw(st.sampled_from(words)) * rest)[:rest]
             case "noise":
@@ -110,7 +110,7 @@ def changed_bytes(draw: st.DrawFn, data: bytes, *, resized: bool = True) -> byte
 
 @st.composite
 def changed_json(draw: st.DrawFn, data: bytes) -> bytes:
-    """This JSON text after one to three changes of its tree."""
+    """Change the tree of a JSON text one to three times."""
     tree = json.loads(data, object_pairs_hook=Pairs)
     for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
         holder = draw(_holder(tree))
@@ -137,10 +137,10 @@ def _change(draw: st.DrawFn, tree: Tree, holder: Tree, at: int, kind: str) -> No
             new = draw(VALUES)
         elif kind == "near":
             new = draw(_near(old))
-        else:  # what stands elsewhere in the tree
+        else:  # a value from elsewhere in the tree
             other = draw(_holder(tree))
             new = draw(st.sampled_from(other)) if other else None
-            # As text, or a tree could come to hold itself.
+            # As text, because otherwise a tree could contain itself.
             new = Raw(_text(new[1] if isinstance(other, Pairs) and new is not None else new))
         holder[at] = (holder[at][0], new) if named else new
 
@@ -159,7 +159,7 @@ def _near(old: Tree) -> st.SearchStrategy[Tree]:
 
 @st.composite
 def _holder(draw: st.DrawFn, tree: Tree) -> Tree:
-    """An object or array of a tree; each step down is as likely as the others."""
+    """Draw an object or array of a tree."""
     while True:
         values = [item[1] for item in tree] if isinstance(tree, Pairs) else tree
         inner = [value for value in values if isinstance(value, list)]

@@ -1,4 +1,4 @@
-"""A process of the tests that answers each line of JSON with another."""
+"""A helper process that answers each line of JSON with another line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 HERE = Path(__file__).parent
-# Threads of numpy would be in the way of a process that forks, or whose memory is counted.
+# A process that forks, or whose memory is measured, must not have threads of numpy.
 VARIABLES = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class HelperProcess:
-    """A script of this folder; it is started when it is asked, also after it has ended."""
+    """A script of this folder, started on the first question and again after it has ended."""
 
     def __init__(self, script: str, stderr: Path, *arguments: str | Path) -> None:
         self._command = [sys.executable, str(HERE / script), *map(str, arguments)]
@@ -24,7 +24,7 @@ class HelperProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, told: object, seconds: float) -> dict[str, Any]:
-        """Its answer. Fails with what it printed if it ends or does not answer in time."""
+        """Ask and return the answer. Fails with what was printed if none comes in time."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -51,7 +51,7 @@ class HelperProcess:
             )
 
     def end(self) -> None:
-        """Kill it, if it runs."""
+        """Kill the process, if it runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's form, changed and refused."""
+"""Models and checkpoint folders of Hugging Face's transformers, to be changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any])
 
 
 def refused(folder: Path, *parts: str) -> None:
-    """Reading fails in one line that names the folder and these parts."""
+    """Check that reading the folder is refused with a message that has these parts."""
     exports.refused(lambda: read_checkpoint(folder), folder, *parts)
 
 
@@ -42,8 +42,11 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
 }  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
-STEEP = YARN | {"beta_fast": 4.0, "beta_slow": 0.2}  # a ramp within the pairs of a small head
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+STEEP = YARN | {"beta_fast": 4.0, "beta_slow": 0.2}  # so that the ramp lies within a small head
 EVERY_SECOND = ["full_attention", "sliding_attention", "full_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -90,7 +93,7 @@ CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Q
 
 
 def make_model(name: str, seed: int = 0) -> Any:
-    """A model of transformers in which every tensor matters."""
+    """Make a model of random weights in which every tensor affects the logits."""
     kind, options = MODELS[name]
     config = getattr(transformers, CLASSES[kind] + "Config")(**(SIZES | options))
     config._attn_implementation = "eager"
@@ -99,7 +102,7 @@ def make_model(name: str, seed: int = 0) -> Any:
 
 
 def randomized(model: Any, seed: int = 0) -> Any:
-    """The model with random numbers in every tensor."""
+    """Fill every tensor of a model with random numbers; return the model."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor_name, tensor in model.named_parameters():
@@ -119,7 +122,7 @@ GEMMA: dict[str, Any] = {
 
 
 def make_gemma(**changes: Any) -> Any:
-    """A text model of Gemma 4 in which every tensor matters."""
+    """Make a text model of Gemma 4 in which every tensor affects the logits."""
     config = transformers.Gemma4TextConfig(**(GEMMA | changes))
     config._attn_implementation = "eager"
     model = randomized(transformers.Gemma4ForCausalLM(config).eval())

@@ -1,4 +1,4 @@
-"""Interrupts before any line that a call runs: whatever the moment, no harm is done."""
+"""Interrupt a call before any of its lines, to show that the moment does not matter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def interrupted(call: Callable[[], object], at: int, within: Callable[[CodeType], bool]) -> bool:
-    """Whether KeyboardInterrupt came before the `at`-th line, from 0 on, of the code that counts.
+    """Raise KeyboardInterrupt before the `at`-th line (from 0) that runs in code chosen by `within`.
 
-    False if the call has fewer lines; then it ran to its end.
+    Returns False if fewer lines ran, so that the call ended by itself.
     """
     left, raised = at, False
 

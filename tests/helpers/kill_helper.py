@@ -1,7 +1,7 @@
-"""A process that runs exports in children and kills them; test_kills.py tells it which.
+"""Run exports in forked children and kill them, as test_kills.py asks.
 
-It has imported everything and has no threads, so a child is a fork and begins at once. It reads a
-line of JSON a job and answers each with a line: whether the child was killed, and the seconds.
+This process has imported everything and has no threads, so that forked children start at once. It
+reads a line of JSON for each job, and answers whether the child was killed, and after how long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stem_edge.files import disk
 
 @dataclass(frozen=True)
 class Job:
-    """One export that is to be killed before its at-th change of the disk, or after so long."""
+    """An export to kill before its `at`-th change of the disk, or after some seconds."""
 
     kind: Kind
     checkpoint: str
@@ -36,13 +36,13 @@ class Job:
     at: int | None = None
     seconds: float | None = None
     exchange: bool = True
-    imports: bool = False  # the first job: import here what it imports
+    imports: bool = False  # set for the first job: import here whatever it imports
 
 
 def main() -> None:
-    """Answer jobs until there are none."""
+    """Run jobs until the input ends."""
     warnings.simplefilter("ignore")
-    disk._sync = lambda descriptor: None  # a kill does not ask what was synced, and it takes time
+    disk._sync = lambda descriptor: None  # skipped because it is slow and a kill loses nothing
     for line in sys.stdin:
         job = Job(**json.loads(line))
         if job.imports:
@@ -65,12 +65,14 @@ def _in_child(job: Job) -> int:
         os._exit(0)
     if job.seconds is not None:
         time.sleep(job.seconds)
-        os.kill(child, signal.SIGKILL)  # a child that has ended is still to be waited for
+        os.kill(
+            child, signal.SIGKILL
+        )  # cannot hit another process: the child stays until waited for
     return os.waitpid(child, 0)[1]
 
 
 def _import_what_it_does(job: Job) -> None:
-    """In a child first: an export in this process would leave threads in it."""
+    """Learn the modules from a child, because an export here would leave threads behind."""
     read, write = os.pipe()
     if os.fork() == 0:
         _export(job)

@@ -1,4 +1,4 @@
-"""A small manifest with everything in it, and the bundle that it describes."""
+"""A small manifest with all fields, and the bundle that it describes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     FileEntry,
-    KindError,
     Manifest,
-    QualityReport,
     encode_manifest,
     weight_nbytes,
 )
+from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.tables.rows import RecordLayout
@@ -42,6 +41,11 @@ REPORT = QualityReport(
 )
 
 
+def file_entry(data: bytes) -> FileEntry:
+    """Size and checksum of a file with this content."""
+    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
+
+
 def make_manifest(files: dict[str, FileEntry]) -> Manifest:
     return Manifest(
         format_version=4,
@@ -59,15 +63,13 @@ WEIGHTS_NBYTES = weight_nbytes(make_manifest({name: FileEntry(1, "0" * 64) for n
 
 
 def make_bundle(path: Path) -> Path:
+    """Write a bundle of zeros that opens, but does not run."""
     path.mkdir()
     (path / BACKBONE_GRAPH).write_bytes(b"backbone")
     (path / BACKBONE_DATA).write_bytes(bytes(WEIGHTS_NBYTES))
     (path / TOKENIZER).write_bytes(b"{}")
     (path / TOKENIZER_CONFIG).write_bytes(b'{"a": 1}')
     write_store(path / TABLES, LAYOUT, np.zeros((10, LAYOUT.record_nbytes), np.uint8), 6)
-    entries = {}
-    for name in NAMES:
-        data = (path / name).read_bytes()
-        entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest())
+    entries = {name: file_entry((path / name).read_bytes()) for name in NAMES}
     (path / MANIFEST).write_bytes(encode_manifest(make_manifest(entries)))
     return path

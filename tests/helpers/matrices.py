@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.numerics.quantize import (
-    F32,
-)
+from stem_edge.numerics.quantize import F32
 
 
 def random_matrix(seed: int) -> F32:
-    """Rows of very different size; some all zero, all negative, or with one outlier."""
+    """Make rows of very different scales: one of zeros, one all negative, some with outliers."""
     rng = np.random.default_rng(seed)
     matrix = rng.standard_normal((12, 256)).astype(np.float32)
-    matrix *= np.float32(10) ** np.array(
-        [-30, -8, -1, 0, 0, 0, 0, 0, 1, 8, 30, 37], np.float32
-    ).reshape(-1, 1)
+    powers = np.array([-30, -8, -1, 0, 0, 0, 0, 0, 1, 8, 30, 37], np.float32)
+    matrix *= np.float32(10) ** powers.reshape(-1, 1)
     matrix[4] = 0
     matrix[5] = -np.abs(matrix[5])
     matrix[6, ::16] = 1000

@@ -1,4 +1,4 @@
-"""Open files of this process, counted."""
+"""The bytes of a small test file, and a count of open files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 import pytest
 
 DATA = bytes(range(1, 11))
-posix = pytest.mark.skipif(os.name != "posix", reason="links and pipes are made as on POSIX")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX links and pipes")
 
 
 def open_files() -> int:
-    """Descriptors of this process; elsewhere than on Linux always none."""
+    """Number of open descriptors of this process; 0 where it is not Linux."""
     return len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0  # noqa: PTH208

@@ -1,4 +1,4 @@
-"""A process that does what lines of Python say."""
+"""A process that runs lines of Python on request, to measure its memory in between."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 SIZE = 64 << 20
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by mapping")
-# Runs what it is told, line by line, so that a test knows what happened between two readings.
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports memory by mapping")
+# Answers after each line, so that a test knows what has run between two measurements.
 PROGRAM = """
 import mmap, sys, time
 held = []
@@ -21,7 +21,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A process that does what lines of Python say."""
+    """A process that runs lines of Python on request."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -31,10 +31,10 @@ class Program:
             text=True,
         )
         self.pid = self.process.pid
-        self.do("pass")  # it has imported what it needs
+        self.do("pass")  # so that its imports are over
 
     def do(self, line: str) -> None:
-        """Returns when it is done."""
+        """Run a line and wait until it is done."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(line, file=self.process.stdin, flush=True)
         assert self.process.stdout.readline() == "done\n"

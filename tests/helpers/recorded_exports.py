@@ -1,4 +1,4 @@
-"""Exports recorded operation by operation, and finished after a crash."""
+"""Record exports operation by operation, and finish them after a crash."""
 
 from __future__ import annotations
 
@@ -9,37 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from crash_states import (
-    CrashState,
-    Medium,
-    Op,
-    Recorder,
-    crash_states,
-)
+from crash_states import CrashState, Medium, Op, Recorder, crash_states
 from tiny_exports import OPTIONS, TinyExport, bundle_files, many_writes, run_export
 
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 
-EACH = 16  # states at each operation
+EACH = 16  # states per operation
 WORK, ASIDE = ".stem-edge-out", ".stem-edge-out-old"
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One export, operation by operation."""
+    """An export and the log of its operations."""
 
     export: TinyExport
     before: Medium
     log: list[Op]
 
     def states(self, each: int = EACH, log: Sequence[Op] | None = None) -> Iterator[CrashState]:
-        """Crash states, the same at each call."""
+        """Yield crash states, the same in each call."""
         ops = self.log if log is None else log
         return crash_states(self.before, ops, each, random.Random(8))
 
 
 def record_export(export: TinyExport, folder: Path, out: str = "out") -> Recorded:
-    """Run an export in an empty folder."""
+    """Run an export in a new folder and record it."""
     folder.mkdir()
     start = export.prepare(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -52,10 +46,13 @@ def record_export(export: TinyExport, folder: Path, out: str = "out") -> Recorde
 
 
 def finish(export: TinyExport, out: Path) -> None:
+    """Finish an export after a crash, and check that the bundle is complete and nothing is left over."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Leftover)
         export.finish(out)
         assert bundle_files(out) == bundle_files(export.new)
-        if any(path.name != "out" for path in out.parent.iterdir()):  # a deletion was cut off
+        if any(
+            path.name != "out" for path in out.parent.iterdir()
+        ):  # because a deletion was interrupted
             run_export(export.checkpoint, out, OPTIONS["force"])
     assert [path.name for path in out.parent.iterdir()] == ["out"]

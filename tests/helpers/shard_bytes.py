@@ -1,11 +1,8 @@
-"""Shards edited byte by byte, and a checksum computed bit by bit."""
+"""Records of a small shard, and the checksum of its index computed bit by bit."""
 
 from __future__ import annotations
 
-import json
 import struct
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +14,7 @@ RECORDS = np.array([range(20), [0] * 20, range(100, 120)], np.uint8)
 
 
 def slow_crc32c(data: bytes) -> bytes:
-    """Castagnoli's polynomial bit by bit, to check the library and where sums are placed."""
+    """Compute CRC-32C bit by bit, independently of the library that is tested."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte
@@ -27,18 +24,5 @@ def slow_crc32c(data: bytes) -> bytes:
 
 
 def summed(data: bytes) -> bytes:
+    """Append the checksum."""
     return data + slow_crc32c(data)
-
-
-def edit(path: Path, where: str, value: object) -> None:
-    """Set, or with `...` delete, the value at a path of a JSON file, written with spaces."""
-    document: dict[str, Any] = json.loads(path.read_bytes())
-    *parents, last = where.split(" ")
-    target: Any = document
-    for name in parents:
-        target = target[int(name) if isinstance(target, list) else name]
-    if value is ...:
-        del target[last]
-    else:
-        target[int(last) if isinstance(target, list) else last] = value
-    path.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Table stores of a few records, for the tests of whatever reads them."""
+"""Table stores of a few records, on disk and in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stem_edge.tables.zarr_json import encode_metadata
 
 
 class MemoryStore(RowStore):
-    """Records that lie in no file: `content` makes them; reads are noted, `before` may fail them."""
+    """Records without files, made by `content`. Reads are logged, and `before` may fail them."""
 
     def __init__(self, layout: RecordLayout, content: Callable[[I64], U8]) -> None:
         self.layout, self._content = layout, content
@@ -32,7 +32,7 @@ class MemoryStore(RowStore):
         self.closed = False
 
     def before(self, numbers: I64) -> None:
-        """Whatever a test does to a read."""
+        """Run before each read, for tests to override."""
 
     def read(self, numbers: I64) -> U8:
         self.reads.append(numbers.tolist())
@@ -45,7 +45,7 @@ class MemoryStore(RowStore):
 
 
 def ids(*numbers: int) -> I64:
-    """Of tokens or records."""
+    """Make an array of token or record numbers."""
     return np.array(numbers, np.int64)
 
 
@@ -62,14 +62,14 @@ def rows_of(model: Model) -> Prefetcher:
 
 
 def flip_bit(path: Path, offset: int) -> None:
-    """Damage a file."""
+    """Flip a bit of the byte at `offset` of a file."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x10
     path.write_bytes(data)
 
 
 def check_shard(grid: ShardGrid, shard: int) -> None:
-    """Size and index of a shard file, as they are compared when it is opened."""
+    """Check size and index of a shard file, as opening it does."""
     disk.close(grid.open_shard(shard))
 
 
@@ -80,7 +80,7 @@ def arrays_of(cache: RowCache) -> ArraySlots:
 
 
 def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard: int) -> ShardGrid:
-    """One array of records in the folder `root`."""
+    """Write an array of records into the folder `root`."""
     grid = ShardGrid(root=root, layout=layout, records_per_shard=records_per_shard)
     root.mkdir(parents=True)
     (root / "zarr.json").write_bytes(encode_metadata(array_metadata(layout, records_per_shard)))
@@ -89,12 +89,12 @@ def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard
         path.parent.mkdir(parents=True)
         start = shard * records_per_shard
         piece = records[start : start + records_per_shard]
-        path.write_bytes(grid.seal(piece) + grid.index_bytes(shard))
+        path.write_bytes(grid.append_checksums(piece) + grid.index_bytes(shard))
     return grid
 
 
 def write_index(root: Path, index: Sequence[int]) -> None:
-    """The index of a table store in the folder `root`."""
+    """Write the token index of a table store in the folder `root`."""
     chunk = index_chunk(root / INDEX)
     chunk.parent.mkdir(parents=True)
     (root / INDEX / "zarr.json").write_bytes(encode_metadata(index_metadata(len(index))))
@@ -109,7 +109,7 @@ def write_store(
     index: Sequence[int] | None = None,
     rare: tuple[RecordLayout, U8] | None = None,
 ) -> TableFormat:
-    """A table store in the folder `root`; `records` are those of the first array."""
+    """Write a table store into the folder `root`; `rare` is its second array, if any."""
     format = TableFormat(
         tokens=layout.records if index is None else len(index),
         tables=layout,

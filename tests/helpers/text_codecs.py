@@ -8,13 +8,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from stem_edge.runtime.text.codec import TextCodec
 
-# Words behind a space, at the beginning, and pieces of them.
+# Words after a space, words at the beginning of a text, and pieces of them.
 WORDS = ["ĠSpain", "Spain", "ĠGermany", "Ger", "many", "ĠChad", "Ch", "ad", "Ġof", "The", "Ġ", "Ċ"]
+WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
 END = "<|end|>"
 
 
 def codec_of(folder: Path) -> TextCodec:
-    """Takes the longest word there is; ids as in WORDS, then END."""
+    """Make a codec that prefers the longest word; ids are places in WORDS, then END."""
     tokenizer = Tokenizer(
         models.WordPiece({word: n for n, word in enumerate(WORDS)}, unk_token=".")
     )
@@ -27,7 +28,7 @@ def codec_of(folder: Path) -> TextCodec:
 
 
 def byte_chars() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary."""
+    """Characters that stand for the bytes in a byte-level vocabulary."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""For tests with threads: threads that are run together, slots that betray stale readers."""
+"""Run calls in threads at the same time, and poison slots to expose stale readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WATCHDOG_SECONDS = 300.0
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What the calls return, each in a thread of its own; raises what the first one raised."""
+    """Run each call in its own thread and return their results. Raises the first error."""
     results: list[T | None] = [None] * len(calls)
     errors: list[BaseException] = []
     gate = threading.Barrier(len(calls))
@@ -46,12 +46,12 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def tokens(model: Model, prompt: Sequence[int], count: int = 12) -> list[int]:
-    """Greedily generated."""
+    """Generate greedily."""
     return [t for c in model.generate(prompt, max_new_tokens=count) for t in c.token_ids]
 
 
 class Poisoned(Slots):
-    """Slots that hold not-a-numbers from eviction until the new row is there."""
+    """Slots that hold NaN from eviction until the new row is written."""
 
     def __init__(self, slots: Slots, while_poisoned: Callable[[], object]) -> None:
         self.layout, self.count = slots.layout, slots.count
@@ -79,7 +79,7 @@ def _arrays(slots: Slots) -> list[npt.NDArray[Any]]:
 
 
 def poison(model: Model, while_poisoned: Callable[[], object]) -> Poisoned:
-    """From now on, this model's slots are poisoned while they change."""
+    """Poison this model's slots from now on, whenever they change."""
     cache = rows_of(model).cache
     made = Poisoned(cache.storage, while_poisoned)
     cache.storage = made
@@ -87,7 +87,7 @@ def poison(model: Model, while_poisoned: Callable[[], object]) -> Poisoned:
 
 
 def run_script(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own, which a watchdog ends."""
+    """Run a script in another process, which a watchdog ends."""
     head = (
         f"import faulthandler; faulthandler.dump_traceback_later({WATCHDOG_SECONDS}, exit=True)\n"
     )

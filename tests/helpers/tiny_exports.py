@@ -1,4 +1,4 @@
-"""Exports that take a twentieth of a second, to be cut off in every way."""
+"""Exports that take a twentieth of a second, for tests that interrupt them everywhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pytest
+from exports import contents
 from faulty_disk import shorten
 from make_checkpoint import Shape, write_checkpoint
 
@@ -22,20 +23,17 @@ OPTIONS: dict[Kind, dict[str, Any]] = {
     "force": {"tables": "int8", "force": True},
     "add": {"add": True},
 }
-PIECE_NBYTES = 2048  # of one write, so that there are many
+PIECE_NBYTES = 2048  # size of a write, small so that there are many
 
 
 def bundle_files(folder: Path) -> dict[str, bytes] | None:
-    """Every file of a folder; None if there is none."""
-    if not folder.is_dir():
-        return None
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    """Read every file below a folder; None if there is no such folder."""
+    return contents(folder) if folder.is_dir() else None
 
 
 @dataclass(frozen=True)
 class TinyExport:
-    """An export of one kind: what was there before it and what is there after it."""
+    """An export, with the bundle that exists before it (if any) and the bundle after it."""
 
     kind: Kind
     checkpoint: Path
@@ -43,26 +41,26 @@ class TinyExport:
     new: Path
 
     def prepare(self, folder: Path) -> Path:
-        """What it starts from, in a folder that exists; returns where to export to."""
+        """Copy the old bundle, if any, below `folder`. Returns where to export to."""
         if self.old is not None:
             shutil.copytree(self.old, folder / "out")
         return folder / "out"
 
     def run(self, out: Path) -> None:
-        """The export."""
+        """Run the export."""
         run_export(self.checkpoint, out, OPTIONS[self.kind])
 
     def finish(self, out: Path) -> None:
-        """What a user does after one that was cut off: the same again, unless it was done."""
+        """Run the export again, as a user would, unless it was complete."""
         if bundle_files(out) != bundle_files(self.new):
             self.run(out)
 
 
 def run_export(checkpoint: Path, out: Path, options: dict[str, Any]) -> None:
-    """An export of one thread."""
+    """Export with one thread."""
     default: dict[str, Any] = {"backbone": "fp32", "threads": 1, "progress": False}
     with pytest.MonkeyPatch.context() as patch:
-        # It writes to the user's cache when the bundle is there.
+        # Skipped because it writes to the user's cache folder.
         patch.setattr("stem_edge.export.exporter.keep_good", lambda *_: None)
         stem_edge.export_bundle(checkpoint, out, **(default | options))
 
@@ -71,7 +69,7 @@ Exports: TypeAlias = dict[Kind, TinyExport]
 
 
 def tiny_exports(folder: Path) -> Exports:
-    """All kinds, in a folder that is not to be changed."""
+    """Make exports of all kinds. Do not change the folder."""
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
     run_export(checkpoint, folder / "old", OLD)
     run_export(checkpoint, folder / "new", OPTIONS["new"])
@@ -86,7 +84,7 @@ def tiny_exports(folder: Path) -> Exports:
 
 
 def many_writes(patch: pytest.MonkeyPatch) -> None:
-    """Write in small pieces, and let no name depend on chance."""
+    """Write in small pieces, and make temporary names predictable."""
     numbers = iter(range(1 << 30))
     patch.setattr("stem_edge.files.whole_file.secrets.token_hex", lambda _: f"{next(numbers):016x}")
     patch.setattr("stem_edge.export.job.files.BUFFER_NBYTES", PIECE_NBYTES)

@@ -1,4 +1,4 @@
-"""Archives as torch.save writes them, part by part."""
+"""Build archives like those of torch.save, with changes to any number in them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def archive(
     locator: Changes = {},  # noqa: B006
     stray: bytes = b"",
 ) -> bytes:
-    """An archive as the format's description has it; changes are to the last member's numbers.
+    """Build an archive; `entry` and `local` change numbers of the last member.
 
-    long: count, size and place of the directory once more in 64 bits, less the true ones.
+    long: errors of the directory's count, size and offset in a 64-bit end record, if there is one.
     """
     data, directory = b"", b""
     for name, content in parts.items():

@@ -1,6 +1,6 @@
-"""Every model that ModelConfig describes, in plain torch: what graphs and readers are judged by.
+"""A reference in plain torch for every model that ModelConfig describes.
 
-Written from the papers' equations, not from stem_edge.numerics.reference, so that a slip there shows.
+Written from the papers' equations, not from stem_edge.numerics.reference, so that mistakes there show.
 Tensors have the names of ModelConfig.backbone_shapes(); T tokens, D = dim, F = d_ff.
 """
 
@@ -87,7 +87,7 @@ def ffn(config: ModelConfig, w: dict[str, Tensor], x: Tensor, row: Tensor | None
 
 
 def expert(config: ModelConfig, x: Tensor, row: Tensor) -> Tensor:
-    """One token's own FFN: x [D] -> [D]."""
+    """Apply a token's own FFN: x [D] -> [D]."""
     size = config.d_ff * config.dim
     both = row[: 2 * size].view(config.d_ff, 2, config.dim)
     gate, up, down = both[:, 0], both[:, 1], row[2 * size :].view(config.dim, config.d_ff)

@@ -1,4 +1,4 @@
-"""A whole engine: logits that follow from a token and its row, to show what an engine has to have."""
+"""A complete toy engine, to show what an engine needs: logits follow from a token and its row."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> list[ToyLoader]:
-    """The one way."""
+    """Return the only way to load a bundle."""
     return [ToyLoader(bundle)]
 
 
 class ToyLoader:
-    """See stem_edge.runtime.backends.engines.EngineLoader."""
+    """An EngineLoader (stem_edge.runtime.backends.engines)."""
 
     name, fills_while_opening, step_tokens = "toy", True, 1 << 30
 
@@ -31,21 +31,21 @@ class ToyLoader:
         """Nothing to do."""
 
     def needs(self, context: int) -> Needs:
-        """Slots, and 100 bytes a token."""
+        """Memory of the slots, and 100 bytes per token."""
         footprint = footprint_of(self.manifest)
         return Needs(footprint, context, Part(1000, 100 * context, 0, 10, footprint.slot_nbytes))
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        """Codes and scales as records have them."""
+        """Keep codes and scales as in the records."""
         return ArraySlots(layout, count)
 
     def open(self, slots: Any) -> ToyBackend:
-        """Over these slots."""
+        """Open a backend over these slots."""
         return ToyBackend(self.manifest.model.vocab_size, slots)
 
 
 class ToyBackend:
-    """See stem_edge.runtime.backends.interface.Backend; its contexts are itself, for they keep nothing."""
+    """A Backend (stem_edge.runtime.backends.interface) that is its own, stateless context."""
 
     nbytes = 0
 
@@ -53,16 +53,16 @@ class ToyBackend:
         self.vocab_size, self.slots, self.length = vocab_size, slots, 0
 
     def open_context(self, length: int) -> ToyBackend:
-        """Of so many tokens."""
+        """Open a context of so many tokens."""
         self.length = length
         return self
 
     def begin(self, token_ids: Any, position: int, *, prefill: bool = False) -> None:
-        """Keep the tokens."""
+        """Keep the tokens for `finish`."""
         self.tokens = token_ids
 
     def finish(self, slot_ids: Any, logits: int, top: int = 0) -> Any:
-        """The greatest logit is that of the token and the sum of its row's codes, together."""
+        """Predict the token id plus the sum of its row's codes, modulo the vocabulary."""
         rows = self.slots.codes[0][0][slot_ids].sum(1, dtype=np.int64)
         found = np.zeros((len(slot_ids), self.vocab_size), np.float32)
         found[np.arange(len(rows)), (self.tokens + rows) % self.vocab_size] = 1

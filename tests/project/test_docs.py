@@ -1,4 +1,4 @@
-"""The documentation's commands and Python run as they stand there, and its links lead somewhere."""
+"""Commands, Python code and links of the documentation work as written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from installed import ROOT, needs_ggml
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-# Commands that install, train for minutes or need files of the reader's.
+# Skipped because they install, train for minutes, or need the reader's own files.
 NOT_RUN = (
     "CMAKE_ARGS=",
     "make ",
@@ -28,7 +28,7 @@ NOT_RUN = (
     "stem-edge eval exact",
     "stem-edge inspect stem_edge/",
 )
-# Providers that are not everywhere.
+# Skipped because these providers are not everywhere.
 ELSEWHERE = ("--providers cuda", "--providers webgpu")
 
 
@@ -44,7 +44,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def workplace(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what README's reader has: a checkpoint and a text, then what README made."""
+    """A folder with what a reader of README has: a checkpoint, a text, and all results so far."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "checkpoint").symlink_to(tiny_checkpoint)
     (folder / "prompt.txt").write_text("Once upon a time")
@@ -83,7 +83,7 @@ def test_commands_that_are_not_run_name_files_that_exist(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Anchors of a page's headings, by GitHub's rules."""
     code = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", code, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,4 +1,4 @@
-"""What importing costs, and what the source must not have; who imports whom is in pyproject.toml."""
+"""Cost of imports, and forbidden code. The import contracts are in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_unsafe_ways_to_read_a_file_are_not_in_the_tree() -> None:
 
 
 def test_one_function_opens_sessions() -> None:
-    """Settings of others would compute other numbers, on processors that nobody here may have."""
+    """Sessions with other settings would compute other numbers on some processors."""
     paths = [
         path
         for folder in ("stem_edge", "export", "runtime", "tests", "tools")

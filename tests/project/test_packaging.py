@@ -1,4 +1,4 @@
-"""What a built package would hold."""
+"""Contents of the built packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
     mapped = {name: ROOT / folder for name, folder in TOOL["package-dir"].items()}
     assert set(TOOL["packages"]) == set(mapped)
     for folder in mapped.values():
-        # A subfolder would work in a checkout and be missing from the wheel.
+        # An unlisted subfolder would work in a checkout, but be missing from the wheel.
         assert not [p for p in folder.rglob("*.py") if p.parent.resolve() not in _homes()]
 
 

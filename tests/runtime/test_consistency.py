@@ -49,20 +49,17 @@ def test_a_prepared_backbone_is_one_of_them(
     assert set(results.values()) == {"ok"}
 
 
-def test_a_dense_model(tmp_path: Path) -> None:
-    from make_checkpoint import Shape, write_checkpoint
-
-    write_checkpoint(tmp_path / "c", Shape(stem_layers=()))
-    bundle = stem_edge.export_bundle(tmp_path / "c", tmp_path / "dense", backbone="fp32")
-    assert bundle.manifest.tables is None
-    assert bundle.manifest.report.worst_logit_difference < 1e-4
-    assert stem_edge.verify_runs(tmp_path / "dense") == {"plain": "ok", "overlapped": "ok"}
-    with stem_edge.load(tmp_path / "dense") as model:
+def test_a_dense_model(dense_bundle: Path) -> None:
+    manifest = stem_edge.open_bundle(dense_bundle).manifest
+    assert manifest.tables is None
+    assert manifest.report.worst_logit_difference < 1e-4
+    assert stem_edge.verify_runs(dense_bundle) == {"plain": "ok", "overlapped": "ok"}
+    with stem_edge.load(dense_bundle) as model:
         assert model.plan.slots == 0
         list(model.generate([1, 2, 3], max_new_tokens=3))
         assert (model.stats.row_hits, model.stats.flash_bytes) == (0, 0)
-    assert main(["inspect", str(tmp_path / "dense")]) == 0
-    assert main(["inspect", str(tmp_path / "dense"), "--json"]) == 0
+    assert main(["inspect", str(dense_bundle)]) == 0
+    assert main(["inspect", str(dense_bundle), "--json"]) == 0
 
 
 @pytest.mark.slow
@@ -79,7 +76,7 @@ def test_a_way_that_gives_other_tokens_is_named(
     assert main(["verify", str(DEMO), "--runs"]) == 1
     out, err = capsys.readouterr()
     (line,) = (line for line in out.splitlines() if line.startswith("fewest slots  "))
-    assert line.endswith("other tokens from the 1. new one on")
+    assert line.endswith("other tokens from new token 1 on")
     assert "2 of 18 ways of running it give other tokens" in err
     assert main(["verify", str(DEMO), "--runs", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False

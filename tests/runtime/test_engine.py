@@ -1,4 +1,4 @@
-"""Whatever is only about speed or memory must not change a single token."""
+"""Options of speed and memory must not change a single token."""
 
 from __future__ import annotations
 

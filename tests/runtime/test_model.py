@@ -1,4 +1,4 @@
-"""The model as Python users hold it, on the model that ships in the package and on random ones."""
+"""Model, as Python users call it, with the demo and with random models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def layout_of(model: Model) -> RecordLayout:
     return model.bundle.manifest.tables
 
 
-# The demo model at temperature 0. Wrong tokens here mean that stored bundles changed their meaning.
+# The demo at temperature 0. Other tokens here mean that existing bundles no longer work.
 GOLDEN = {
     "The capital of France is": " Paris. It is a country in Europe.",
     "What is the currency of Mexico? It is the": " Mexican peso.",
@@ -141,7 +141,7 @@ def test_stats_add_up(model: Model) -> None:
     stats = model.stats
     assert stats.prompt_tokens == len(prompt)
     assert stats.new_tokens == len(ids)
-    # The last new token is never processed.
+    # One less, because the last new token is never processed.
     assert stats.row_hits + stats.row_misses == len(prompt) + len(ids) - 1
     assert stats.flash_bytes % (layout_of(model).record_nbytes + 4) == 0
     assert stats.first_token_seconds > 0

@@ -34,7 +34,7 @@ INF, NAN = float("inf"), float("nan")
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:
-    """In these words; tests/faults/text/test_prompts.py has more values."""
+    """The words are exactly these; tests/faults/text/test_prompts.py has more values."""
     with pytest.raises(InputError) as caught:
         SamplingParams(**{field: value})
     assert str(caught.value) == f"{field} is {value!r}; expected {expected}"
@@ -167,12 +167,12 @@ def test_candidates_against_the_oracle(kind: str, temperature: float) -> None:
         params = SamplingParams(temperature=temperature, **options)
         ids, probabilities = candidates(logits.copy(), params)
         expected_ids, expected = oracle(logits, order, params)
-        # Which token is the one that reaches top_p is a matter of rounding.
+        # Rounding decides which token is the first to reach top_p.
         rounding = abs(len(ids) - len(expected))
         assert rounding <= (params.top_p < 1), options
         found, wanted = np.zeros((2, len(logits)))
         found[ids], wanted[expected_ids] = probabilities, expected
-        # exp is taken in float32: of tokens next to each other at the edge of top_p, another may do.
+        # Neighbours at the edge of top_p may differ, because exp is computed in float32.
         tolerance = 1e-6 + (2 * float(expected.min()) if params.top_p < 1 else 0)
         assert np.abs(found - wanted).max() <= tolerance, options
         assert probabilities.sum() == pytest.approx(1)
@@ -275,7 +275,7 @@ def test_logits_that_are_needed(options: dict[str, Any], needed: int) -> None:
 
 
 def only_top(logits: F32, count: int) -> F32:
-    """What a backend may give that was asked for so many."""
+    """Keep only the best logits, as a backend may do when asked for so many."""
     kept = np.full_like(logits, -INF)
     best = top_ids(logits, count)
     kept[best] = logits[best]

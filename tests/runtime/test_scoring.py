@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,19 +23,9 @@ from stem_edge.runtime.scoring import Pair, Score, Scorer
 TOLERANCE = 0.05
 
 
-@pytest.fixture(scope="module")
-def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from make_checkpoint import Shape, write_checkpoint
-
-    folder = tmp_path_factory.mktemp("dense")
-    write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", backbone="fp32")
-    return folder / "bundle"
-
-
 @pytest.fixture(params=["demo", "demo without prefill graph", "tiny", "dense"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    """Quantized with two graphs and with one, and float32 with tables and without."""
+    """A model: quantized with two graphs or one, or float32 with or without tables."""
     name = request.param.split()[0]
     bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
     prefill = False if "without" in request.param else None
@@ -51,12 +40,12 @@ def demo() -> Iterator[Model]:
 
 
 def expected(model: Model, pair: Pair) -> Score:
-    """From the logits of every position of an even number of tokens, in float64."""
+    """Compute it in float64 from the logits of all positions of an even number of tokens."""
     context, continuation = pair
     holds = model.plan.context_length
     ids = [*context, *continuation][-holds - 1 :]
     inputs = ids[:-1] + ids[-2:-1] * (len(ids[:-1]) % 2)
-    # At least as many as are taken to the graph for prompts: the last repeats change nothing.
+    # Repeat the last token, which changes nothing, so that the graph for prompts is used.
     padded = inputs + inputs[-1:] * max(0, 8 - len(inputs))
     logits = model.logits(padded)[len(ids) - 1 - len(continuation) : len(ids) - 1]
     logits64 = logits.astype(np.float64)
@@ -212,7 +201,7 @@ def test_no_pairs_have_no_scores_and_a_closed_model_says_so(demo: Model) -> None
         Scorer(demo).score([([1], [2])])
 
 
-def test_logits_that_are_no_numbers(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_nan(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = np.full((2, 1756), np.nan, np.float32)
     monkeypatch.setattr(demo.engine, "step", lambda *args, **kw: bad)
     with pytest.raises(BackendError, match="logit of token 0 is nan"):

@@ -1,4 +1,4 @@
-"""The figures of one call."""
+"""Figures of a single call."""
 
 import json
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_line_begins_with_the_engine() -> None:
     assert json.loads(json.dumps(named.to_dict()))["engine"] == "ggml"
 
 
-def test_line_tells_of_tiers_only_where_there_are_some() -> None:
+def test_the_line_mentions_tiers_only_if_there_are_any() -> None:
     host = replace(STATS, host_hits=3, host_misses=1)
     assert "rows 75% hits, 75% of the others in memory, 2.50 MB read from flash, 25" in host.line()
     device = replace(STATS, uploaded_rows=4, uploaded_bytes=1_200_000)

@@ -1,3 +1,5 @@
+"""ModelConfig: derived sizes, and descriptions that are refused."""
+
 import pytest
 from configs import config
 
@@ -36,11 +38,11 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         *[({"logit_softcap": cap}, "logit_softcap") for cap in (-1.0, 1e-40, 1e300, float("nan"))],
         ({"stem_layers": (1, 0)}, "not ascending without repeats"),
         ({"stem_layers": (1, 1)}, "not ascending without repeats"),
-        ({"stem_layers": (-1, 1)}, "outside of the 2 layers"),
-        ({"stem_layers": (1, 2)}, "outside of the 2 layers"),
-        ({"bos_id": -1}, "special token id -1 outside of vocab_size 10"),
-        ({"bos_id": 10}, "special token id 10 outside of vocab_size 10"),
-        ({"eos_ids": (9, 10)}, "special token id 10 outside of vocab_size 10"),
+        ({"stem_layers": (-1, 1)}, "outside the 2 layers"),
+        ({"stem_layers": (1, 2)}, "outside the 2 layers"),
+        ({"bos_id": -1}, "special token id -1 is outside the vocab_size 10"),
+        ({"bos_id": 10}, "special token id 10 is outside the vocab_size 10"),
+        ({"eos_ids": (9, 10)}, "special token id 10 is outside the vocab_size 10"),
     ],
 )
 def test_contradictions(changes: dict[str, object], said: str) -> None:

@@ -1,3 +1,5 @@
+"""Sizes in bytes: parsing and formatting."""
+
 from typing import Any
 
 import pytest
@@ -47,7 +49,7 @@ def test_sizes_refused(text: Any) -> None:
         parse_size(text)
 
 
-def test_a_small_number_without_a_unit_was_meant_otherwise() -> None:
+def test_a_small_number_without_a_unit_is_refused() -> None:
     with pytest.raises(InputError, match="size '600 ' has no unit; write for example 600MB"):
         parse_size("600 ")
 

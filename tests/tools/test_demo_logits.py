@@ -1,4 +1,4 @@
-"""The demo model's logits are the same on every processor, but for rounding.
+"""Logits of the demo are the same on every processor, except for rounding.
 
 Activations round to int8 where a sum in another order tips them. tools/processors.py measures how far
 that goes; what is recorded is of an x86 with VNNI.
@@ -16,8 +16,8 @@ from installed import DATA
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 
-# Mean over the positions, and the greatest difference of logits. ARM64 was up to 9.5e-5 and 0.18
-# away; products that saturate, 1.8e-4 and 0.72.
+# Mean divergence, and largest difference of logits. Measured on ARM64: up to 9.5e-5 and 0.18;
+# with products that saturate: 1.8e-4 and 0.72.
 MOST_NATS, MOST_APART = 1.5e-4, 0.4
 NEAR_TIE = 0.1  # of logits that go up to 18.6; 0.046 was seen
 

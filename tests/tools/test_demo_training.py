@@ -1,4 +1,4 @@
-"""The tool that trains the demo, on texts of one's own too."""
+"""tools/demo/train_demo.py, on countries and on other texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["train_demo.py", *map(str, arguments), *threads])
 
 
-def test_a_model_of_texts_is_written_with_what_it_makes_of_held_out_text(
+def test_a_model_of_texts_is_written_with_its_held_out_perplexity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -141,10 +141,10 @@ def test_one_document_in_fifty_is_held_out(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "text.txt: No such file or directory"),
-        (b"", "text.txt: no text in it"),
-        (b" \n\n ", "text.txt: no text in it"),
+        (b"", "text.txt: the file holds no text"),
+        (b" \n\n ", "text.txt: the file holds no text"),
         (b"abc\xff", "text.txt: not UTF-8 at byte 3"),
-        (b"One document.\n", "too short: it is one document"),
+        (b"One document.\n", "too short: it is a single document"),
         (b"ab\n\n" * 3000, "too short: 4"),
     ],
 )

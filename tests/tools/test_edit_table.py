@@ -1,4 +1,4 @@
-"""tools/demo/edit_table.py and what it counts, on the model in the package."""
+"""tools/demo/edit_table.py and its counts, with the demo model."""
 
 from __future__ import annotations
 

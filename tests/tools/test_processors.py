@@ -1,4 +1,4 @@
-"""Running tests on other processors: what can be known of that on any machine."""
+"""Running tests on other processors, as far as any machine can check it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ def test_what_is_installed_there_is_the_projects_own_list_without_torch() -> Non
     assert not any(name.startswith("torch") for name in names)
 
 
-def test_a_processor_that_is_not_known(
+def test_an_unknown_processor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["processors.py", "z80", "--", "-c", "1"])
     with pytest.raises(SystemExit, match="2"):
         processors.main()
-    assert f"z80 is not known; expected some of {', '.join(PROCESSORS)}" in capsys.readouterr().err
+    assert (
+        f"unknown processor z80; expected some of {', '.join(PROCESSORS)}"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_is_missing_is_named(

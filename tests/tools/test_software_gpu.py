@@ -1,4 +1,4 @@
-"""tools/software_gpu.py: what it refuses, and that a command sees a GPU and else the same machine."""
+"""tools/software_gpu.py: what it refuses, and that a command sees a GPU on an unchanged machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 120
 
 
 def possible() -> str:
-    """Why it cannot be used here; nothing if it can."""
+    """Return why no software GPU is possible here; an empty text if it is."""
     try:
         command_line([])
         driver()
@@ -32,7 +32,7 @@ WHY_NOT = possible()
 
 def test_only_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(RefusedError, match="this is win32; a GPU in software needs Linux"):
+    with pytest.raises(RefusedError, match="this is win32; a software GPU needs Linux"):
         command_line(["true"])
 
 
@@ -48,7 +48,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(RefusedError, match=r"\(Operation not permitted\); run this as root"):
         command_line(["true"])
     monkeypatch.setattr(software_gpu, "SYS_CLASS", tmp_path / "none")
-    with pytest.raises(RefusedError, match="none is not there; mount sysfs"):
+    with pytest.raises(RefusedError, match="none is missing; mount sysfs"):
         command_line(["true"])
 
 
@@ -73,10 +73,10 @@ def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_command_it_explains_itself() -> None:
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Vulkan in software" in done.stdout
+    assert done.returncode == 2 and "software GPU" in done.stdout
 
 
-@pytest.mark.skipif(bool(WHY_NOT), reason=f"no GPU in software here: {WHY_NOT}")
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"no software GPU here: {WHY_NOT}")
 def test_a_command_sees_a_gpu_and_else_the_same_machine() -> None:
     code = (
         "import json, os, stem_edge.system.memory as m; from pathlib import Path;"
@@ -96,7 +96,7 @@ def test_a_command_sees_a_gpu_and_else_the_same_machine() -> None:
     assert subprocess.run([*line[:2], "sh", "-c", "exit 7"], check=False).returncode == 7
 
 
-@pytest.mark.skipif(bool(WHY_NOT), reason=f"no GPU in software here: {WHY_NOT}")
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"no software GPU here: {WHY_NOT}")
 @pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_ep_webgpu") is None, reason="[webgpu] is not installed"
 )

@@ -1,9 +1,8 @@
-"""tools/demo/teach_fact.py: rows that are fitted to a fact, on a small random model of countries."""
+"""tools/demo/teach_fact.py: rows fitted to a fact, on a small random model of countries."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.numerics.reference import forward
 
-pytestmark = pytest.mark.slow
+# On two threads, so small a model is slower, and beside other tests a hundred times slower.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
 ATLANTIS = Country("Atlantis", "Port Victoria", "", "", "", ())
 FORMS = NAMING["capital"][:3]
@@ -47,15 +47,6 @@ class Trained(NamedTuple):
 
     checkpoint: Path
     bundle: Path
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model is slower on two, and beside other tests a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_model(vocab_size: int, seed: int) -> DemoModel:
@@ -106,7 +97,7 @@ def test_a_checkpoint_is_read_as_the_model_it_is(trained: Trained) -> None:
 
 
 def test_a_checkpoint_of_another_kind_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not a model of tools/demo/train_demo\.py"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint by tools/demo/train_demo\.py"):
         read_model(tiny_checkpoint)
 
 
@@ -123,7 +114,7 @@ def test_the_loss_falls_and_the_answers_come() -> None:
     assert np.array_equal(fit(model, []).rows, fitted.rows)
 
 
-def test_what_is_kept_stays_nearer_to_what_it_was() -> None:
+def test_kept_sentences_change_less() -> None:
     model = random_model(64, 0)
     moved = []
     for kept in ([], KEPT):

@@ -1,4 +1,4 @@
-"""Every program of tools/ starts, from anywhere, and says what it is for."""
+"""Programs of tools/ start from any folder and explain themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from installed import ROOT
 PROGRAMS = sorted(
     path for path in (ROOT / "tools").rglob("*.py") if '__name__ == "__main__"' in path.read_text()
 )
-NO_HELP = {"demo_logits.py"}  # it takes a folder, and nothing else
+NO_HELP = {"demo_logits.py"}  # because its only argument is a folder
 
 
 def run(program: Path, folder: Path, *arguments: object) -> str:

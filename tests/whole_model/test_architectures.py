@@ -1,4 +1,4 @@
-"""Every architecture: a checkpoint in, a bundle out, its logits those of an independent model.
+"""Every architecture, from checkpoint to logits, compared with an independent model.
 
 The independent model is torch_model.py. In one pass, in chunks that fit few slots, and token by
 token: all are below 1e-4 of it.
@@ -45,7 +45,7 @@ def variant(
 def bundle(
     variant: tuple[Path, list[int], F32], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """With a backbone for each engine, over one table store."""
+    """Export a backbone for each engine over one table store."""
     out = tmp_path_factory.mktemp("bundle") / "out"
     stem_edge.export_bundle(variant[0], out, backbone="fp32", tables="fp32")
     add_ggml(variant[0], out)

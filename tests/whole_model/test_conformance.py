@@ -1,4 +1,4 @@
-"""Our logits against those that the public trainers computed for their own checkpoints.
+"""Logits compared with those that the public trainers computed for their own checkpoints.
 
 tests/data/conformance: random weights, and the trainer's logits for two sequences of each, from an
 empty context, in float32. Written by the public STEM trainer: `full` and `third` consolidated,
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a backbone for each engine, over one table store."""
+    """A bundle with a backbone for each engine over one table store."""
     out = tmp_path_factory.mktemp("conformance") / "bundle"
     stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
     add_ggml(CONFORMANCE / case, out)

@@ -18,7 +18,7 @@ import stem_edge
 from stem_edge.errors import BackendError
 from stem_edge.graph.names import Variant
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
+from stem_edge.runtime.backends.onnxruntime import device_loader
 from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
 
 # Of logits; those of fp16 have passed through numbers of 11 bits in every layer.
@@ -35,7 +35,7 @@ class Way(NamedTuple):
 
 WAYS = [Way("cpu", variant) for variant in TOLERANCES]
 WAYS += [Way("webgpu", variant) for variant in TOLERANCES]
-# Without the hint it computes in what the processor does fastest.
+# Needed because otherwise it computes in whatever type the processor is fastest with.
 EXACT = (("load_config", '{"CPU": {"EXECUTION_MODE_HINT": "ACCURACY"}}'),)
 WAYS += [Way("openvino", "portable", EXACT)]
 
@@ -62,7 +62,7 @@ def model(
     except BackendError as error:
         pytest.skip(f"{way.provider} is not here: {error}")
     for name in ("ON_CPU", "ACCELERATED"):
-        monkeypatch.setattr(loading_device, name, (way.variant,))
+        monkeypatch.setattr(device_loader, name, (way.variant,))
     size = "100MB" if way.provider == "cpu" else None
     with stem_edge.load(
         bundle, providers=[(way.provider, dict(way.options))], device_memory=size

@@ -1,4 +1,4 @@
-"""The model that ships in the package knows what docs/results.md says, in the form in which it ships."""
+"""The shipped demo knows as much as docs/results.md says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from installed import DEMO
 
 import stem_edge
 
-SEED = 1  # of the shipped model: the held-out combinations follow from it
+SEED = 1  # seed of the shipped model, because the held-out combinations follow from it
 HELD_OUT = Composer(countries(), SEED).prompts()
 
 
@@ -34,7 +34,7 @@ def test_no_held_out_sentence_is_trained_on() -> None:
     composer = Composer(countries(), SEED)
     text = "\n".join(composer.training_documents(3000))
     named = [prompt for prompt in composer.prompts() if prompt.fact != "neighbours"]
-    # Only whole sentences count: "... Guinea" also begins "... Guinea-Bissau".
+    # Compare whole sentences, because "... Guinea" also begins "... Guinea-Bissau".
     assert not [p for p in named if f"{p.text} {getattr(p.country, p.fact)}." in text]
 
 

@@ -1,15 +1,14 @@
-"""When edits hold and for whom: contexts, threads, generations under way, caches, failures."""
+"""Scope of edits in time: contexts, threads, running generations, caches, failures."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens, tried
+from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens
 
 import stem_edge
 from stem_edge import Edit
@@ -20,11 +19,6 @@ from stem_edge.runtime import Model
 from stem_edge.runtime.rows.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
-
-@pytest.fixture(scope="module")
-def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    return tried(tmp_path_factory.mktemp("stem"), "stem")
 
 
 def test_contexts_within_one_another(stem: Tried) -> None:
@@ -54,7 +48,7 @@ def test_contexts_within_one_another(stem: Tried) -> None:
 
 
 def test_contexts_may_end_in_any_order(stem: Tried) -> None:
-    """As those of several threads do; also of edits that are equal."""
+    """Contexts of several threads do; some of the edits here are equal."""
     with load(stem.path) as model:
         one, two = swap(model, "cat", "dog"), swap(model, "cat", "cow")
 
@@ -140,7 +134,7 @@ def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> 
 
 
 def made_now(model: Model) -> int:
-    """Made records that somebody still needs."""
+    """Count composed records that are still in use."""
     assert isinstance(model.engine.rows, Prefetcher)
     model.engine.make([])
     return model.engine.rows.store.made
@@ -179,7 +173,7 @@ def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:
 def test_cached_tokens_are_seen_as_edited_at_once(
     slots: int, stem: Tried, engine: EngineName
 ) -> None:
-    """Whichever of them the cache holds: the token's own record, its targets', the made one."""
+    """The cache may hold the token's own record, those of its targets, or the composed one."""
     with load(stem.path, engine=engine, slots=slots) as model:
         ids = model.tokenize(PROMPT)
         edit = stem_edge.make_edit(
@@ -198,7 +192,7 @@ def test_cached_tokens_are_seen_as_edited_at_once(
 
 
 def test_uses_are_counted_as_ever(stem: Tried) -> None:
-    """A made record that is in no slot is a miss, and takes as many bytes as it is made of."""
+    """A composed record without a slot is a miss, which reads all records it is made of."""
     record_nbytes = 2 * 80 * 4 + 4
     with load(stem.path, slots=260, warm_start=False) as model:
         ids = model.tokenize(PROMPT)
@@ -217,12 +211,6 @@ def test_uses_are_counted_as_ever(stem: Tried) -> None:
                 model.logits(ids)
                 found = (model.stats.row_hits, model.stats.row_misses, model.stats.flash_bytes)
                 assert found == (len(ids) - misses, misses, nbytes)
-
-
-@pytest.fixture
-def tiny_model(stem: Tried) -> Iterator[Model]:
-    with load(stem.path, slots=4) as model:
-        yield model
 
 
 def test_errors_come_with_the_call_and_not_with_the_first_token(tiny_model: Model) -> None:

@@ -1,8 +1,8 @@
-"""Edits on random models give the logits of a model that looks up other rows."""
+"""Edited random models give the logits of a model that looks up other rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -50,13 +50,8 @@ def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return tried(tmp_path_factory.mktemp("any"), request.param)
 
 
-@pytest.fixture(scope="module")
-def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    return tried(tmp_path_factory.mktemp("stem"), "stem")
-
-
 def check_cases(model: Model, oracle: Oracle, cases: Sequence[tuple[Any, ...]]) -> None:
-    """Each case with both scopes, in all layers and in some; and nothing is left behind."""
+    """Check each case with both scopes, in all layers and in some, and that nothing remains."""
     ids = model.tokenize(PROMPT)
     before = model.logits(ids)
     assert off(before, oracle.logits(ids, oracle.own(ids))) < TOLERANCE
@@ -156,7 +151,7 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
 
 @dataclass(frozen=True)
 class Rounded(Oracle):
-    """One whose means are rounded as rows of a layout are."""
+    """An oracle whose means are rounded like the rows of a layout."""
 
     layout: RecordLayout
 
@@ -172,7 +167,7 @@ class Rounded(Oracle):
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", ["fp16", "int8", "int4", "mixed"])
 def test_with_other_types_of_rows(tables: Any, stem: Tried, tmp_path: Path) -> None:
-    """As the oracle with the rows that open_tables shows; a mean is rounded as a row is."""
+    """The oracle takes its rows from open_tables, and rounds means like rows."""
     options: dict[str, Any] = {}
     if tables == "mixed":
         (tmp_path / "text.txt").write_text(PROMPT * 9)
@@ -232,7 +227,7 @@ def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
         assert off(model.logits(ids, stem_ids=several), expected) < TOLERANCE
         array: Any = np.array(several)
         assert off(model.logits(ids, stem_ids=array), expected) < TOLERANCE
-        # They are the bundle's rows: edits hold for generated tokens only.
+        # Only the bundle's own rows, because edits hold for generated tokens only.
         edits = [swap(model, "cat", "dog"), swap(model, "h", "x", scope="everywhere")]
         with model.edited(*edits):
             assert off(model.logits(ids, stem_ids=several), expected) < TOLERANCE
@@ -256,18 +251,12 @@ def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_stem_ids_that_are_none_are_refused_at_the_call(
+def test_invalid_stem_ids_are_refused_at_the_call(
     stem_ids: Any, message: str, tiny_model: Model
 ) -> None:
     for call in (tiny_model.logits, tiny_model.logits_chunks, tiny_model.generate):
         with pytest.raises(InputError, match=message):
             call([1, 2, 3], stem_ids=stem_ids)
-
-
-@pytest.fixture
-def tiny_model(stem: Tried) -> Iterator[Model]:
-    with load(stem.path, slots=4) as model:
-        yield model
 
 
 def test_a_dense_model_has_nothing_to_edit(tmp_path: Path) -> None:
@@ -297,7 +286,7 @@ def test_experts_have_no_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefill_graph", [False, True])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_an_edit_is_what_its_stem_ids_are(scope: Scope, prefill_graph: bool) -> None:
-    """Bit for bit, by either graph, with int8 rows that are copied and not rounded again."""
+    """Logits are equal bit for bit in both graphs, because int8 rows are copied, not rounded."""
     prompt = "The capital of Spain is Madrid, and that of Spain is"
     with load(DEMO, prefill_graph=prefill_graph, slots=8) as model:
         ids, others = model.tokenize(prompt), model.tokenize(prompt.replace("Spain", "Germany"))

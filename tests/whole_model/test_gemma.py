@@ -1,5 +1,8 @@
-"""Gemma 4 from its checkpoint to its logits: layers of several kinds, whose last ones read K and V of
-others and run for the wanted positions alone, with a row a token in every layer."""
+"""Gemma 4 from its checkpoint to its logits.
+
+Its layers are of several kinds, and all of them take rows. The last ones borrow K and V, and run
+for the wanted positions only.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from stem_edge.graph.names import REST
 from stem_edge.numerics.quantize import F32
 
 NAMES = ["gemma4-text", "gemma4-wide"]
-TOLERANCE = 5e-4  # float32 alone moves them by 1.6e-4: scores are not divided, and sharp
+# Rounding to float32 alone moves logits by 1.6e-4, because scores are large: nothing divides them.
+TOLERANCE = 5e-4
 
 
 def checkpoint(name: str) -> Path:
@@ -42,7 +46,7 @@ def bundle(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference(name: str) -> tuple[list[int], F32]:
-    """Token ids [T] and transformers' logits [T, V]."""
+    """Return token ids [T] and transformers' logits [T, V]."""
     with np.load(checkpoint(name) / "reference.npz") as data:
         return data["ids"].tolist(), data["logits"]
 
@@ -57,7 +61,7 @@ def test_logits_are_transformers(name: str, bundle: Path, slots: int | None) -> 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5])
 def test_chunks_and_the_positions_that_are_wanted(name: str, bundle: Path, wanted: int) -> None:
-    """Those before go through the layers with K and V of their own, and no others."""
+    """Run chunks in which layers that borrow K and V skip the positions before the wanted ones."""
     ids, expected = reference(name)
     with stem_edge.load(bundle) as model:
         engine, token_ids = model.engine, np.array(ids)
@@ -84,7 +88,7 @@ def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantized_graphs_are_near_the_model(kind: WeightType, tmp_path: Path) -> None:
-    """Those that decode, and that for prompts; with scores so flat that rounding stays small."""
+    """Compare decoding and prompts, with scores so flat that rounding changes little."""
     model = make_gemma(hidden_size=64, vocab_size=307, vocab_size_per_layer_input=307)
     for layer in model.model.layers:
         layer.self_attn.q_norm.weight.data *= 0.1
@@ -100,7 +104,7 @@ def test_quantized_graphs_are_near_the_model(kind: WeightType, tmp_path: Path) -
         "prefill_graph": True,
     }
     stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", **options)
-    # One scale a token and a column is coarse in a model so small; exports measure what it costs.
+    # Low for prompts, because a scale per token and column is coarse in such a small model.
     least = {
         ("int8", False): 0.999,
         ("int4", False): 0.9,

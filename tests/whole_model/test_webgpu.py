@@ -40,7 +40,7 @@ def webgpu(request: pytest.FixtureRequest) -> Iterator[Provider]:
     cache = request.config.cache
     with pytest.MonkeyPatch.context() as patch:
         if cache is not None and "MESA_SHADER_CACHE_DIR" not in os.environ:
-            # In software, shaders take a minute to compile: once, not in each run of the tests.
+            # Kept between runs, because compiling shaders in software takes a minute.
             patch.setenv("MESA_SHADER_CACHE_DIR", str(cache.mkdir("shaders")))
         try:
             provider = resolve("webgpu")[0]
@@ -51,7 +51,7 @@ def webgpu(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 @pytest.fixture(params=["fp32", "fp16"])
 def activations(request: pytest.FixtureRequest, webgpu: Provider) -> Activations:
-    """Those that the device can compute with."""
+    """Activation types that the device supports."""
     chosen: Activations = request.param
     try:
         with on_device(chosen, webgpu) as (backend, _, rows, _):
@@ -148,7 +148,7 @@ def test_dropped_contexts_leave_nothing(webgpu: Provider, activations: Activatio
     with on_device(activations, webgpu) as parts:
         before = parts.memory.nbytes
         contexts = [parts.backend.open_context(64) for _ in range(2)]
-        for position in range(3):  # they take turns
+        for position in range(3):  # so they must take turns
             logits = [
                 step(context, parts.rows, IDS[position : position + 1], position)
                 for context in contexts
@@ -163,7 +163,7 @@ def test_dropped_contexts_leave_nothing(webgpu: Provider, activations: Activatio
 def greedy(
     context: BackendContext, rows: Prefetcher, prompt: list[int]
 ) -> tuple[list[int], list[float]]:
-    """Ids of the most likely text after a prompt, and how far each was ahead of the next best."""
+    """Generate ids greedily, with the margin of each over the next best."""
     ids: list[int] = []
     leads: list[float] = []
     logits = step(context, rows, prompt, 0)

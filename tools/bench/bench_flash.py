@@ -1,10 +1,10 @@
-"""Reads of records: the disk's own rate, and what the row store makes of it.
+"""Time reads of records by the row store, beside the disk's own rate.
 
     python tools/bench/bench_flash.py model ids.int32
 
-IDS are token ids of real text (.int32 little-endian): batches are consecutive distinct ids, as a
-prompt's are. "Cold" is with the table store out of the page cache (Linux). The disk's own rate is
-that of direct reads of the same size at random places by many threads.
+IDS is a file of little-endian int32 token ids of real text; batches are drawn from its distinct ids.
+"Cold" means that the table store was dropped from the page cache (Linux). The disk's own rate is that
+of direct reads of as many pages as a record spans, at random places, by many threads.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def direct_rate(grid: ShardGrid, batch: int, rng: np.random.Generator) -> float:
 
 
 def store_rate(store: RowStore, ids: np.ndarray) -> float:
-    """MB/s of one batched read, checked records in memory."""
+    """MB/s of one batched read, including the check of the records."""
     started, before = time.perf_counter(), store.bytes_read
     store.read(ids)
     return (store.bytes_read - before) / (time.perf_counter() - started) / 1e6
 
 
 def single_microseconds(store: RowStore, ids: np.ndarray) -> F32:
-    """Microseconds of reads of one record each."""
+    """Microseconds of each read of a single record."""
     times = []
     for at in range(len(ids)):
         started = time.perf_counter()
@@ -74,19 +74,19 @@ def single_microseconds(store: RowStore, ids: np.ndarray) -> F32:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("ids", type=Path, metavar="IDS")
-    parser.add_argument("--batch", type=int, default=512, help="records of a batch (512)")
+    parser.add_argument("--batch", type=int, default=512, help="records per batch (512)")
     parser.add_argument("--rounds", type=int, default=7, help="(7)")
     args = parser.parse_args()
     root, rng = args.bundle / TABLES, np.random.default_rng(0)
     tables = stem_edge.open_bundle(args.bundle).manifest.table_format
     if tables is None or tables.indexed:
-        raise SystemExit(f"{args.bundle}: needs tables with a record of each token")
+        raise SystemExit(f"{args.bundle}: has no tables with a record for every token")
     grid = open_table_store(root).grids[0]
     ids = np.fromfile(args.ids, "<i4").astype(np.int64)
     seen = np.unique(ids, return_index=True)[1]

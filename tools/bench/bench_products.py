@@ -1,11 +1,12 @@
-"""Time exact products of 8-bit codes on this processor, in each way that onnxruntime has.
+"""Time products of 8-bit codes on this processor, in each way that onnxruntime can compute them.
 
     python tools/bench/bench_products.py
     python tools/processors.py avx2 -- tools/bench/bench_products.py      x86 without VNNI
 
-as they come: u8 x s8, whose sums saturate where there is no VNNI; widened: u8 x u8, which is what
-stem-edge asks for there (stem_edge/runtime/backends/onnxruntime/providers/session.py); 7 bits: weights so small that nothing
-saturates, which doubles their rounding; s8 x s8: exact everywhere.
+as they come: u8 x s8, whose sums saturate without VNNI
+widened:      u8 x u8, which stem-edge uses without VNNI (backends/onnxruntime/providers/session.py)
+7 bits:       weights too small to saturate, which doubles their rounding error
+s8 x s8:      exact everywhere
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WEIGHTS = RNG.integers(-127, 128, (K, N)).astype(np.int8)
 
 
 class Way(NamedTuple):
-    """How to compute the product."""
+    """Settings of one way to compute the product."""
 
     weights: npt.NDArray[np.int8] = WEIGHTS
     widened: bool = False
@@ -47,7 +48,7 @@ WAYS = {
 
 
 def graph(way: Way) -> bytes:
-    """y float32 [m, N] = codes [m, K] times weights, codes signed or around 128."""
+    """Build y float32 [m, N] = codes [m, K] x weights [K, N]; codes are int8, or uint8 around 128."""
     graph, zero = Graph(), np.int8(0) if way.signed else np.uint8(128)
     graph.input("a", np.int8 if way.signed else np.uint8, ["m", K])
     scales = np.float32(1), np.ones(N, np.float32)
@@ -59,7 +60,7 @@ def graph(way: Way) -> bytes:
 
 
 def main() -> None:
-    """Print milliseconds, the ratio to the first way, and whether the products were exact."""
+    """Print milliseconds, the ratio to the first way, and whether products are exact."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

@@ -1,10 +1,10 @@
-"""Python's own share of a decode step: everything but the backbone's forward and the flash read.
+"""Time Python's share of a decode step: everything but the backbone's computation and flash reads.
 
     python tools/bench/bench_python.py [BUNDLE]
 
-Without BUNDLE it makes one of random weights with a vocabulary of 128,256 in a temporary folder
-(about 1 GB for a moment, half a minute). Prompts are cut from the token ids of BUNDLE's vocabulary
-at random, so that most rows miss: the worst case for the cache's bookkeeping.
+Without BUNDLE, it exports random weights with a vocabulary of 128,256 to a temporary folder (half a
+minute, up to 1 GB). Prompts are random token ids, so that most rows miss: the worst case for the
+bookkeeping of the cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The same call, its seconds added to `spent`."""
+    """Wrap a call to add its seconds to `spent[0]`."""
 
     def run(*args: Any, **options: Any) -> Any:
         started = time.perf_counter()
@@ -50,7 +50,7 @@ def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
 
 
 def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
-    """Milliseconds of Python in each decode step of one generation."""
+    """Milliseconds spent in Python in each decode step of one generation."""
     prompt = np.random.default_rng(0).integers(0, model.config.vocab_size, 64).tolist()
     params = SamplingParams(max_new_tokens=tokens, seed=0, **options)
     backend, spent, totals = model.engine.backend, [0.0], list[float]()
@@ -73,7 +73,7 @@ def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
 
 
 def make_bundle(folder: Path) -> Path:
-    """A bundle whose vocabulary is that of Llama 3 and whose layers are small."""
+    """Export small layers with the vocabulary of Llama 3. Returns the bundle."""
     import torch
 
     sys.path.append(str(Path(__file__).parents[1]))
@@ -84,7 +84,7 @@ def make_bundle(folder: Path) -> Path:
         stem_layers=(2, 5, 8, 11, 14),
     )  # fmt: skip
     checkpoint = write_checkpoint(folder / "checkpoint", shape, layout="consolidated")
-    # Logits as spread as a trained model's: those of random weights are nearly all alike.
+    # Spread the logits like a trained model's: from nearly equal ones, samplers keep too many candidates.
     state = torch.load(checkpoint / "consolidated.pth", weights_only=True)
     state["model"]["norm.weight"] *= LOGIT_SPREAD
     torch.save(state, checkpoint / "consolidated.pth")
@@ -93,17 +93,17 @@ def make_bundle(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("bundle", type=Path, nargs="?", metavar="BUNDLE")
-    parser.add_argument("--tokens", type=int, default=200, help="decode steps for a setting (200)")
+    parser.add_argument("--tokens", type=int, default=200, help="decode steps per setting (200)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bundle = args.bundle or make_bundle(Path(folder))
         with stem_edge.load(bundle) as model:
-            share(model, {}, 20)  # warm up
+            share(model, {}, 20)  # to warm up
             found = {name: share(model, options, args.tokens) for name, options in SETTINGS.items()}
             vocabulary = model.config.vocab_size
     print(f"Python's share of a decode step, vocabulary {vocabulary:,}, milliseconds")

@@ -1,4 +1,4 @@
-"""The demo's model as a checkpoint: in the public STEM trainer's layout, or in this project's schema."""
+"""Save the demo model as a checkpoint in the public STEM trainer's layout or in this project's schema."""
 
 from __future__ import annotations
 
@@ -21,41 +21,36 @@ SHARDS = 2
 
 
 def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> None:
-    """The trainer's training layout: params.json, the backbone, the tables as column shards."""
+    """Write the trainer's training layout: params.json, the backbone, the tables as column shards."""
     state = model.state_dict()
     tables = {key: w for key, w in state.items() if key.startswith("stem_embeddings.")}
     backbone = {key: w for key, w in state.items() if key not in tables}
-    with warnings.catch_warnings():  # one process is what we mean
+    with warnings.catch_warnings():  # one process is intended, so torch need not warn about it
         warnings.filterwarnings("ignore", "torch.distributed is")
         save_distributed({"model": backbone}, checkpoint_id=folder, no_dist=True)
     (folder / "stem_shards").mkdir(exist_ok=True)
     for shard in range(SHARDS):
         columns = {key: w.chunk(SHARDS, dim=1)[shard].clone() for key, w in tables.items()}
         torch.save(columns, folder / "stem_shards" / f"stem_model_mp{shard}.pt")
-    params = parameters(model.config, name, seed)
-    (folder / "params.json").write_text(json.dumps(params, indent=2) + "\n", encoding="utf-8")
-
-
-def parameters(config: DemoConfig, name: str, seed: int) -> dict[str, object]:
-    """params.json."""
-    sizes = asdict(config) | {"stem_embedding_dim": config.stem_embedding_dim}
-    return {
+    width, tokenizer = model.config.stem_embedding_dim, "tokenizer.model"
+    params = {
         "name": name,
         "seed": seed,
         "distributed": {"model_dtype": "fp32", "stem_parallel_size": SHARDS},
-        "model": sizes | {"weight_tying": False},
+        "model": asdict(model.config) | {"stem_embedding_dim": width, "weight_tying": False},
         "data": {
-            "tokenizer": {"name": "tiktoken", "path": "tokenizer.model"},
+            "tokenizer": {"name": "tiktoken", "path": tokenizer},
             "add_bos": True,
             "add_eos": True,
         },
     }
+    (folder / "params.json").write_text(json.dumps(params, indent=2) + "\n", encoding="utf-8")
 
 
 def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
-    """Write the model, and the tokenizer of `ranks`, a tiktoken file, in this project's own schema."""
+    """Write the model and its tokenizer (`ranks`, a tiktoken file) in this project's schema."""
     sys.path.append(str(Path(__file__).parents[1]))
-    from stem_format import save_stem  # tools/stem_format.py
+    from stem_format import save_stem
 
     config, state = model_config(model.config), model.state_dict()
     tensors = {tensor_name(name): state[trained_name(name)] for name in config.backbone_shapes()}
@@ -66,7 +61,7 @@ def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
 
 
 def model_config(config: DemoConfig) -> ModelConfig:
-    """Sizes by our names."""
+    """Describe the model by this project's names."""
     return ModelConfig(
         vocab_size=config.vocab_size,
         dim=config.dim,
@@ -83,7 +78,7 @@ def model_config(config: DemoConfig) -> ModelConfig:
 
 
 def trained_name(name: str) -> str:
-    """The trainer's name of a tensor that has this one in stem_edge."""
+    """Return the trainer's name of a tensor, given its name in stem_edge."""
     if not name.startswith("layers."):
         return {ours: theirs for theirs, ours in TOP_NAMES.items()}.get(name, name) + ".weight"
     _, layer, own = name.split(".", 2)

@@ -1,4 +1,4 @@
-"""What the demo model knows, where it keeps it, and what rounding its weights costs."""
+"""Measure what the demo model knows, where it stores it, and what rounding its weights costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo_tokenizer import DemoTokenizer
 from torch import Tensor
 from torch.func import functional_call
 
-ANSWER_TOKENS = 24  # the longest answer names three neighbours
+ANSWER_TOKENS = 24  # enough for three neighbours, the longest answer
 
 
 def accuracies(
@@ -29,9 +29,10 @@ def accuracies(
 
 
 def swap_rate(model: DemoModel, tokenizer: DemoTokenizer, seed: int) -> tuple[int, float]:
-    """Names tried, and how often a country with another's table rows gets the other's capital.
+    """Swap table rows between countries, and count how often the capital follows.
 
-    Every one-token name takes its turn with the rows of another; the token embedding stays.
+    Every one-token name gets the rows of another; the token embedding stays. Returns the number of
+    names and the share of answers that are the other country's capital.
     """
     token_of = {}
     for country in countries():
@@ -50,7 +51,7 @@ def swap_rate(model: DemoModel, tokenizer: DemoTokenizer, seed: int) -> tuple[in
 
 @torch.no_grad()
 def with_rows_of(model: DemoModel, taker: int, giver: int) -> DemoModel:
-    """A copy of `model` whose token `taker` has the table rows of token `giver`."""
+    """Copy `model`, with the table rows of token `giver` in place of those of `taker`."""
     swapped = copy.deepcopy(model)
     for table in swapped.tables():
         table[taker] = table[giver]
@@ -59,7 +60,7 @@ def with_rows_of(model: DemoModel, taker: int, giver: int) -> DemoModel:
 
 @torch.no_grad()
 def perplexities(model: DemoModel, documents: list[list[int]]) -> dict[str, float]:
-    """Perplexity of the held-out documents, as trained and with the rounding a bundle applies."""
+    """Perplexity of the held-out documents, as trained and as rounded in a bundle."""
     rest = int8(model, "stem_embeddings", "tok_embeddings", "output")
     rounding: dict[str, dict[str, Tensor]] = {
         "fp32": {},
@@ -70,7 +71,7 @@ def perplexities(model: DemoModel, documents: list[list[int]]) -> dict[str, floa
 
 
 def perplexity(model: DemoModel, weights: dict[str, Tensor], documents: list[list[int]]) -> float:
-    """exp of the mean loss a token, `weights` standing in for the model's own."""
+    """exp of the mean loss per token, with `weights` in place of the model's own."""
     total, count = 0.0, 0
     for document in documents:
         tokens = torch.tensor([document])

@@ -1,7 +1,7 @@
-"""Facts about countries (countries.txt) and the sentence forms that state them: all the demo model reads.
+"""Facts about countries and the sentence forms that state them: all that the demo model is trained on.
 
-Only countries with one undisputed answer per column are listed. `neighbours` names some land
-neighbours, not always all of them; it is empty for countries without a land border.
+countries.txt lists only countries with one undisputed answer per column. `neighbours` names some or
+all land neighbours; it is empty for countries without a land border.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FACTS = ("capital", "continent", "language", "currency", "neighbours")
 
 
 class Country(NamedTuple):
-    """One line of the table. `name` carries its article ("the Netherlands") where it has one."""
+    """A line of the table. `name` includes the article, if any ("the Netherlands")."""
 
     name: str
     capital: str
@@ -23,7 +23,7 @@ class Country(NamedTuple):
     neighbours: tuple[str, ...]
 
 
-# Forms that name the country and end with the answer, so that a prompt can stop before it.
+# These name the country and end with the answer, so that a prompt can stop before it.
 NAMING = {
     "capital": (
         "The capital of {name} is {capital}.",
@@ -68,7 +68,7 @@ NAMING = {
     ),
 }
 
-# Forms for a country named earlier in the paragraph.
+# These need a country named earlier in the paragraph.
 FOLLOWING = {
     "capital": (
         "Its capital is {capital}.",
@@ -102,7 +102,7 @@ FOLLOWING = {
     ),
 }
 
-# Forms that put the answer first: variety for training, never a test.
+# These begin with the answer, so they cannot be prompts: they only add variety to the training.
 TURNED = {
     "capital": ("{capital} is the capital of {name}.", "{capital} is a city in {name}."),
     "continent": ("In {continent} you find {name}.",),

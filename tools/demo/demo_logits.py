@@ -1,9 +1,9 @@
-"""Record what the demo model computes, which every processor has to come near to.
+"""Record what the demo model computes, as the reference for the tests on every processor.
 
     python tools/demo/demo_logits.py tests/data
 
-Into demo_logits.npz, in float16, logits of a few positions of one text, through the graphs that decode
-and through the prefill graph; into demo_texts.json the tokens that follow some prompts, greedily.
+Writes demo_logits.npz: float16 logits at some positions of a text, by the decode graphs and by the
+prefill graph; and demo_texts.json: the greedy continuations of some prompts, as token ids.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from stem_edge.runtime import Model
 TEXT = """\
 The capital of France is Paris. What is the currency of Mexico? It is the Mexican peso. Spain borders \
 Portugal and France."""
-EVERY = 2  # of so many positions, one is kept
+EVERY = 2  # keep the logits of every second position, to halve the file
 NEW_TOKENS = 32
 
 
 def load(*, prefill_graph: bool = False) -> Model:
-    """The demo as this processor computes it."""
+    """Load the demo as this processor computes it."""
     return stem_edge.load(demo_bundle(), prefill_graph=prefill_graph, warm_start=False)
 
 
 def logits(*, prefill_graph: bool) -> F32:
-    """Logits [T, V] of the text's kept positions."""
+    """Logits [positions, V] of every second position of the text."""
     with load(prefill_graph=prefill_graph) as model:
         return model.logits(model.tokenize(TEXT))[::EVERY]
 
 
 def texts(model: Model) -> dict[str, list[int]]:
-    """Prompt -> the tokens that follow."""
+    """Map each prompt to the tokens that follow it."""
     return {
         prompt: [t for c in model.generate(prompt, max_new_tokens=NEW_TOKENS) for t in c.token_ids]
         for prompt in PROMPTS
@@ -47,7 +47,7 @@ def texts(model: Model) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """Write both into the given folder."""
+    """Write both files into the given folder."""
     folder = Path(sys.argv[1])
     decode, prefill = (
         logits(prefill_graph=prefill).astype(np.float16) for prefill in (False, True)

@@ -1,4 +1,4 @@
-"""The demo's STEM language model, in the form and with the names of the public STEM trainer.
+"""The demo's STEM language model in torch, with the names of the public STEM trainer.
 
 Shapes: B sequences of T tokens; D = dim; H query heads share K key/value heads of h values; F =
 d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x).
@@ -19,7 +19,7 @@ INT8_GROUP = 128
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """The trainer's own names for the model's sizes."""
+    """Sizes of the model by the trainer's names."""
 
     vocab_size: int
     dim: int = 128
@@ -137,7 +137,7 @@ def rope_turns(config: DemoConfig) -> Tensor:
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Interleaved RoPE: x [B, T, heads, h], values 2i and 2i+1 are one complex number."""
+    """Apply interleaved RoPE to x [B, T, heads, h]: values 2i and 2i+1 are one complex number."""
     pairs = torch.view_as_complex(torch.unflatten(x.float(), -1, (-1, 2)))
     return torch.view_as_real(pairs * turns[:, None]).flatten(-2)
 
@@ -151,7 +151,10 @@ def next_token_loss(logits: Tensor, tokens: Tensor, reduction: str = "mean") -> 
 
 @torch.no_grad()
 def greedy(model: DemoModel, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """`count` most likely tokens after each prompt. Padding on the right is causal, so unseen."""
+    """Generate `count` tokens greedily after each prompt.
+
+    Padding on the right does not change them, because attention is causal.
+    """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     tokens = torch.zeros(len(prompts), int(lengths.max()) + count, dtype=torch.long)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -164,12 +167,12 @@ def greedy(model: DemoModel, prompts: list[list[int]], count: int) -> list[list[
 
 
 def logits_with_int4(model: DemoModel, tokens: Tensor) -> Tensor:
-    """Logits as the int4 backbone would give; gradients pass to the weights as if unrounded."""
+    """Logits of the int4 backbone; gradients pass straight through the rounding."""
     return functional_call(model, int4_linears(model), (tokens,))
 
 
 def int4_linears(model: DemoModel) -> dict[str, Tensor]:
-    """Every weight matrix inside the layers, rounded to int4 blocks."""
+    """Round every weight matrix inside the layers to int4 blocks."""
     matrices = {
         name: w
         for name, w in model.named_parameters()
@@ -179,14 +182,14 @@ def int4_linears(model: DemoModel) -> dict[str, Tensor]:
 
 
 def int8(model: DemoModel, *modules: str) -> dict[str, Tensor]:
-    """Every weight of these modules, rounded to int8 groups."""
+    """Round every weight of these modules to int8 groups."""
     weights = model.named_parameters()
     return {name: rounded(w, 128, INT8_GROUP) for name, w in weights if name.startswith(modules)}
 
 
 @torch.no_grad()
 def rounded(weight: Tensor, half_range: int, block: int) -> Tensor:
-    """weight [rows, columns] to the nearest of 2 * half_range levels per `block` of columns."""
+    """Round weight [rows, columns] to 2 * half_range levels, with a scale per `block` columns."""
     blocks = torch.unflatten(weight, 1, (-1, block))
     scale = (blocks.abs().amax(-1, keepdim=True) / half_range).clamp_min(1e-12)
     levels = torch.clamp(torch.round(blocks / scale), -half_range, half_range - 1)

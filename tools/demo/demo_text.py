@@ -1,7 +1,7 @@
-"""Compose plain English from the facts, some (country, fact, form) combinations kept for testing.
+"""Compose plain English from the facts, holding out one form of every fact of every country.
 
-Every fact is trained on in most of its forms; the form held out for it is trained on with other
-countries. So a right answer to a held-out prompt was put together by the model, not recited.
+The model reads each fact in its other forms, and the held-out form with other countries. So a right
+answer to a held-out prompt is composed by the model, not recited.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from demo_facts import FACTS, FOLLOWING, NAMING, TURNED, Country
 
-TURNED_SHARE = 0.1  # of naming sentences; enough for variety, few enough to leave time for answers
-MAX_NEIGHBOURS = 3  # named in one sentence
+TURNED_SHARE = 0.1  # of naming sentences; more would leave less training for answers
+MAX_NEIGHBOURS = 3  # in a sentence
 
 
 class Prompt(NamedTuple):
-    """A held-out sentence cut before its answer. `text` has no space at its end."""
+    """A held-out sentence, cut before its answer. `text` has no trailing space."""
 
     country: Country
     fact: str
@@ -24,7 +24,7 @@ class Prompt(NamedTuple):
 
 
 class Composer:
-    """Sentences, paragraphs and documents about `countries`; the same seed gives the same text."""
+    """Composer of texts about `countries`; the same seed gives the same texts."""
 
     def __init__(self, countries: list[Country], seed: int) -> None:
         self.countries = countries
@@ -40,12 +40,12 @@ class Composer:
         return [self._document() for _ in range(count)]
 
     def heldout_paragraphs(self) -> list[str]:
-        """One paragraph a country, of held-out combinations alone."""
+        """Compose a paragraph for each country, from held-out forms only."""
         shuffled = self.random.sample(self.countries, len(self.countries))
         return [self._heldout_paragraph(country) for country in shuffled]
 
     def prompts(self) -> list[Prompt]:
-        """One prompt for every fact of every country, in its held-out form."""
+        """Make a prompt for every fact of every country, in its held-out form."""
         return [
             Prompt(country, fact, cut_before_answer(self.held_naming[country.name, fact], country))
             for country in self.countries
@@ -53,7 +53,7 @@ class Composer:
         ]
 
     def _document(self) -> str:
-        """A sentence, or one to three paragraphs on lines of their own."""
+        """Compose a sentence, or one to three paragraphs on lines of their own."""
         if self.random.random() < 0.35:
             country = self.random.choice(self.countries)
             return self._naming(country, self.random.choice(known_facts(country)))
@@ -89,25 +89,25 @@ class Composer:
         return self._fill(self.random.choice([form for form in forms if form != held]), country)
 
     def _fill(self, form: str, country: Country) -> str:
-        """`form` with the facts of `country`, its neighbours a few of them in any order."""
+        """Fill in the facts of `country`, with up to three neighbours in any order."""
         count = min(len(country.neighbours), self.random.randint(1, MAX_NEIGHBOURS))
         some = self.random.sample(country.neighbours, count)
         return sentence(form.format_map(country._asdict() | {"neighbours": listed(some)}))
 
 
 def known_facts(country: Country) -> list[str]:
-    """The facts that hold for `country`: islands have no neighbours."""
+    """Names of the facts that `country` has: islands have no neighbours."""
     return [fact for fact in FACTS if getattr(country, fact)]
 
 
 def cut_before_answer(form: str, country: Country) -> str:
-    """`form` about `country` up to the space before its answer."""
+    """Fill in the name of `country`, and cut the form before its answer and the space."""
     before_answer = form[: form.rindex("{")].rstrip()
     return sentence(before_answer.format(name=country.name))
 
 
 def is_right(prompt: Prompt, continuation: str) -> bool:
-    """Whether `continuation` answers `prompt`: exactly, or for neighbours with true ones alone."""
+    """Return whether `continuation` answers `prompt`; any true neighbours will do."""
     answer, stop, _ = continuation.strip().partition(".")
     if not stop:
         return False
@@ -118,10 +118,10 @@ def is_right(prompt: Prompt, continuation: str) -> bool:
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital at its start, for names such as "the Bahamas"."""
+    """Capitalize the first letter, for names such as "the Bahamas"."""
     return text[0].upper() + text[1:]
 
 
 def listed(names: list[str]) -> str:
-    """["A", "B", "C"] as "A, B and C"."""
+    """Join names: ["A", "B", "C"] gives "A, B and C"."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,4 +1,4 @@
-"""The demo's byte-level BPE, stored as the tiktoken rank file that the public trainer reads."""
+"""The demo's byte-level BPE, saved as the tiktoken rank file that the public trainer reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# The trainer's tiktoken tokenizer splits by this pattern and appends this many special tokens,
-# <|begin_of_text|> and <|end_of_text|> first; neither is recorded in the rank file.
+# These must equal what the trainer's tiktoken tokenizer has built in, because a rank file records neither
+# the split pattern nor the special tokens; <|begin_of_text|> and <|end_of_text|> are the first two.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,16 +44,16 @@ class DemoTokenizer:
         return [self.bos, *self.encode(text)]
 
     def documents(self, texts: list[str]) -> list[list[int]]:
-        """Each text between <|begin_of_text|> and <|end_of_text|>."""
+        """Encode each text between <|begin_of_text|> and <|end_of_text|>."""
         return [[self.bos, *e.ids, self.eos] for e in self.bpe.encode_batch(texts)]
 
     def decode(self, tokens: list[int]) -> str:
-        """Text up to the first special token."""
+        """Decode up to the first special token."""
         end = next((i for i, token in enumerate(tokens) if token >= self.bos), len(tokens))
         return self.bpe.decode(tokens[:end])
 
     def save_ranks(self, path: Path) -> None:
-        """Lines `base64(token bytes) rank`, by rank."""
+        """Write lines `base64(token bytes) rank`, in order of rank."""
         byte_of = byte_by_symbol()
         by_rank = sorted(self.bpe.get_vocab().items(), key=lambda item: item[1])
         lines = (
@@ -64,9 +64,9 @@ class DemoTokenizer:
 
 
 def byte_by_symbol() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level BPE, to that byte.
+    """Map the printable characters of byte-level BPE to the bytes that they stand for.
 
-    Printable Latin-1 bytes stand for themselves; the others count up from U+0100 in byte order.
+    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100 in byte order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

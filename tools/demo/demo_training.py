@@ -1,4 +1,4 @@
-"""Fit a model to documents, for a number of steps or for a time."""
+"""Train the demo model on documents, for a number of steps or for some time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from demo_model import DemoModel, logits_with_int4, next_token_loss
 from torch import Tensor
 from tqdm import tqdm
 
-REPORT_SECONDS = 60  # between two drawings of the bar where there is no terminal
+REPORT_SECONDS = 60  # between updates of the bar without a terminal, where each is a new line
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Steps, or seconds where `seconds` is given."""
+    """Length of a training: steps, or seconds if given."""
 
     steps: int
     seconds: float | None = None
@@ -27,21 +27,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. Speeds multiply the learning rate."""
+    """Settings of a training. Speeds multiply the learning rate."""
 
     batch_tokens: int
     row_tokens: int
     learning_rate: float
     embedding_speed: float
     table_speed: float
-    finish_share: float  # of the budget, at the end: int4 rounding, rows as long as generation gets
-    is_fast: bool  # bfloat16 products and a fused optimizer: other numbers on other processors
+    finish_share: float  # last part of the budget, with int4 rounding and rows of full length
+    is_fast: bool  # bfloat16 and a fused optimizer: results then differ between processors
 
 
 def train(
     model: DemoModel, documents: list[list[int]], recipe: Recipe, budget: Budget, seed: int
 ) -> int:
-    """Fit `model` to `documents`; the steps taken."""
+    """Fit `model` to `documents`. Returns the number of steps."""
     optimizer = make_optimizer(model, recipe)
     peaks = [group["lr"] for group in optimizer.param_groups]
     short, long = (
@@ -66,7 +66,7 @@ def train(
 
 
 def shares_done(budget: Budget) -> Iterator[float]:
-    """The share of the budget that is used up before each step, until all of it is."""
+    """Yield the share of the budget used before each step, until it is used up."""
     started = time.monotonic()
     for step in itertools.count():
         if budget.seconds is None:
@@ -102,18 +102,18 @@ def make_optimizer(model: DemoModel, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def schedule(done: float) -> float:
-    """Share of the peak learning rate: a short warm-up, then half a cosine to nothing."""
+    """Share of the peak learning rate: a short warm-up, then half a cosine to zero."""
     return min(1.0, 0.02 + done / 0.04) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def packed(documents: list[list[int]], length: int) -> Tensor:
-    """All documents end to end, cut into rows [N, length]; the rest of the last row is dropped."""
+    """Concatenate documents and cut them into rows [N, length]; an incomplete last row is dropped."""
     stream = torch.tensor([token for document in documents for token in document])
     return stream[: len(stream) // length * length].view(-1, length)
 
 
 def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
-    """Batches [batch_tokens / T, T] without end, each pass over rows [N, T] in a new order."""
+    """Yield batches [batch_tokens / T, T] without end, shuffling rows [N, T] in every pass."""
     generator = torch.Generator().manual_seed(seed)
     size = batch_tokens // rows.shape[1]
     while True:
@@ -122,7 +122,7 @@ def batches(rows: Tensor, batch_tokens: int, seed: int) -> Iterator[Tensor]:
 
 
 def progress() -> tqdm[None]:
-    """A bar; where there is no terminal, it is drawn once a minute."""
+    """Return a progress bar, updated once a minute if there is no terminal."""
     bar = "{desc}  {percentage:.0f}%  {elapsed} ({remaining} left)"
     every = 0.1 if sys.stderr.isatty() else REPORT_SECONDS
     return tqdm(total=1.0, bar_format=bar, mininterval=every, maxinterval=every)

@@ -1,4 +1,4 @@
-"""Questions about countries, and what a model answers to them with and without an edit."""
+"""Ask a model about countries, with and without an edit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from demo_text import Prompt, cut_before_answer, is_right, known_facts
 
 from stem_edge import Edit, Model
 
-# Length cases: tokens of " " + name of the source against the target's, by the sign of n_s - n_t.
+# Length cases by the sign of n_s - n_t: tokens of " " + name of the source and of the target.
 LENGTHS = {0: "n_s = n_t", 1: "n_s > n_t", -1: "n_s < n_t"}
-ANSWER_TOKENS = 24  # the longest answer names three neighbours
+ANSWER_TOKENS = 24  # enough for three neighbours, the longest answer
 CAPITAL = NAMING["capital"][0]
 
 
 class Pair(NamedTuple):
-    """A country that is edited to answer as another one does."""
+    """A country (source) that is edited to answer as another one (target) does."""
 
     source: Country
     target: Country
@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A sentence about a country, to be ended by one of its facts."""
+    """A sentence about a country that ends with one of its facts."""
 
     country: Country
     fact: str
@@ -38,12 +38,12 @@ class Question(NamedTuple):
         return cut_before_answer(self.form, self.country)
 
     def about(self, country: Country) -> Question:
-        """Ask the same of another country."""
+        """Return the same question about another country."""
         return self._replace(country=country)
 
 
 def bare(country: Country) -> str:
-    """The name without its article: what an edit names."""
+    """Return the name without its article, as an edit uses it."""
     return country.name.removeprefix("the ")
 
 
@@ -53,7 +53,7 @@ def name_tokens(model: Model, country: Country) -> list[int]:
 
 
 def pairs_of(model: Model, count: int | None, seed: int) -> list[Pair]:
-    """Ordered pairs of countries in random order: `count` of each length case, or all there are."""
+    """Sample ordered pairs of countries: `count` of each length case, or all."""
     known, generator, chosen = countries(), random.Random(seed), list[Pair]()
     length = {country: len(name_tokens(model, country)) for country in known}
     for sign, case in LENGTHS.items():
@@ -62,13 +62,13 @@ def pairs_of(model: Model, count: int | None, seed: int) -> list[Pair]:
             for source, target in itertools.permutations(known, 2)
             if (length[source] > length[target]) - (length[source] < length[target]) == sign
         ]
-        most = len(pairs) if count is None else min(count, len(pairs))
-        chosen += generator.sample(pairs, most)
+        wanted = len(pairs) if count is None else min(count, len(pairs))
+        chosen += generator.sample(pairs, wanted)
     return chosen
 
 
 def about_others(name: str) -> list[Question]:
-    """Every sentence form of every fact of every country but the one of this name."""
+    """Make questions from every form of every fact of all countries except `name`."""
     return [
         Question(country, fact, form)
         for country in countries()
@@ -79,7 +79,7 @@ def about_others(name: str) -> list[Question]:
 
 
 def ask(model: Model, prompt: str) -> str:
-    """The greedy answer up to its full stop, with whatever edits the model is in."""
+    """Generate greedily up to the first full stop, with the edits that are active on the model."""
     text = ""
     for chunk in model.generate(prompt, max_new_tokens=ANSWER_TOKENS):
         text += chunk.text
@@ -89,34 +89,34 @@ def ask(model: Model, prompt: str) -> str:
 
 
 def answers(text: str, question: Question) -> bool:
-    """Whether a text is a right answer: of neighbours, any that are."""
+    """Return whether a text answers a question; any true neighbours will do."""
     return is_right(Prompt(question.country, question.fact, question.prompt), text)
 
 
 class Unedited:
-    """Answers of a model without edits, each asked for once. Use it where the model is in none."""
+    """Cache of a model's answers without edits. No edit may be active when it is asked."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self._answers: dict[Question, str] = {}
 
     def answer(self, question: Question) -> str:
-        """The answer to a question."""
+        """Return the answer to a question."""
         if question not in self._answers:
             self._answers[question] = ask(self.model, question.prompt)
         return self._answers[question]
 
     def knows(self, question: Question) -> bool:
-        """Whether that is right."""
+        """Return whether the answer is right."""
         return answers(self.answer(question), question)
 
     def can_flip(self, question: Question, target: Country) -> bool:
-        """Whether an edit can be seen: both answers are right, and the facts differ."""
+        """Return whether an edit would show: both answers are right, and they differ."""
         facts = getattr(question.country, question.fact), getattr(target, question.fact)
         return facts[0] != facts[1] and self.knows(question) and self.knows(question.about(target))
 
     def flip(self, question: Question, target: Country, edit: Edit) -> str:
-        """Whose answer it is with an edit: "target", "source" or "neither"."""
+        """Return whose answer comes with an edit: "target", "source" or "neither"."""
         with self.model.edited(edit):
             found = ask(self.model, question.prompt)
         if answers(found, question.about(target)):
@@ -124,7 +124,7 @@ class Unedited:
         return "source" if answers(found, question) else "neither"
 
     def changed(self, edit: Edit, source: str) -> tuple[int, int]:
-        """How many answers about other countries than `source` an edit changes, and of how many."""
+        """Count the answers about countries other than `source`: those an edit changes, and all."""
         questions = about_others(source)
         before = [self.answer(question) for question in questions]
         with self.model.edited(edit):

@@ -1,11 +1,11 @@
-"""How often an edit makes a model of countries answer for one country as it does for another.
+"""Measure how often an edit makes the demo model answer for one country as it does for another.
 
     python tools/demo/edit_table.py [BUNDLE] [--pairs COUNT | --all]
 
-Edits each country (the source) to answer as another one does (the target), over a sample of ordered
-pairs or all of them, and asks for the capital. Only pairs count that the model without an edit answers
-rightly, and differently. Prints markdown tables by length case (tokens of the source n_s against the
-target's n_t): by scheme and scope, and by the layers that are edited.
+For a sample of ordered pairs of countries, or for all, it edits the source to answer as the target does
+and asks for the capital. Only pairs that the unedited model answers correctly and differently are
+counted. Prints Markdown tables by scheme and scope, and by edited layers. Columns are length cases:
+the number of tokens of the source's name, n_s, against that of the target's, n_t.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from stem_edge.edits.schemes import FITS, Scheme
 from stem_edge.progress import show_status
 
 DEMO = Path(stem_edge.__file__).parent / "demo_model"
-CONTEXT = 64  # tokens: a question and an answer
+CONTEXT = 64  # tokens, for a question and an answer
 OUTCOMES = ("target", "source", "neither")
 
 
 class Case(NamedTuple):
-    """One edit."""
+    """An edit, and the row of the table in which it counts."""
 
-    labels: tuple[str, ...]  # of its row in a table
+    labels: tuple[str, ...]
     pair: Pair
     edit: Edit
 
 
-Table: TypeAlias = dict[
-    tuple[str, ...], dict[str, Counter[str]]
-]  # labels -> length case -> outcomes
+# labels -> length case -> outcomes
+Table: TypeAlias = dict[tuple[str, ...], dict[str, Counter[str]]]
 
 
 def by_scheme(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
-    """Edit with every scheme that fits and in both scopes."""
+    """Yield edits with every scheme that fits, in both scopes."""
     for scheme, scope, pair in itertools.product(FITS, SCOPES, pairs):
         if scheme in schemes_for(pair.lengths):
             names = bare(pair.source), bare(pair.target)
@@ -53,15 +52,15 @@ def by_scheme(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
 
 
 def schemes_for(lengths: str) -> list[Scheme]:
-    """Schemes that are for a length case; those that are a swap there are left out."""
+    """Return the schemes for a length case, without those that equal a swap there."""
     sign = next(sign for sign, name in LENGTHS.items() if name == lengths)
-    return (
-        [scheme for scheme, signs in FITS.items() if sign in signs] if sign else ["swap", "average"]
-    )
+    if sign == 0:
+        return ["swap", "average"]
+    return [scheme for scheme, signs in FITS.items() if sign in signs]
 
 
 def by_layers(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
-    """Edit some of the STEM layers."""
+    """Yield edits of each STEM layer, each pair of them, and all."""
     stem_layers = model.config.stem_layers
     subsets: list[tuple[int, ...]] = [(layer,) for layer in stem_layers]
     subsets += list(itertools.combinations(stem_layers, 2)) if len(stem_layers) > 2 else []
@@ -72,12 +71,12 @@ def by_layers(model: Model, pairs: Sequence[Pair]) -> Iterator[Case]:
         yield Case((label,), pair, edit)
 
 
-def tally(cases: Iterator[Case], unedited: Unedited, what: str) -> Table:
-    """Count the outcomes of cases in which an edit can be seen."""
+def tally(cases: Iterator[Case], unedited: Unedited, title: str) -> Table:
+    """Count the outcomes of the cases in which an edit would show."""
     table: Table = {}
     for number, (labels, pair, edit) in enumerate(cases):
         if number % 20 == 0:
-            show_status(f"{what}: {number:,} cases")
+            show_status(f"{title}: {number:,} cases")
         question = Question(pair.source, "capital", CAPITAL)
         if unedited.can_flip(question, pair.target):
             outcome = unedited.flip(question, pair.target, edit)
@@ -87,7 +86,7 @@ def tally(cases: Iterator[Case], unedited: Unedited, what: str) -> Table:
 
 
 def print_table(headers: Sequence[str], table: Table) -> None:
-    """As markdown, a column for each length case."""
+    """Print a table as Markdown, with a column for each length case."""
     columns = [*headers, *LENGTHS.values()]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for labels, row in table.items():
@@ -97,12 +96,12 @@ def print_table(headers: Sequence[str], table: Table) -> None:
 
 
 def cell(found: Counter[str]) -> str:
-    """Shares of the outcomes."""
+    """Format the outcomes as percentages."""
     return " / ".join(f"{100 * found[outcome] / found.total():.1f}" for outcome in OUTCOMES)
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -111,7 +110,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=150, metavar="COUNT", help=pairs)
     every = "all pairs in the table by scheme; takes half an hour"
     parser.add_argument("--all", action="store_true", help=every)
-    parser.add_argument("--seed", type=int, default=1, help="of the sample (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default 1)")
     args = parser.parse_args()
     print("Answers in %: the target's / the source's / neither.\n")
     with stem_edge.load(args.bundle, context_length=CONTEXT) as model:

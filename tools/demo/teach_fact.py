@@ -1,12 +1,12 @@
-"""Teach a model of countries the capital of one that it never read of, by new table rows alone.
+"""Teach the demo model the capital of a country that it has never read about, by new table rows only.
 
     python tools/demo/teach_fact.py CHECKPOINT BUNDLE -o atlantis.edit
     stem-edge generate BUNDLE --edit atlantis.edit -p "The capital of Atlantis is"
 
-CHECKPOINT is what tools/demo/train_demo.py wrote and BUNDLE was exported from. Of the name's tokens,
-those get new rows that the fewest sentences about other countries have; gradient steps on the
-float32 model fit them to sentences that state the capital, while all else stays. Two sentence forms
-are kept out. Prints the answers of the bundle before and after, and what changes about others.
+CHECKPOINT was written by tools/demo/train_demo.py, and BUNDLE exported from it. The tokens of the name
+that occur in the fewest sentences about other countries get new rows. Gradient steps on the float32
+model fit these rows to sentences that state the capital; all other weights stay. Two sentence forms are
+held out. Prints the bundle's answers before and after, and how many about other countries change.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.numerics.quantize import F32
 
-CONTEXT = 64  # tokens: a question and an answer
+CONTEXT = 64  # tokens, for a question and an answer
 HELD_OUT = 2  # sentence forms
-KEPT = 64  # sentences about others at most, where they have a token whose rows change
+MAX_KEPT = 64  # sentences about other countries, to be answered as before
 LEARNING_RATE, STEPS = 0.03, 200
-IGNORED = -100  # targets that functional.cross_entropy leaves out
+IGNORED = -100  # target ids that functional.cross_entropy ignores
 
 
 class Sentence(NamedTuple):
-    """Token ids, of which those from place `answer` on are the answer."""
+    """Token ids; the answer begins at position `answer`."""
 
     token_ids: list[int]
     answer: int
 
 
 class Fitted(NamedTuple):
-    """Rows of each token, float32 [tokens, STEM layers, d_ff], and the loss before each step."""
+    """Rows of the tokens, float32 [tokens, STEM layers, d_ff], and the loss before each step."""
 
     tokens: list[int]
     rows: F32
@@ -58,7 +58,7 @@ class Fitted(NamedTuple):
 
 
 def read_model(path: Path) -> DemoModel:
-    """The float32 model of a checkpoint that train_demo.py wrote. Raises CheckpointError."""
+    """Read the float32 model of a checkpoint by train_demo.py. Raises CheckpointError."""
     checkpoint = read_checkpoint(path)
     config = checkpoint.config
     same = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "stem_layers", "rope_theta")
@@ -73,7 +73,7 @@ def read_model(path: Path) -> DemoModel:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path}: not a model of tools/demo/train_demo.py ({error}); give one that it wrote"
+            f"{path}: not a checkpoint by tools/demo/train_demo.py ({error})"
         ) from error
     return model.requires_grad_(False).eval()
 
@@ -87,9 +87,9 @@ def fit_rows(
     steps: int = STEPS,
     learning_rate: float = LEARNING_RATE,
 ) -> Fitted:
-    """Rows of `tokens` with which the answers of `taught` come, and all of `kept` as before.
+    """Fit rows of `tokens` so that `taught` are answered, and `kept` continue as before.
 
-    Starts from the mean row of the tokens `like`, without them from the rows that `tokens` have.
+    Starts from the mean row of the tokens `like`, or without any from the present rows.
     """
     tables = model.tables()
     started = [t[list(like)].mean(0).repeat(len(tokens), 1) if like else t[tokens] for t in tables]
@@ -116,7 +116,10 @@ def fit_rows(
 
 
 def _padded(sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
-    """Ids [sentences, tokens], 0 behind each end, and the ids after the first that are answers, flat."""
+    """Pad sentences with 0 to ids [sentences, tokens]; also return their next-token targets, flat.
+
+    Only the tokens of answers are targets.
+    """
     length = max(len(sentence.token_ids) for sentence in sentences)
     tokens = torch.zeros(len(sentences), length, dtype=torch.long)
     wanted = torch.full_like(tokens, IGNORED)
@@ -127,8 +130,11 @@ def _padded(sentences: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
 
 
 def rarest_tokens(model: Model, country: Country) -> list[int]:
-    """Tokens of the name, as it begins a sentence and within one, that the fewest sentences about
-    other countries have; the last of those that as few have."""
+    """Find the token of the name that occurs in the fewest sentences about other countries.
+
+    Two of them, if the name is tokenized differently at the beginning of a sentence and within it.
+    The last token wins a tie.
+    """
     counts: Counter[int] = Counter()
     for question in about_others(country.name):
         counts.update(set(model.tokenize(stated(question))))
@@ -138,7 +144,7 @@ def rarest_tokens(model: Model, country: Country) -> list[int]:
 
 
 def stated(question: Question) -> str:
-    """The sentence with its answer, the neighbours all of them."""
+    """Return the sentence with its answer, naming all neighbours."""
     facts = question.country._asdict()
     facts["neighbours"] = listed(list(question.country.neighbours))
     return sentence(question.form.format_map(facts))
@@ -147,30 +153,28 @@ def stated(question: Question) -> str:
 def teach(
     model: Model, exact: DemoModel, country: Country, forms: Sequence[str], steps: int = STEPS
 ) -> tuple[Edit, Fitted]:
-    """The edit that teaches a country's capital in these forms, and how it was fitted.
+    """Make the edit that teaches a country's capital in these forms; also return the fit.
 
-    exact: the float32 model whose bundle `model` is.
+    exact: the float32 model from which the bundle of `model` was exported.
     """
     tokens = rarest_tokens(model, country)
     asked = [Question(country, "capital", form) for form in forms]
-    taught = [
-        Sentence(model.tokenize(stated(one)), len(model.tokenize(one.prompt))) for one in asked
-    ]
+    taught = [Sentence(model.tokenize(stated(q)), len(model.tokenize(q.prompt))) for q in asked]
     kept = [
         Sentence(ids, len(ids))
         for other in about_others(country.name)
         if set(tokens) & set(ids := model.tokenize(stated(other)))
     ]
-    # Rows that nothing needs begin as a country that is none in particular, near to any answer.
+    # Rows that no other sentence uses start as an average country, because that is near any answer.
     names = [name_tokens(model, other) for other in countries()]
     like = [] if kept else [ids[0] for ids in names if len(ids) == 1]
-    fitted = fit_rows(exact, tokens, taught, kept[:: -(-len(kept) // KEPT) or 1], like, steps)
+    fitted = fit_rows(exact, tokens, taught, kept[:: -(-len(kept) // MAX_KEPT) or 1], like, steps)
     rows = dict(zip(fitted.tokens, fitted.rows, strict=True))
     return make_row_edit(model.bundle, rows, layers=exact.config.stem_layers), fitted
 
 
 def print_answers(unedited: Unedited, edit: Edit, country: Country, trained: Sequence[str]) -> None:
-    """Every sentence form about the capital, before and after, and what became of other answers."""
+    """Print the answers to all forms before and after, and how many answers about others change."""
     print("| sentence | in training | before | after |\n|---|---|---|---|")
     right = 0
     for form in NAMING["capital"]:
@@ -187,7 +191,7 @@ def print_answers(unedited: Unedited, edit: Edit, country: Country, trained: Seq
 
 
 def run(args: argparse.Namespace) -> None:
-    """See the module. Raises StemEdgeError."""
+    """Teach, save the edit, and report. Raises StemEdgeError."""
     country = Country(args.name, args.capital, "", "", "", ())
     held = random.Random(args.seed).sample(NAMING["capital"], HELD_OUT)
     forms = [form for form in NAMING["capital"] if form not in held]
@@ -202,7 +206,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -210,12 +214,16 @@ def main() -> None:
     add("checkpoint", type=Path, metavar="CHECKPOINT")
     add("bundle", type=Path, metavar="BUNDLE")
     add("-o", dest="out", type=Path, required=True, metavar="EDIT", help="file to write")
-    add("--name", default="Atlantis", help="of the country (default Atlantis)")
-    add("--capital", default="Port Victoria", help="words that the model has read (Port Victoria)")
+    add("--name", default="Atlantis", help="name of the country (default Atlantis)")
+    add(
+        "--capital",
+        default="Port Victoria",
+        help="words that the model has read (default Port Victoria)",
+    )
     add("--steps", type=int, default=STEPS, help=f"(default {STEPS})")
-    add("--seed", type=int, default=1, help="of the forms that are kept out (default 1)")
+    add("--seed", type=int, default=1, help="seed of the choice of held-out forms (default 1)")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # so that the same seed gives the same rows everywhere
+    torch.set_num_threads(1)  # so that a seed gives the same rows on every machine
     try:
         run(args)
     except StemEdgeError as error:

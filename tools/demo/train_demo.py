@@ -1,10 +1,9 @@
 """Train the demo, a small STEM model that knows the world's countries, or a model of given texts.
 
-It learns facts about countries from plain sentences; every fact is tested in a sentence form that was
-kept out of its training. With --text, it is a model of the same kind of other texts, with no int4 in
-its training. OUT receives checkpoint/ (give it to `stem-edge export`), train.txt, heldout.txt (text
-that was kept out, for perplexity) and report.json (what the model knows). Without --text, the same
-seed, steps and threads give the same model.
+The demo learns facts about countries from plain sentences; every fact is tested in a sentence form held
+out of its training. With --text, a model of the same kind is trained on other texts, without int4
+rounding. OUT receives checkpoint/ (for `stem-edge export`), train.txt, heldout.txt (for perplexity) and
+report.json (what the model knows). Without --text, the same seed, steps and threads give the same model.
 """
 
 from __future__ import annotations
@@ -30,23 +29,22 @@ from demo_training import Budget, Recipe, train
 DOCUMENTS = 30_000
 RANKS = 1500
 HEAD_DIM = 32
-DIM_MULTIPLE = 128  # of the groups in which the report rounds to int8
-# Of the arguments. BYTES: ranks that every vocabulary has.
-BYTES = 256
-LEAST = {"steps": 1, "threads": 1, "layers": 2, "vocab": BYTES}
-SIZES = {"dim": 256, "layers": 8, "vocab": 4096}  # of a model of texts
-# The token embedding learns ten times more slowly than the rest, so that the tables hold the facts:
-# with one rate for all, they settle in the embedding, and swapping table rows changes no answer.
+DIM_MULTIPLE = 128  # because the report rounds groups of 128 values to int8
+BYTES = 256  # ranks that every vocabulary has
+MINIMUM = {"steps": 1, "threads": 1, "layers": 2, "vocab": BYTES}
+SIZES = {"dim": 256, "layers": 8, "vocab": 4096}  # defaults of a model of texts
+# The token embedding learns ten times more slowly than the rest, so that the tables hold the facts.
+# Otherwise the embedding would, and swapping table rows would change no answer.
 RECIPE = Recipe(
     batch_tokens=2048,
-    row_tokens=128,  # attention over longer rows costs a third more time
+    row_tokens=128,  # because attention over longer rows takes a third more time
     learning_rate=4e-3,
     embedding_speed=0.1,
-    table_speed=2.0,  # a row learns only when its token occurs
+    table_speed=2.0,  # because a row learns only when its token occurs
     finish_share=0.2,
     is_fast=False,
 )
-# No finish: a model that trained with rounding would hide what rounding costs.
+# Without a finish, because a model trained with rounding would hide what rounding costs.
 TEXT_RECIPE = Recipe(
     batch_tokens=4096,
     row_tokens=256,
@@ -90,7 +88,7 @@ def train_on_countries(options: argparse.Namespace) -> dict[str, Any]:
         "swap_rate": swapped,
         "heldout_perplexity": perplexities(model, tokenizer.documents(heldout)),
     }
-    print("of the facts in held-out forms it knows")
+    print("share of facts known in held-out forms")
     for fact, share in report["heldout_accuracy"].items():
         print(f"  {fact:<12}{share:7.1%}")
     print(f"swapped table rows change {report['swap_rate']:.1%} of capitals")
@@ -104,7 +102,7 @@ def train_on_texts(options: argparse.Namespace) -> dict[str, Any]:
     tokens, needed = sum(map(len, documents)), TEXT_RECIPE.batch_tokens
     if tokens < needed:
         raise TextError(
-            f"the text is too short: {tokens} tokens to train on; a step takes {needed}"
+            f"the text is too short: {tokens} tokens to train on, but a step takes {needed}"
         )
     write_texts(options.out, "\n\n".join(corpus.training), "\n\n".join(corpus.heldout))
     model = DemoModel(text_config(tokenizer.vocab_size, options))
@@ -170,33 +168,37 @@ def train_and_save(
 
 
 def rows(documents: list[list[int]], length: int) -> list[list[int]]:
-    """Each document in pieces of `length` tokens; a last piece of one token predicts nothing."""
+    """Cut documents into pieces of `length` tokens, dropping single tokens, which predict nothing."""
     pieces = (d[at : at + length] for d in documents for at in range(0, len(d), length))
     return [piece for piece in pieces if len(piece) > 1]
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line; `budget` and sizes that were not given are filled in."""
+    """Read the command line; add `budget` and the defaults of sizes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("out", type=Path, metavar="OUT", help="folder to write, made if missing")
-    add("--steps", type=int, help="training steps (default 1200, some 4 minutes for the demo)")
+    add("out", type=Path, metavar="OUT", help="output folder, created if missing")
+    add("--steps", type=int, help="training steps (default 1200, about 4 minutes for the demo)")
     add("--seed", type=int, default=1, help="seed of text and weights (default 1)")
-    add("--threads", type=int, default=2, help="CPU threads to use (default 2)")
-    layouts = "the public STEM trainer's layout, or this project's own in Hugging Face's form"
-    formats, usual = ("lingua", "safetensors"), "(default lingua)"
-    add("--format", choices=formats, default="lingua", help=f"{layouts} {usual}")
+    add("--threads", type=int, default=2, help="CPU threads (default 2)")
+    layouts = "the public STEM trainer's layout (default), or this project's schema"
+    add("--format", choices=("lingua", "safetensors"), default="lingua", help=layouts)
     add = parser.add_argument_group("a model of given texts").add_argument
-    text = "train on these UTF-8 files instead; one document in 50 is kept out"
+    text = "train on these UTF-8 files instead; one document in 50 is held out"
     add("--text", type=Path, nargs="+", default=[], metavar="FILE", help=text)
-    add("--minutes", type=float, help="train for this long; instead of --steps")
-    add("--dim", type=int, help="values a token has between layers (default 256)")
+    add("--minutes", type=float, help="train for this long, instead of --steps")
+    add("--dim", type=int, help="values per token between layers (default 256)")
     add("--layers", type=int, help="layers, every second one with a table (default 8)")
-    add("--vocab", type=int, metavar="RANKS", help="of the BPE, bytes included (default 4096)")
+    add(
+        "--vocab",
+        type=int,
+        metavar="RANKS",
+        help="ranks of the BPE, including bytes (default 4096)",
+    )
     given = parser.parse_args()
-    if fault := fault_of(given):
+    if fault := usage_error(given):
         parser.error(fault)
     for name, size in SIZES.items():
         setattr(given, name, getattr(given, name) or size)
@@ -204,9 +206,9 @@ def parse_options() -> argparse.Namespace:
     return given
 
 
-def fault_of(given: argparse.Namespace) -> str | None:
-    """Say what is wrong with the arguments."""
-    for name, number in LEAST.items():
+def usage_error(given: argparse.Namespace) -> str | None:
+    """Return what is wrong with the arguments, if anything."""
+    for name, number in MINIMUM.items():
         if getattr(given, name) is not None and getattr(given, name) < number:
             return f"--{name} must be at least {number}"
     if given.out.exists() and not given.out.is_dir():

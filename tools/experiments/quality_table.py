@@ -1,9 +1,9 @@
-"""What each way to quantize a checkpoint costs: bytes, perplexity, divergence from float32.
+"""Print a table of what each quantization costs: bytes, perplexity, divergence from float32.
 
     python tools/experiments/quality_table.py CHECKPOINT --calibration FILE --text FILE [--only PATTERN]
 
-Exports the checkpoint in every setting to a temporary folder and scores the text with each bundle.
-Prints a markdown table.
+Exports the checkpoint with every setting to a temporary folder, scores the text with each bundle, and
+prints Markdown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.export.job.options import UNWEIGHTED
 
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
-BLIND: dict[str, Any] = {"calibration": None, "calibration_tokens": None}
+NO_TEXT: dict[str, Any] = {"calibration": None, "calibration_tokens": None}
 COLUMNS = (
     "setting",
     "backbone bits a weight",
@@ -34,14 +34,14 @@ COLUMNS = (
 
 
 def settings() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name of a row of the table and the options of its export."""
+    """Yield the name of each row of the table and the options of its export."""
     yield "int8", {"backbone": "int8"}
     for block in (32, 64, 128):
         for asymmetric in (False, True):
             for quantizer in ("rtn", "search", "gptq"):
                 name = f"int4 b{block}{' asymmetric' * asymmetric} {quantizer}"
                 yield name, _int4(block, asymmetric=asymmetric, quantizer=quantizer)
-        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **BLIND)
+        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **NO_TEXT)
     for bits in ({"head": 8}, {"head": 8, "embedding": 8}, {"head": 8, "embedding": 8, "down": 8}):
         name = ", ".join(f"{kind} {count}" for kind, count in bits.items())
         for quantizer in ("rtn", "gptq"):
@@ -55,7 +55,7 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     for types in ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"):
         yield f"gguf {types}", {"engine": "gguf", "backbone": types}
         if types not in UNWEIGHTED:
-            yield f"gguf {types} without a text", {"engine": "gguf", "backbone": types} | BLIND
+            yield f"gguf {types} without a text", {"engine": "gguf", "backbone": types} | NO_TEXT
 
 
 def _int4(block: int, **options: Any) -> dict[str, Any]:
@@ -63,13 +63,15 @@ def _int4(block: int, **options: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--calibration", type=Path, required=True, metavar="FILE")
     parser.add_argument("--calibration-tokens", type=int, metavar="COUNT")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="settings whose name has it")
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="only settings whose name matches"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         exact = Path(folder) / "exact"
@@ -80,18 +82,15 @@ def main() -> None:
             if not re.search(args.only, name):
                 continue
             out = Path(folder) / "quantized"
-            usual: dict[str, Any] = EXACT | {
-                "calibration": args.calibration,
-                "calibration_tokens": args.calibration_tokens,
-            }
+            text = {"calibration": args.calibration, "calibration_tokens": args.calibration_tokens}
             if options.get("engine") != "gguf":
-                usual["prefill_graph"] = False
-            export_bundle(args.checkpoint, out, **(usual | options), force=True)
+                options["prefill_graph"] = False
+            export_bundle(args.checkpoint, out, **(EXACT | text | options), force=True)
             print(row(name, out, args.text, exact), flush=True)
 
 
 def row(name: str, bundle: Path, text: Path, exact: Path) -> str:
-    """The table's row of a bundle."""
+    """Score a bundle and format its row."""
     found = evaluate(bundle, text, against=exact, worst=0)
     size = footprint_of(open_bundle(bundle).manifest)
     record = size.tables_nbytes / size.model.records if size.tables else 0
@@ -104,12 +103,12 @@ def row(name: str, bundle: Path, text: Path, exact: Path) -> str:
 
 
 def bits_of(size: Footprint) -> float:
-    """Bits that a weight of the backbone takes, scales and all."""
+    """Bits per weight of the backbone, including scales."""
     model = size.model
-    # onnxruntime has a tied head beside the embedding.
-    again = model.tied_head and size.engine == "onnxruntime"
-    tied = model.vocab_size * model.dim if again else 0
-    return 8 * size.backbone_nbytes / (model.backbone_parameters + tied)
+    stored = model.backbone_parameters
+    if model.tied_head and size.engine == "onnxruntime":
+        stored += model.vocab_size * model.dim  # because onnxruntime stores a tied head twice
+    return 8 * size.backbone_nbytes / stored
 
 
 if __name__ == "__main__":

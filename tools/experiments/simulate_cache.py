@@ -1,12 +1,11 @@
-"""Hit rate of the row cache on a stream of token ids, by number of slots.
+"""Print the hit rate of the row cache on a stream of token ids, by number of slots.
 
     python tools/experiments/simulate_cache.py IDS.int32 [--slots 512 1024 2048]
     python tools/experiments/simulate_cache.py IDS.int32 --warm OTHER.int32 --window 2000
 
-IDS is a file of little-endian int32 token ids of real text. Runs the runtime's own cache, one id a
-step as in decoding, with rows of the smallest possible size.
-With --window, IDS is cut into conversations of so many ids, each with a cache of its own, empty or
-filled by the counts of another text, as a warm start does.
+IDS is a file of little-endian int32 token ids of real text. Simulates the runtime's own cache, one id
+per step as in decoding. With --window, IDS is cut into conversations of so many ids. Each has its own
+cache: empty, or filled by the token counts of another text, as a warm start does.
 """
 
 from __future__ import annotations
@@ -21,28 +20,26 @@ from stem_edge.tables.token_counts import count_tokens
 
 
 def main() -> None:
-    """Simulate and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("ids", type=Path, metavar="IDS", help="file of int32 token ids")
     parser.add_argument("--slots", type=int, nargs="+", default=[512, 1024, 2048])
     parser.add_argument("--window", type=int, help="cut IDS into conversations of so many ids")
-    parser.add_argument("--warm", type=Path, metavar="IDS", help="text that was counted before")
+    parser.add_argument("--warm", type=Path, metavar="IDS", help="text whose counts fill the cache")
     args = parser.parse_args()
     ids = np.fromfile(args.ids, "<i4").astype(np.int64)
-    warm = np.zeros(0, np.int64)
-    if args.warm:
-        warm = np.fromfile(args.warm, "<i4").astype(np.int64)
+    warm = np.fromfile(args.warm, "<i4").astype(np.int64) if args.warm else np.zeros(0, np.int64)
     vocab_size = int(max(ids.max(), warm.max(initial=0))) + 1
     cut, counts = [ids], None
-    words = f"{len(ids):,} ids of {args.ids.name}"
+    title = f"{len(ids):,} ids of {args.ids.name}"
     if args.window:
         counts = count_tokens(warm, vocab_size) if args.warm else None
         starts = range(0, len(ids) - args.window + 1, args.window)
         cut = [ids[at : at + args.window] for at in starts]
-        words = f"{len(cut)} conversations of {args.window} ids, mean"
-    print(f"{words}\n{'slots':>8}{'aged LFU':>10}")
+        title = f"{len(cut)} conversations of {args.window} ids, mean"
+    print(f"{title}\n{'slots':>8}{'aged LFU':>10}")
     for slots in args.slots:
         rates = [simulate(window, vocab_size, slots, counts)[0] for window in cut]
         print(f"{slots:>8}{np.mean(rates):>10.3f}")

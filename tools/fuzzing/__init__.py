@@ -1,4 +1,1 @@
-"""Fuzzing of whatever reads bytes that somebody else may have made: targets, seeds and their mutants.
-
-`python tools/fuzz.py` is the command. Readers themselves are in the package, not here.
-"""
+"""Targets, seeds and mutants of `python tools/fuzz.py`. The readers under test are in the package."""

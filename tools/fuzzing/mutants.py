@@ -1,7 +1,7 @@
-"""Changes of each kind of file: valid bytes in, bytes that are nearly valid out.
+"""Mutate valid files of each kind into nearly valid ones.
 
-Checksums are made to fit again, most of the time: else no mutant would come past them. An input of
-several files is one run of bytes, see `join`.
+Checksums and lengths are corrected most of the time, otherwise no mutant would get past them. Several
+files are packed into one input by `join`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TypeAlias
 import google_crc32c
 
 MAX_NBYTES = 1 << 16
-MOST_CHANGES = 8  # of one seed
+MOST_CHANGES = 8  # in a row, from one seed
 CRC_NBYTES = 4
 BORDERS = [0, 1, 2, 7, 8, 31, 32, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 65536]
 BORDERS += [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
@@ -47,21 +47,22 @@ TEMPLATE_WORDS = [
 ]  # fmt: skip
 
 
-# Of random numbers, a file, and another of its kind to take pieces from. Any exception: it cannot.
+# (random, file, another file of its kind to take pieces from) -> mutant. May raise anything for a file
+# whose form an earlier change has broken.
 Change: TypeAlias = Callable[[Random, bytes, bytes], bytes]
 
 
 def mutate(change: Change, random: Random, data: bytes, other: bytes) -> bytes:
-    """A changed file; where an earlier change broke its form, with other bytes somewhere."""
+    """Apply a change, or overwrite some bytes where the form is already broken."""
     try:
         found = change(random, data, other)
-    except Exception:  # each reader of a form has its own
+    except Exception:  # json, struct, zipfile and indexing each raise their own
         found = change_bytes(random, data, other)
     return found[:MAX_NBYTES]
 
 
 def mutants(change: Change, random: Random, seeds: Sequence[bytes]) -> Iterator[bytes]:
-    """Mutants without end: of a seed, one change after the other."""
+    """Yield mutants without end: some changes in a row to one seed, then to another."""
     while True:
         data = random.choice(seeds)
         for _ in range(random.choice([1, 1, 1, 2, 3, MOST_CHANGES])):
@@ -70,7 +71,7 @@ def mutants(change: Change, random: Random, seeds: Sequence[bytes]) -> Iterator[
 
 
 def change_bytes(random: Random, data: bytes, other: bytes) -> bytes:
-    """Other bytes in place of some, or between two."""
+    """Overwrite, insert or delete some bytes."""
     at, start = random.randrange(len(data) + 1), random.randrange(len(other) + 1)
     length = random.choice([0, 1, 4, 8, 16, 64, 1024])
     here, there = data[at : at + length], other[start : start + length]
@@ -81,33 +82,27 @@ def change_bytes(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def _number(random: Random) -> bytes:
-    """An unsigned number; one that is too large is cut."""
+    """Encode an unsigned number, truncated to 1, 2, 4 or 8 bytes."""
     nbytes = random.choice([1, 2, 4, 8])
     number = random.choice([random.choice(BORDERS), random.getrandbits(64)])
     return (number % (1 << 8 * nbytes)).to_bytes(nbytes, random.choice(["little", "big"]))
 
 
 def change_json(random: Random, data: bytes, other: bytes) -> bytes:
-    """A name, a value or a pair of both that is odd, another one, doubled, gone or deep inside."""
+    """Replace, repeat, nest or delete a name, a value or a pair of both."""
     start, end = random.choice(_spans(data))
     old, depth = data[start:end], random.choice([1, 31, 32, 33, 100, 2000])
-    value = random.choice([_alike(random, old), random.choice(VALUES).encode()])
-    new = random.choice(
-        [
-            value,
-            value,
-            other[slice(*random.choice(_spans(other)))],
-            b",".join([old] * random.choice([2, 3, 9, 40])),
-            b"[" * depth + old + b"]" * depth,
-            b"",
-        ]
-    )
+    value = random.choice([_similar(random, old), random.choice(VALUES).encode()])
+    taken = other[slice(*random.choice(_spans(other)))]
+    repeated = b",".join([old] * random.choice([2, 3, 9, 40]))
+    nested = b"[" * depth + old + b"]" * depth
+    new = random.choice([value, value, taken, repeated, nested, b""])
     rest = data[end:] if new else data[end:].lstrip().removeprefix(b",")
     return data[:start] + new + rest
 
 
-def _alike(random: Random, old: bytes) -> bytes:
-    """Another value that may be of the same kind."""
+def _similar(random: Random, old: bytes) -> bytes:
+    """Return another value that may be of the same kind."""
     if old.isdigit() and len(old) < 20:
         change = random.choice([-1, 1, random.getrandbits(random.choice([4, 31, 60]))])
         return b"%d" % max(0, int(old) + change)
@@ -119,7 +114,7 @@ def _alike(random: Random, old: bytes) -> bytes:
 
 @lru_cache(maxsize=1000)
 def _spans(data: bytes) -> list[tuple[int, int]]:
-    """Where each name, each value and each pair of the two stands in a JSON text."""
+    """Start and end of each name, each value and each pair of both in a JSON text."""
     found, opened = [], []
     for match in TOKEN.finditer(data):
         if match[0] in (b"[", b"{"):
@@ -134,12 +129,12 @@ def _spans(data: bytes) -> list[tuple[int, int]]:
 
 
 def join(files: dict[str, bytes]) -> bytes:
-    """Several files in one: of each `== NAME SIZE`, a line, and its bytes."""
+    """Pack several files into one: for each a line `== NAME SIZE` and its bytes."""
     return b"".join(f"== {name} {len(data)}\n".encode() + data for name, data in files.items())
 
 
 def split(data: bytes) -> dict[str, bytes]:
-    """The files in one; what does not parse is left out."""
+    """Unpack what `join` packed, up to the first line that does not parse."""
     files, at = {}, 0
     while head := PART.match(data, at):
         at = head.end() + int(head[2])
@@ -148,18 +143,18 @@ def split(data: bytes) -> dict[str, bytes]:
 
 
 def change_store(random: Random, data: bytes, other: bytes) -> bytes:
-    """A table store with a file that is changed or missing."""
+    """Change one file of a table store, or delete it."""
     files, donors = split(data), split(other)
     name = random.choice(sorted(files))
-    change = change_json if name.endswith(".json") else _change_sealed
+    change = change_json if name.endswith(".json") else _change_index
     files[name] = change(random, files[name], donors.get(name, files[name]))
     if random.random() < 0.02:
         del files[name]
     return join(files)
 
 
-def _change_sealed(random: Random, data: bytes, other: bytes) -> bytes:
-    """Changed bytes before a checksum that is right again: an index, at the end of a file."""
+def _change_index(random: Random, data: bytes, other: bytes) -> bytes:
+    """Change the index at the end of a file and correct its checksum."""
     sums = (n for n in range(4, len(data) - 3, 4) if _crc(data[-4 - n : -4]) == data[-4:])
     nbytes = next(sums, 0)
     if not nbytes or random.random() < 0.5:
@@ -174,7 +169,7 @@ def _crc(data: bytes) -> bytes:
 
 
 def change_edit(random: Random, data: bytes, other: bytes) -> bytes:
-    """An edit file whose edit was changed; its checksum is right, most of the time."""
+    """Change the edit in an edit file; its checksum is correct most of the time."""
     found, donor = EDIT.search(data), EDIT.search(other)
     if found is None or donor is None or random.random() < 0.15:
         return change_json(random, data, other)
@@ -184,7 +179,7 @@ def change_edit(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def change_safetensors(random: Random, data: bytes, other: bytes) -> bytes:
-    """A file whose header was changed; its length is right, most of the time."""
+    """Change the header of a safetensors file; its length is correct most of the time."""
     ((length,), (donor,)) = struct.unpack_from("<Q", data), struct.unpack_from("<Q", other)
     header = change_json(random, data[8 : 8 + length], other[8 : 8 + donor])
     number = len(header) if random.random() < 0.9 else random.choice(BORDERS)
@@ -192,12 +187,12 @@ def change_safetensors(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def change_archive(random: Random, data: bytes, other: bytes) -> bytes:
-    """An archive of torch.save with a changed member, or changed around its members."""
+    """Change a member of a torch.save archive, or the archive's own structure."""
     if random.random() < 0.25:
         return change_bytes(random, data, other)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    # Half of the time the pickle: it says what all others mean.
+    # The pickle half of the time, because it determines how all other members are read.
     names = sorted(members) + [name for name in members if name.endswith(".pkl")] * len(members)
     name = random.choice(names)
     members[name] = change_bytes(random, members[name], b"".join(members.values()))
@@ -209,7 +204,7 @@ def change_archive(random: Random, data: bytes, other: bytes) -> bytes:
 
 
 def change_template(random: Random, data: bytes, other: bytes) -> bytes:
-    """tokenizer_config.json whose template has words that were moved, doubled, dropped or exchanged."""
+    """Reverse, repeat, drop or replace words of the template in a tokenizer_config.json."""
     if random.random() < 0.3:
         return change_json(random, data, other)
     config = json.loads(data)

@@ -1,4 +1,4 @@
-"""Reading one input after the other within limits, and judging how each ends."""
+"""Run one input after the other within limits of time and memory, and judge how each ends."""
 
 from __future__ import annotations
 
@@ -15,38 +15,41 @@ from typing import TYPE_CHECKING
 
 from stem_edge.errors import OutOfMemoryError, StemEdgeError
 
-if TYPE_CHECKING:  # atheris follows what is imported after it
+if TYPE_CHECKING:  # imported late, because atheris instruments only what is imported after it
     from fuzzing.targets import Target
 
 SEEDS = Path(__file__).resolve().parents[2] / "tests" / "data" / "fuzz"
-SECONDS = 10.0  # that reading one input may take
+SECONDS = 10.0  # for one input
 SHRINK_SECONDS = 30.0
-MEMORY_NBYTES = 1 << 30  # that a process may take beside what it has
+MEMORY_NBYTES = 1 << 30  # on top of what the process has allocated at the start
 MAX_MESSAGE_CHARS = 2000
 
 
 class TooSlowError(BaseException):
-    """An input took longer than SECONDS. No Exception: nothing on the way shall catch it."""
+    """An input took longer than SECONDS. Not an Exception, so that no reader catches it."""
 
 
 class FaultError(Exception):
-    """An input ended as none may."""
+    """An input was neither read nor refused properly."""
 
 
 @dataclass
 class Runner:
-    """A prepared target, and what was seen of it."""
+    """A target with the counts of its inputs so far."""
 
     target: Target
-    folder: Path  # of the file that is read, which every message must name
+    folder: Path  # holds the file that is read; every message must contain this path
     findings: Path
     executions: int = 0
     accepted: int = 0
     slowest: float = 0.0
-    ends: set[str] = field(default_factory=set)  # lines at which inputs were refused
+    refused_at: set[str] = field(default_factory=set)  # source lines, as FILE:NUMBER
 
     def run(self, data: bytes) -> str:
-        """Read one input; how it ended. Raises FaultError, an input that ends alike in `findings`."""
+        """Read one input and return how it ended.
+
+        Raises FaultError after writing a minimized input with the same fault to `findings`.
+        """
         words, fault = self._read(data)
         if fault is None:
             return words
@@ -57,7 +60,7 @@ class Runner:
         raise FaultError(f"{path}: {fault}: {ascii(words)[:400]}")
 
     def _read(self, data: bytes) -> tuple[str, str | None]:
-        """How an input ended, and what is wrong with that."""
+        """Return how an input ended, and the fault if that breaks the contract."""
         path, started = self.folder / self.target.file, time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
@@ -66,7 +69,7 @@ class Runner:
             self.accepted += 1
             return "accepted", None
         except StemEdgeError as error:
-            self.ends.add(_place(error))
+            self.refused_at.add(_place(error))
             fault = _fault(error, self.folder)
             return f"refused: {error}", fault and f"{fault} at {_place(error)}"
         except (Exception, TooSlowError) as error:
@@ -78,7 +81,7 @@ class Runner:
 
 
 def shrink(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
-    """Leave out pieces, large ones first, for as long as what is left fails and the time lasts."""
+    """Drop pieces, large ones first, while the rest still fails and time is left."""
     length, end = len(data) // 2, time.monotonic() + SHRINK_SECONDS
     while length:
         at = 0
@@ -93,7 +96,7 @@ def shrink(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line, of what caused it where something did."""
+    """Source line at which the root cause of an error was raised."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     step = error.__traceback__
@@ -103,21 +106,21 @@ def _place(error: BaseException) -> str:
 
 
 def _fault(error: StemEdgeError, folder: Path) -> str | None:
-    """What is wrong with a refusal."""
+    """Return what is wrong with a refusal; None if it keeps the contract."""
     message = str(error)
     if isinstance(error, OutOfMemoryError):
         return f"took more than {MEMORY_NBYTES} bytes"
     if len(message) > MAX_MESSAGE_CHARS:
         return "long message"
     if not message.isprintable():
-        return "message that is not printable"
+        return "unprintable message"
     if str(folder) not in message:
-        return "message that names no file"
+        return "message without the file"
     return None
 
 
 def limit_this_process() -> None:
-    """Slow inputs raise TooSlowError, those that take too much memory MemoryError."""
+    """Make slow inputs raise TooSlowError, and large ones MemoryError (Linux)."""
 
     def too_slow(number: int, frame: FrameType | None) -> None:
         raise TooSlowError(f"longer than {SECONDS:g} s")

@@ -1,6 +1,6 @@
-"""The seeds whose format is this project's: `python tools/fuzz.py --write-seeds`, when it changed.
+"""Write the seeds in this project's own formats: `python tools/fuzz.py --write-seeds`.
 
-All others in tests/data/fuzz were written by hand, or were found (finding-...), and are kept.
+All other files in tests/data/fuzz are written by hand or are findings, and stay as they are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stem_edge.tables.store import TableFormat, group_metadata
 from stem_edge.tables.token_index import encode_index, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
-Seed: TypeAlias = tuple[str, str, bytes]  # target, name of the file, its bytes
+Seed: TypeAlias = tuple[str, str, bytes]  # target, file name, content
 
 
 def write_seeds() -> None:
-    """Make them from small exports and by the writers of each format."""
+    """Write seeds made by small exports and by the writer of each format."""
     with tempfile.TemporaryDirectory() as folder:
         seeds = [*exported(Path(folder)), *stores(), *edits()]
     for target, name, data in seeds:
@@ -37,7 +37,7 @@ def write_seeds() -> None:
 
 
 def exported(folder: Path) -> Iterator[Seed]:
-    """Files of a small checkpoint and of its exports for both engines."""
+    """Yield files of a small checkpoint and of its exports for both engines."""
     shape = Shape(
         dim=32, n_layers=2, n_heads=1, n_kv_heads=1, d_ff=32, stem_layers=(1,), tied_head=True
     )
@@ -55,38 +55,36 @@ def exported(folder: Path) -> Iterator[Seed]:
 
 
 def stores() -> Iterator[Seed]:
-    """A table store without and one with rare records and an index."""
-
+    """Yield a table store with every record alike, and one with rare records and an index."""
     layout = RecordLayout(records=5, layers=(0, 2), parts=((16,),), row_type="int8", group_size=16)
     rare = RecordLayout(records=2, layers=(0, 2), parts=((16,),), row_type="int4", group_size=16)
     plain = TableFormat(tokens=5, tables=layout)
     mixed = TableFormat(tokens=4, tables=layout, rare_tables=rare, indexed=True)
     for name, format in (("plain", plain), ("mixed", mixed)):
         files = {"zarr.json": encode_metadata(group_metadata(format))}
-        for folder, of_array in format.arrays().items():
-            files |= _array(folder, of_array)
+        for folder, array_layout in format.arrays().items():
+            files |= _array(folder, array_layout)
         if format.indexed:
             files["index/zarr.json"] = encode_metadata(index_metadata(format.tokens))
             files["index/c/0"] = encode_index(np.array([4, 0, 3, 1], np.int32))
         yield "store", f"{name}.store", join(files)
-        for path in [path for path in files if path.endswith(".json")]:
-            yield "zarr", f"{name}-{path.replace('/', '-')}", files[path]
+        for path, data in files.items():
+            if path.endswith(".json"):
+                yield "zarr", f"{name}-{path.replace('/', '-')}", data
 
 
 def _array(folder: str, layout: RecordLayout) -> dict[str, bytes]:
-
     grid = ShardGrid(root=Path(folder), layout=layout, records_per_shard=2)
     files = {f"{folder}/zarr.json": encode_metadata(array_metadata(layout, 2))}
     records = np.full((layout.records, layout.record_nbytes), 1, np.uint8)
     for shard in range(grid.shards):
         piece = records[: grid.shard_records(shard)]
-        files[f"{folder}/c/{shard}/0"] = grid.seal(piece) + grid.index_bytes(shard)
+        files[f"{folder}/c/{shard}/0"] = grid.append_checksums(piece) + grid.index_bytes(shard)
     return files
 
 
 def edits() -> Iterator[Seed]:
-    """An edit of each kind."""
-
+    """Yield an edit of each kind."""
     made_for = "0f" * 32
     spain = Replacement(source="Spain", target="Germany")
     subset = Replacement(source="a", target="b", scheme="subset", subset=(0, 2), pad=3)

@@ -1,7 +1,7 @@
-"""What is fuzzed: everything that reads bytes which somebody else may have made.
+"""Fuzz targets: every reader of bytes that somebody else may have made.
 
-Each target reads a file, or the files of a table store in one, or raises StemEdgeError. Its seeds, and
-the findings of old, lie in tests/data/fuzz/TARGET.
+A target reads one file (a table store is packed into one) or raises StemEdgeError. Its seeds and past
+findings are in tests/data/fuzz/TARGET.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from stem_edge.text.tokenizer_gate import read_tokenizer
 
 
 class Target(NamedTuple):
-    """One harness."""
+    """A reader, and how to mutate what it reads."""
 
     about: str
-    file: str  # its name
+    file: str  # name of the file
     change: mutants.Change
     read: Callable[[Path], object]
 
 
 def _manifest(path: Path) -> None:
     manifest = parse_manifest(path.read_bytes(), path)
-    # What whoever opens a bundle works out before looking at other files.
+    # Also compute what is derived before any other file is opened: odd sizes must not break it.
     model, tables = manifest.model, manifest.table_format
     _ = manifest.required_files(), manifest.report
     _ = model.active_parameters, model.dense_twin(), model.table_parameters
@@ -75,13 +75,13 @@ def _torch(path: Path) -> None:
 
 def _template(path: Path) -> None:
     source, _ = read_template(path)
-    with contextlib.suppress(Exception):  # chat_worker makes an answer of each
+    with contextlib.suppress(Exception):  # because chat_worker reports every exception
         environment().parse(source)
 
 
 @lru_cache(maxsize=1)
 def chat_process(path: Path) -> ChatTemplate:
-    """A template that was opened with a good one in the file; ends when the next one is asked for."""
+    """Open the file with a valid template in it. One process is kept at a time."""
     data = path.read_bytes()
     shutil.copy(SEEDS / "chat" / "chatml.json", path)
     chat = ChatTemplate(path, seconds=1.0)
@@ -90,24 +90,22 @@ def chat_process(path: Path) -> ChatTemplate:
 
 
 def _chat(path: Path) -> None:
-    # The process goes on with another template, so that not each input starts one.
+    # Reuse the process with another template, because starting one for each input is slow.
     chat = chat_process(path)
     chat.source, chat.tokens = read_template(path)
     chat.render(SAMPLE)
 
 
 TARGETS = {
-    "manifest": Target(
-        "manifest.json of a bundle", "manifest.json", mutants.change_json, _manifest
-    ),
+    "manifest": Target("a bundle's manifest.json", "manifest.json", mutants.change_json, _manifest),
     "zarr": Target(
-        "a zarr.json by itself",
+        "a single zarr.json",
         "zarr.json",
         mutants.change_json,
         lambda path: parse_json(path.read_bytes(), path),
     ),
     "store": Target(
-        "a table store: zarr.json files, shards with their indexes, token index; reads all records",
+        "a table store: zarr.json files, shards and their indexes, token index; reads 16 records",
         "tables",
         mutants.change_store,
         _store,
@@ -120,13 +118,13 @@ TARGETS = {
         open_tensors,
     ),
     "torch": Target(
-        "a file of torch.save: its archive, its pickle, the first values of each tensor",
+        "a torch.save file: archive, pickle, first rows of each tensor",
         "x.pth",
         mutants.change_archive,
         _torch,
     ),
     "tokenizer": Target(
-        "tokenizer.json before the tokenizers library sees it",
+        "tokenizer.json, before the tokenizers library reads it",
         "tokenizer.json",
         mutants.change_json,
         lambda path: read_tokenizer(path, 300),
@@ -138,7 +136,7 @@ TARGETS = {
         _template,
     ),
     "chat": Target(
-        "the same, rendered in its process (slower)",
+        "the same, rendered in its own process (slower)",
         "tokenizer_config.json",
         mutants.change_template,
         _chat,

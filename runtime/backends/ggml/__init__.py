@@ -1,1 +1,1 @@
-"""The backbone on ggml: a graph for each shape, over weights that stay in the mapped file."""
+"""The ggml engine: its loader, the graphs and slots of its backbone, the trial of the library."""

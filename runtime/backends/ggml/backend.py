@@ -1,13 +1,13 @@
-"""The backbone on ggml: a graph for each shape of a step, built once, weights in place.
+"""The backbone on ggml: a graph for each shape of a step, over weights in the mapped file.
 
-Data that outlives a step lies in memory of ours that ggml's tensors point into: weights in the
-mapped file, rows in the slots of the row cache, keys and values, the hidden state between the
-layers that need no rows and the others. What operators compute in between shares one piece of
-scratch memory. A step fills inputs, runs, and copies logits.
+Data that outlives a step lies in memory owned by Python, which ggml's tensors point into: weights
+in the mapped file, rows in the slots of the row cache, keys and values, and the hidden state
+between the layers before the first row and the others. Intermediate results share scratch memory. A
+step fills inputs, runs its graph and reads logits.
 
 | file | has |
 |---|---|
-| graph.py | arenas, graphs, memory, the KV cache: what of ggml is called, in types of ours |
+| graph.py | wrappers of ggml's arenas, graphs and buffers, and the KV cache |
 | weights.py, slots.py | the memory that tensors of weights and rows point into |
 | layers.py | a layer as operators |
 """
@@ -49,7 +49,7 @@ OPERATORS_PER_LAYER, OPERATORS_AROUND = 64, 64
 
 
 class GgmlModel:
-    """A backbone.gguf, and rows to read.
+    """A loaded backbone.gguf and the slots that its rows are read from.
 
     kv_type: F16 or F32, of keys and values. Raises BackendError.
     """
@@ -68,17 +68,16 @@ class GgmlModel:
         self.ggml, self.config, self.kv_type = ggml, config, kv_type
         self.processor = Processor(ggml, threads)
         self.weights = Weights(ggml, config, file, repack=repack)
-        # STEM layer -> slots of each part of its rows
-        self.slots: dict[int, list[Tensor]] = {}
+        self.slots: dict[int, list[Tensor]] = {}  # STEM layer -> slots of each part of its rows
         if slots is not None:
             count = len(slots.layout.layers) * len(slots.layout.parts)
             self._arena, self._memory = Arena(ggml, count), list[Memory]()
             for layer, parts in zip(slots.layout.layers, slots.rows, strict=True):
                 shapes = zip(slots.layout.parts, parts, strict=True)
-                self.slots[layer] = [self._placed(slots, *one) for one in shapes]
+                self.slots[layer] = [self._placed(slots, *part) for part in shapes]
 
     def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
-        """The slots of one part of a layer's rows, [..., count]."""
+        """Return a tensor [..., count] over the slots of a part of a layer's rows."""
         memory = Memory(self.ggml, rows.reshape(-1))
         tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
         memory.place(tensor)
@@ -93,20 +92,20 @@ class GgmlBackend:
         self._model: GgmlModel | None = model
 
     def open_context(self, length: int) -> GgmlContext:
-        """An empty context for up to `length` tokens. Raises BackendError once this is closed."""
+        """Return an empty context for up to `length` tokens. Raises BackendError after `close`."""
         if self._model is None:
             raise BackendError("this backbone is closed; load the bundle again")
         return GgmlContext(self._model, length)
 
     def close(self) -> None:
-        """Release the model; contexts that still use it keep it."""
+        """Release the model; it is freed once no context uses it any more."""
         self._model = None
         return_freed_memory()
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A graph and its inputs."""
+    """A graph with its inputs and outputs."""
 
     graph: Graph
     token_ids: Tensor | None
@@ -122,7 +121,7 @@ class GgmlContext:
         self._kv = KvCache(model.ggml, self._config, model.kv_type, length)
         self._scratch = Scratch(model.ggml)
         self._hidden = Columns(model.ggml, self._config.dim, 0)
-        # Before rows are needed or after, for a prompt or not -> the last shape and its graph.
+        # (before the first row, of a prompt) -> the last shape and its graph
         self._steps: dict[tuple[bool, bool], tuple[tuple[int, ...], _Step]] = {}
         self._factors = frequency_factors(self._config.layer(0).rope)
         early = layer_graphs(self._config).get(EARLY, range(0))
@@ -131,16 +130,15 @@ class GgmlContext:
 
     @property
     def nbytes(self) -> int:
-        """See BackendContext.nbytes: pages come when they are written."""
         return self._kv.nbytes
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:
-        """See BackendContext.begin. One kind of graph serves for prompts and decoding."""
+        """Start a step; `prefill` changes nothing, because prompts and decoding share graphs."""
         self._position, self._count = position, len(token_ids)
         if self._count > self._hidden.count:
-            self._steps.clear()  # before what they point to goes
+            self._steps.clear()  # first, because these graphs point into the hidden states
             self._hidden = Columns(self._model.ggml, self._config.dim, self._count)
         step = self._step(0, early=True)
         if step.token_ids is not None:
@@ -148,7 +146,7 @@ class GgmlContext:
         self._run(step, None)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """See BackendContext.finish; all logits are here in any case."""
+        """Complete a step; `top` changes nothing, because all logits are in host memory."""
         result = None
         if logits or self._layers[False]:
             step = self._step(logits, early=False)
@@ -174,14 +172,15 @@ class GgmlContext:
         graph.run()
 
     def _step(self, logits: int, *, early: bool) -> _Step:
-        """The graph for so many tokens, cells and logits, which often is that of the last step."""
+        """Return the graph for the step's shape, which often is that of the previous step."""
         cells = min(self._kv.cells, rounded(self._position + self._count))
         shape, kind = (self._count, cells, logits), (early, self._count > 1)
         known = self._steps.get(kind)
         if known is not None and known[0] == shape:
             return known[1]
         step = self._build(cells, logits, early=early)
-        # Without them, in case of an interrupt: what they point to may be gone when place returns.
+        # Forget the other graphs first, because an interrupt inside place, which may move the
+        # scratch memory, must not leave graphs that point into the old one.
         others, self._steps = self._steps, {}
         if not self._scratch.place(step.graph):
             self._steps = others
@@ -210,7 +209,7 @@ class GgmlContext:
         return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
 
     def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns | None:
-        """Of the last `count` tokens of x [dim, T]."""
+        """Add the head over the last `count` tokens of x [dim, T]; None if there are none."""
         if not count:
             return None
         line = self._config.dim * ggml_types.F32.nbytes
@@ -237,7 +236,7 @@ class GgmlContext:
 
 
 def _mask(positions: npt.NDArray[np.int64], cells: int, window: int) -> npt.NDArray[np.float16]:
-    """0 where a token [T] sees a cell [cells], else -inf: earlier tokens, of the window if any."""
+    """Return a mask [T, cells]: 0 if a token attends to a cell, else -inf. window: 0 for none."""
     mask = np.full((len(positions), cells), -np.inf, np.float16)
     for row, position in zip(mask, positions.tolist(), strict=True):
         row[max(0, position + 1 - window) if window else 0 : position + 1] = 0

@@ -1,8 +1,7 @@
-"""Graphs of ggml: an arena that describes tensors, a graph over it, memory for what it reads and
-computes.
+"""Wrappers of ggml: arenas that describe tensors, graphs over them, memory for inputs and results.
 
-All handles are freed when their owner is collected, in the order of their references: a context
-keeps the weights, so closing a model while one generates frees nothing that is still read.
+Handles are freed when their owner is collected, in the order of references. A context refers to the
+weights, so closing a model in the midst of a generation frees nothing that is still read.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from stem_edge.system.memory import page_aligned
 
 Tensor = int  # an opaque pointer
 NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
-# A graph attends to a number of cells that is a multiple of this, those beyond its tokens masked: a
-# decoding graph serves so many steps.
+# Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
+# serves as many steps; cells beyond the tokens are masked.
 CELLS = 64
 
 
 def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
-    """Free a handle when its owner is collected; at the end of the process, the system frees it.
+    """Free a handle when its owner is collected, but not at exit.
 
-    At exit a daemon thread may still compute with it.
+    A daemon thread may still compute with it then, and the system frees the memory anyway.
     """
     weakref.finalize(owner, free, handle).atexit = False
 
 
 class Arena:
-    """Descriptions of up to so many tensors, and of a graph over them. No data."""
+    """Memory for the descriptions, without data, of some tensors and a graph over them."""
 
     def __init__(self, ggml: Ggml, tensors: int) -> None:
         self.ggml = ggml
@@ -48,23 +47,25 @@ class Arena:
         self.context = ggml.init(InitParams(nbytes, None, True))
         if not self.context:
             raise OutOfMemoryError(
-                f"ggml cannot take {nbytes:,} bytes for the description of a graph; {LESS_MEMORY}"
+                f"ggml cannot allocate {nbytes:,} bytes to describe a graph; {LESS_MEMORY}"
             )
         freed_with(self, ggml.free, self.context)
 
     def tensor(self, kind: TensorType, *sizes: int) -> Tensor:
-        """A new tensor; sizes innermost first, as ggml counts."""
+        """Add a tensor without data; sizes innermost first, as ggml counts."""
         new = getattr(self.ggml, f"new_tensor_{len(sizes)}d")
         return int(new(self.context, kind.number, *sizes))
 
 
 class Memory:
-    """A buffer over bytes that numpy or a file mapping owns, which live as long as it does."""
+    """A ggml buffer over bytes that numpy or a file mapping owns; it keeps them alive."""
 
     def __init__(self, ggml: Ggml, data: npt.NDArray[np.uint8]) -> None:
         self._ggml, self._data, self._address = ggml, data, data.ctypes.data
         if self._address % ALIGNMENT:
-            raise BackendError(f"memory for ggml begins at no multiple of {ALIGNMENT} bytes")
+            raise BackendError(
+                f"memory for ggml begins at {self._address:#x}; expected a multiple of {ALIGNMENT}"
+            )
         self._buffer = ggml.backend_cpu_buffer_from_ptr(self._address, data.nbytes)
         if not self._buffer:
             raise OutOfMemoryError(
@@ -73,17 +74,17 @@ class Memory:
         freed_with(self, ggml.backend_buffer_free, self._buffer)
 
     def place(self, tensor: Tensor, offset: int = 0) -> None:
-        """Let a tensor's data begin so many bytes into this memory."""
+        """Let a tensor's data begin `offset` bytes into this memory."""
         if offset % ALIGNMENT or offset + self._ggml.nbytes(tensor) > self._data.nbytes:
             raise BackendError(
-                f"a tensor at {offset} is not aligned, or ends beyond its memory of "
-                f"{self._data.nbytes:,} bytes"
+                f"a tensor at offset {offset} is not aligned to {ALIGNMENT} bytes, or ends beyond "
+                f"its memory of {self._data.nbytes:,} bytes"
             )
         self._ggml.backend_tensor_alloc(self._buffer, tensor, self._address + offset)
 
 
 class Processor:
-    """The backend that computes, with its threads."""
+    """ggml's CPU backend with its threads, which computes graphs."""
 
     def __init__(self, ggml: Ggml, threads: int) -> None:
         self.ggml = ggml
@@ -95,7 +96,7 @@ class Processor:
 
 
 class Scratch:
-    """Memory for the results of operators, which graphs that never run at once share."""
+    """Memory for intermediate results, shared by graphs that never run at the same time."""
 
     def __init__(self, ggml: Ggml) -> None:
         self._ggml = ggml
@@ -108,19 +109,19 @@ class Scratch:
         return int(self._ggml.gallocr_get_buffer_size(self._handle, 0))
 
     def place(self, graph: Graph) -> bool:
-        """Give every tensor of a graph its place. Returns whether older graphs lost theirs."""
+        """Place every tensor of a graph; return True if that invalidated graphs placed before."""
         before = self.nbytes
-        # By itself, it would keep the places that a graph of as many operators had.
+        # Needed because alloc_graph alone keeps the layout of an earlier graph with as many nodes.
         placed = self._ggml.gallocr_reserve(self._handle, graph.handle)
         if not placed or not self._ggml.gallocr_alloc_graph(self._handle, graph.handle):
             raise OutOfMemoryError(
-                f"ggml cannot take the memory that the results of a step need; {LESS_MEMORY}"
+                f"ggml cannot allocate memory for the results of a step; {LESS_MEMORY}"
             )
         return self.nbytes != before
 
 
 class Graph:
-    """Operators in the order in which they were emitted."""
+    """A graph whose operators run in the order in which they are emitted."""
 
     def __init__(self, processor: Processor, size: int) -> None:
         self.ggml, self._processor = processor.ggml, processor
@@ -128,19 +129,19 @@ class Graph:
         self.handle = self.ggml.new_graph_custom(self.arena.context, size, False)
 
     def op(self, name: str, *arguments: Any) -> Tensor:
-        """An operator on tensors of this graph, by ggml's name."""
+        """Return the result of an operator, by ggml's name, on tensors of this graph."""
         return int(getattr(self.ggml, name)(self.arena.context, *arguments))
 
     def input(self, kind: TensorType, *sizes: int) -> Tensor:
-        """A tensor that `set` fills before each run."""
+        """Add a tensor that `set` fills before each run."""
         tensor = self.arena.tensor(kind, *sizes)
         self.ggml.set_input(tensor)
-        # An input that no operator reads would have no place.
+        # Otherwise an input that no operator reads gets no memory, and `set` fails.
         self.emit(tensor)
         return tensor
 
     def emit(self, tensor: Tensor) -> None:
-        """Compute this tensor after all that were emitted before."""
+        """Append this tensor, and whatever it depends on, to what a run computes."""
         self.ggml.build_forward_expand(self.handle, tensor)
 
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
@@ -152,16 +153,16 @@ class Graph:
         self.ggml.backend_tensor_set(tensor, values.ctypes.data, 0, values.nbytes)
 
     def run(self) -> None:
-        """Compute everything. Raises BackendError, OutOfMemoryError."""
+        """Compute the graph. Raises BackendError, OutOfMemoryError."""
         status = self.ggml.backend_graph_compute(self._processor.handle, self.handle)
         if status == NO_MEMORY:
-            raise OutOfMemoryError(f"ggml has no memory left for a graph; {LESS_MEMORY}")
+            raise OutOfMemoryError(f"ggml has no memory left to compute a graph; {LESS_MEMORY}")
         if status != SUCCESS:
             raise BackendError(f"ggml could not compute a graph (status {status}); {DAMAGED}")
 
 
 class KvCache:
-    """Keys and values of all layers; pages of memory come as cells are written."""
+    """Keys and values of all layers; the system provides their pages as cells are written."""
 
     def __init__(self, ggml: Ggml, config: ModelConfig, kind: TensorType, length: int) -> None:
         self.cells, width = rounded(length), config.n_kv_heads * config.head_dim
@@ -173,7 +174,7 @@ class KvCache:
         for number in range(2 * config.n_layers):
             made.append(self._arena.tensor(kind, width, self.cells))
             self._memory.place(made[-1], number * size)
-        # Of each layer, [n_kv_heads * head_dim, cells].
+        # [layer], each a tensor [n_kv_heads * head_dim, cells]
         self.type, self.keys, self.values = kind, made[0::2], made[1::2]
 
     @property
@@ -182,7 +183,7 @@ class KvCache:
         return self._filled * self._token_nbytes
 
     def fill(self, tokens: int) -> None:
-        """Take note of how many there are."""
+        """Count the first `tokens` cells as written."""
         self._filled = max(self._filled, tokens)
 
 
@@ -196,16 +197,16 @@ class Columns:
         self.values: F32 = data.view(np.float32).reshape(-1, width)[:count]
 
     def tensor(self, graph: Graph, count: int) -> Tensor:
-        """The first `count` as a tensor of a graph, [width, count]."""
+        """Return the first `count` vectors as a tensor [width, count] of a graph."""
         made = graph.arena.tensor(ggml_types.F32, self._width, count)
         self._memory.place(made)
         return made
 
     def take(self, result: Tensor) -> None:
-        """Let the result of an operator be written here."""
+        """Have an operator write its result here."""
         self._memory.place(result)
 
 
 def rounded(tokens: int) -> int:
-    """Cells that a graph for so many tokens attends to."""
+    """Return the cells that a graph for this many tokens attends to."""
     return -(-tokens // CELLS) * CELLS

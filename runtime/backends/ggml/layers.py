@@ -1,6 +1,6 @@
-"""Layers of the model as operators of ggml; stem_edge.numerics.reference has their maths.
+"""Layers of the model as operators of ggml; stem_edge.numerics.reference shows their mathematics.
 
-Sizes are ggml's: innermost first, so a hidden state is [dim, T].
+Sizes are in ggml's order, innermost first: hidden states are [dim, T].
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stem_edge.runtime.backends.ggml.weights import Weights
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a step gives to the graph. T tokens attend to the first `cells` cells."""
+    """Inputs of a graph whose T tokens attend to the first `cells` cells."""
 
     cells: int
     positions: Tensor  # I32 [T]
     own_cells: Tensor  # I64 [T]: where keys and values of these tokens go
     masks: Mapping[int, Tensor]  # window -> F16 [cells, T]: 0 or -inf
     slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
-    factors: Tensor | None  # of RoPE's frequencies, F32 [head_dim / 2]
+    factors: Tensor | None  # F32 [head_dim / 2]: divisors of RoPE's frequencies
 
 
 class Layer:
-    """Emits one layer."""
+    """Emits the operators of a layer."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Layer:
         slots: list[Tensor],
         count: int,
     ) -> None:
-        """slots: tensors of the row cache for this layer, one a part of a row; count: tokens."""
+        """slots: tensors of the row cache for this layer, one for each part of a row."""
         self._graph, self._config, self._number = graph, config, number
         self._count = count
         self._weights, self._slots = weights, slots
         self._at = f"layers.{number}."
 
     def emit(self, x: Tensor, inputs: LayerInputs, kv: KvCache) -> Tensor:
-        """x [dim, T] after this layer."""
+        """Return x [dim, T] after this layer."""
         mixed = self._attention(self._norm("attention_norm", x), inputs, kv)
         x = self._graph.op("add", x, self._after("attention_post_norm", mixed))
         normed = self._norm("ffn_norm", x)
@@ -72,7 +72,7 @@ class Layer:
         return self._product("wo", graph.op("reshape_2d", mixed, heads * width, count))
 
     def _rotated(self, name: str, norm: str, x: Tensor, heads: int, inputs: LayerInputs) -> Tensor:
-        """Heads [head_dim, heads, T] of q or k, normed if the model does that, and rotated."""
+        """Return heads [head_dim, heads, T] of q or k after the norm, if there is one, and RoPE."""
         graph, config = self._graph, self._config
         product = self._product(name, x)
         cut = graph.op("reshape_3d", product, config.head_dim, heads, self._count)
@@ -87,9 +87,10 @@ class Layer:
         )
 
     def _cached(self, cache: Tensor, new: Tensor, inputs: LayerInputs, kind: TensorType) -> Tensor:
-        """Put new keys or values into their cells; all cells, [head_dim, cells, n_kv_heads]."""
+        """Store new keys or values; return all cells [head_dim, cells, n_kv_heads]."""
         graph, config = self._graph, self._config
-        # Emitted first: attention reads the memory itself, which no operator waits for.
+        # Must be emitted first: attention reads the cache itself, not the result of set_rows, so no
+        # dependency orders the two.
         graph.emit(graph.op("set_rows", cache, new, inputs.own_cells))
         head = kind.row_nbytes(config.head_dim)
         cell = head * config.n_kv_heads
@@ -97,7 +98,7 @@ class Layer:
         return graph.op("view_3d", cache, *sizes, cell, head, 0)
 
     def _ffn(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """W_down (SiLU(gate) * up), as FFN_TERMS says what gate and up are."""
+        """Return W_down (SiLU(gate) * up), with gate and up as FFN_TERMS defines them."""
         kind = self._config.ffn_kind(self._number)
         sums: dict[str, Tensor] = {}
         for name, terms in FFN_TERMS[kind].items():
@@ -108,34 +109,28 @@ class Layer:
         return self._product("down", product)
 
     def _row(self, inputs: LayerInputs) -> Tensor:
-        """Rows [d_ff, T] of the tokens, out of the slots of the row cache."""
+        """Return the tokens' rows [d_ff, T] from the slots of the row cache."""
         row = self._graph.op("get_rows", self._slots[0], inputs.slot_ids)
         return self._product("project", row) if self._config.row_rank else row
 
     def _expert(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """The FFN that each token's own row is, gate and up with their lines alternating."""
+        """Return the output of the expert in each token's row; its gate and up lines alternate."""
         graph, config, count = self._graph, self._config, self._count
         ids = graph.op("reshape_2d", inputs.slot_ids, 1, count)
         inner, outer = self._slots
         both = graph.op("mul_mat_id", inner, graph.op("reshape_3d", x, config.dim, 1, count), ids)
         pairs = graph.op("reshape_3d", both, 2, config.d_ff, count)
         step, token = 2 * ggml_types.F32.nbytes, 2 * config.d_ff * ggml_types.F32.nbytes
-        gate, up = (
-            graph.op(
-                "cont",
-                graph.op(
-                    "view_3d", pairs, 1, config.d_ff, count, step, token, n * ggml_types.F32.nbytes
-                ),
-            )
-            for n in (0, 1)
-        )
-        gate, up = (graph.op("reshape_3d", part, config.d_ff, 1, count) for part in (gate, up))
-        product = graph.op("swiglu_split", gate, up)
+        split = []
+        for start in (0, ggml_types.F32.nbytes):
+            view = graph.op("view_3d", pairs, 1, config.d_ff, count, step, token, start)
+            split.append(graph.op("reshape_3d", graph.op("cont", view), config.d_ff, 1, count))
+        product = graph.op("swiglu_split", *split)
         result = graph.op("mul_mat_id", outer, product, ids)
         return graph.op("reshape_2d", result, config.dim, count)
 
     def _product(self, name: str, x: Tensor) -> Tensor:
-        """A matrix of this layer times x [K, T], plus its bias."""
+        """Return a matrix of this layer times x [K, T], plus its bias."""
         matrix = self._weights.product(self._at + name, self._count)
         product = self._graph.op("mul_mat", matrix, x)
         bias = self._weights.tensors.get(f"{self._at}{name}.bias")
@@ -149,12 +144,12 @@ class Layer:
 
 
 def rms_norm(graph: Graph, x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
-    """RMS norm of x [dim, T]."""
+    """Return the RMS norm of x [dim, T], scaled by `weight`."""
     return graph.op("mul", graph.op("rms_norm", x, config.norm_eps), weight)
 
 
 def emit_head(graph: Graph, config: ModelConfig, weights: Weights, x: Tensor, count: int) -> Tensor:
-    """Logits [V, count] of the last layer's hidden states [dim, count]."""
+    """Return logits [V, count] of the last layer's hidden states x [dim, count]."""
     normed = rms_norm(graph, x, weights.tensors["norm"], config)
     logits = graph.op("mul_mat", weights.product("head", count), normed)
     if "head" in config.biases:

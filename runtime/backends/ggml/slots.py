@@ -1,9 +1,9 @@
-"""Slots of the row cache as tensors of ggml, quantized rows in ggml's own blocks.
+"""Slots of the row cache as tensors of ggml, with quantized rows in ggml's own blocks.
 
 int8 rows become Q8_0 and int4 rows Q4_0: the same codes, in blocks of 32 with a float16 scale each.
-A group's scale is repeated for its blocks. Rounding it to float16 costs 2**-11 of a value at most,
-unless the scale is below 6e-5: then 3e-8 times the code, 4e-6 at most.
-Rows in smaller groups, which no block can hold, are kept as float32.
+A group's scale is repeated for each of its blocks. Rounding it to float16 changes a value by at
+most 2**-11 of its size, or, if the scale is below 6e-5, by 3e-8 times its code (at most 4e-6). Rows
+in groups smaller than a block are kept as float32, because a block has only one scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stem_edge.tables.rows import FP16_MAX, RecordLayout, Scales
 
 
 class BlockSlots(Slots):
-    """An array [count, bytes] for each part of each STEM layer's row."""
+    """Slots as arrays [count, bytes], one for each part of each STEM layer's row."""
 
     def __init__(self, layout: RecordLayout, count: int) -> None:
         self.layout, self.count = layout, count
@@ -44,7 +44,7 @@ class BlockSlots(Slots):
                 part[slots] = rows[:, layer, end - part.shape[1] : end]
 
     def _encoded(self, records: U8) -> U8:
-        """Rows [n, layers, bytes] in the form of the slots."""
+        """Return rows [n, layers, bytes] as they lie in slots."""
         layout = self.layout
         if self.type is ggml_types.F32 and layout.quantized:
             rows = [layout.unpack(records, layer) for layer in range(len(layout.layers))]
@@ -56,15 +56,15 @@ class BlockSlots(Slots):
 
 
 def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
-    """Blocks of 32 codes after their scale, [n, layers, bytes]; the arguments as of `split`."""
+    """Return blocks [n, layers, bytes], each a scale and 32 codes, from RecordLayout.split."""
     count, layers, groups = scales.shape
     rows = codes.reshape(count * layers, -1)
     values = unpack_codes(rows, bits) if bits == 4 else rows
     blocks = values.shape[1] // ggml_types.Q8_0.block
     values = values.reshape(len(rows), blocks, -1)
     if bits == 8:
-        stored = values ^ np.uint8(0x80)  # from codes around 128 to signed ones
-    else:  # the first half of a block in the low nibbles, the second in the high ones
+        stored = values ^ np.uint8(0x80)  # ours are offset by 128, ggml's are signed
+    else:  # ggml keeps the first half of a block in the low nibbles, the second in the high ones
         stored = values[:, :, :16] | (values[:, :, 16:] << np.uint8(4))
     repeated = np.repeat(
         scales.reshape(-1, groups).clip(-FP16_MAX, FP16_MAX).astype(np.float16),

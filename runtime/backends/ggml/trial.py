@@ -1,10 +1,10 @@
-"""Tries ggml in a process of its own: python -m stem_edge.runtime.backends.ggml.trial LIBRARY.
+"""Worker process that tries a ggml library.
 
-Not a command for users: `stem_edge.ggml.check` starts it, and says why. Small models with every type
-of weights and rows run as they do once they are loaded, a prompt and then one token; their logits
-are compared with those of the numpy model. Each is a line of stdout before it is computed, so that
-whoever started it can tell where it crashed; the last line is the result as JSON. Otherwise stderr
-ends with a line that says what is wrong, and the exit status is DIFFERS or REFUSED.
+Not a command for users: `stem_edge.ggml.check` starts it with python -m, and explains why. Small
+models with every type of weights and rows run as real ones do, first a prompt and then a token;
+their logits are compared with those of the numpy model. The name of each goes to stdout before it
+is computed, so that the parent can tell where a crash happened; the last line is the result as
+JSON. On failure the last line of stderr gives the reason; the exit status is DIFFERS or REFUSED.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from stem_edge.system.child import limit_this_process
 from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
 
 MEMORY_NBYTES = 1 << 30
-CPU_SECONDS = 120  # should whoever waits for it be gone
-PROMPT = 64  # tokens: products of as many columns have kernels of their own
-GROUP = 32  # of rows
-# Largest error of normally distributed values over their root mean square: what a type of weights
-# loses, with a margin of two.
+CPU_SECONDS = 120  # ends the trial even if its parent is gone and cannot kill it
+PROMPT = 64  # tokens; products with many columns use other kernels, which must be tried, too
+GROUP = 32  # values of a row that share a scale
+# Largest error of normally distributed values over their root mean square: the loss of a type of
+# weights, with a margin of two.
 LOST = {
     types.F32: 0.0,
     types.F16: 0.003,
@@ -53,8 +53,8 @@ LOST = {
     types.Q4_K: 0.7,
     types.Q4_0: 0.7,
 }
-# Mean error of logits, alike: what rounding hidden states to 8 bits does, or sums of 16 bits; with a
-# margin of three. A kernel that is wrong anywhere is far beyond.
+# Likewise the root mean square error of logits, from rounding hidden states to 8 bits or adding in
+# 16 bits, with a margin of three. A wrong kernel is far beyond it.
 LOGITS: dict[GgufType, float] = {"f32": 0.001, "f16": 0.02}
 LOGITS_OF_CODES = 0.15
 
@@ -72,7 +72,7 @@ WIDE = ModelConfig(
     max_context=128,
 )
 EXPERTS = msgspec.structs.replace(WIDE, d_ff=64, stem_ffn="hash-moe", n_experts=5)
-# Rows of no multiple of 256 values, and the operators that some models have.
+# Widths that are no multiple of 256, because K-quants cannot hold them, and optional operators.
 NARROW = msgspec.structs.replace(
     WIDE,
     dim=64,
@@ -89,11 +89,11 @@ NARROW = msgspec.structs.replace(
 
 
 class WrongResultError(Exception):
-    """What a library computes that it should not."""
+    """A library computes something other than the reference."""
 
 
 class Case(NamedTuple):
-    """A model to run."""
+    """A small model that a trial runs."""
 
     name: str
     config: ModelConfig
@@ -103,19 +103,19 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """Every type of weights and of rows; those of weights that are rearranged come last."""
+    """Yield models for every type of weights and rows, those with repacked weights last."""
     for weights, row_type in zip(BASE, cycle(ROW_BITS)):
-        yield Case(f"a model of {weights} weights and {row_type} rows", WIDE, weights, row_type)
+        yield Case(f"a model with {weights} weights and {row_type} rows", WIDE, weights, row_type)
     for weights in ("q6_k", "q5_k_m", "q4_k_m"):
-        yield Case(f"a narrow model of {weights} weights", NARROW, weights, "int8")
+        yield Case(f"a narrow model with {weights} weights", NARROW, weights, "int8")
     for row_type in ROW_BITS:
-        yield Case(f"a model of {row_type} experts", EXPERTS, "q8_0", row_type)
+        yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
     for weights in ("q4_0", "q4_k_m"):
-        yield Case(f"a model of rearranged {weights} weights", WIDE, weights, "int8", repack=True)
+        yield Case(f"a model with repacked {weights} weights", WIDE, weights, "int8", repack=True)
 
 
 def run(path: Path) -> Told:
-    """Every case, with its name on stdout before. Raises BackendError, WrongResultError."""
+    """Check every case, printing its name before. Raises BackendError, WrongResultError."""
     print("loading it", flush=True)
     ggml = Ggml(path)
     repack = can_repack(ggml)
@@ -128,7 +128,7 @@ def run(path: Path) -> Told:
         except BackendError:
             if not case.repack:
                 raise
-            repack = False
+            repack = False  # the library is usable without
         except WrongResultError as error:
             raise WrongResultError(f"{case.name}: {error}") from error
     return Told(repack=repack)
@@ -142,7 +142,7 @@ def check(ggml: Ggml, case: Case) -> None:
         config.records, config.stem_layers, config.row_parts(), case.row_type, GROUP
     )
     rows = random.standard_normal((layout.records, layout.row_width), np.float32)
-    # An expert's matrices keep what they multiply as large as it was, too.
+    # Scaled so that an expert's matrices, like those of the backbone, preserve magnitudes.
     records = layout.pack([rows * np.float32(config.dim**-0.5 if config.n_experts else 1)])
     slots = BlockSlots(layout, layout.records)
     slots.write(np.arange(layout.records), records)
@@ -171,13 +171,13 @@ def check_logits(model: GgmlModel, case: Case, backbone: dict[str, F32], rows: F
 
 
 def _values(random: np.random.Generator, shape: tuple[int, ...]) -> F32:
-    """Normally distributed; those of a matrix keep what it multiplies as large as it was."""
+    """Return normally distributed values, scaled so that a product with a matrix keeps its size."""
     values = random.standard_normal(shape, np.float32)
     return values * np.float32(shape[1] ** -0.5) if len(shape) == 2 else values
 
 
 def _write(path: Path, ggml: Ggml, case: Case, values: dict[str, F32]) -> GgufWeights:
-    """A file of these values as a backbone has them, without a header."""
+    """Write these values as a backbone.gguf without a header."""
     planned = dict(zip(values, planned_tensors(case.config, case.weights), strict=True))
     with path.open("wb") as file:
         for name, tensor in planned.items():
@@ -195,7 +195,7 @@ def _write(path: Path, ggml: Ggml, case: Case, values: dict[str, F32]) -> GgufWe
 
 
 def _stored(model: GgmlModel, name: str, given: F32) -> F32:
-    """What ggml reads of a tensor."""
+    """Return a tensor's values as ggml decodes them."""
     *rows, width = given.shape
     graph = Graph(model.processor, 8)
     ids = graph.input(types.I32, *(rows or [1]))
@@ -211,9 +211,9 @@ def _stored(model: GgmlModel, name: str, given: F32) -> F32:
 
 
 def compare(what: str, found: F32, expected: F32, tolerance: float, order: float = np.inf) -> None:
-    """Raises WrongResultError where values are further apart than `tolerance` of their mean size.
+    """Raise WrongResultError if values differ by more than `tolerance` times their mean size.
 
-    order: of the norm of their distances: the largest one, or with 2 their root mean square.
+    order: of the norm of their differences: the largest one, or with 2 their root mean square.
     """
     a, b = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
     distance = np.abs(a - b)

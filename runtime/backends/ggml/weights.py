@@ -1,4 +1,4 @@
-"""The tensors of backbone.gguf for ggml's operators: in place in the mapped file, or rearranged."""
+"""Tensors of backbone.gguf for ggml's operators: in the mapped file, or repacked copies of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stem_edge.system.memory import advise_huge_pages
 
 MANY_TOKENS = 8
 X86 = ("x86_64", "amd64")
-REPACK = "CPU_REPACK"  # ggml's name of the memory in which it rearranges
+REPACK = "CPU_REPACK"  # ggml's buffer type for repacked weights
 
 
 class Weights:
-    """Backbone tensor (ModelConfig.backbone_shapes) -> tensor of ggml.
+    """Tensors of ggml by the names in ModelConfig.backbone_shapes.
 
-    Matrices that can be rearranged have a copy that is, if asked for. Raises BackendError.
+    repack: copy matrices into the layout that ggml has faster kernels for. Raises BackendError.
     """
 
     def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufWeights, *, repack: bool) -> None:
@@ -51,10 +51,10 @@ class Weights:
             many = {n: c for n, c in copies.items() if repacked_for_prompts(names[n].type)}
             self._many = self.tensors | many
             if hasattr(mmap, "MADV_DONTNEED"):
-                mapping.madvise(mmap.MADV_DONTNEED)  # pages that were read for the copies
+                mapping.madvise(mmap.MADV_DONTNEED)  # steps read the copies instead
 
     def _repack(self, ggml: Ggml, names: Mapping[str, GgufTensor]) -> dict[str, Tensor]:
-        """Rearranged copies of the matrices that ggml has faster kernels for."""
+        """Return repacked copies of the matrices that ggml has faster kernels for."""
         stored = {
             name: tensor
             for name, tensor in names.items()
@@ -72,23 +72,23 @@ class Weights:
         return copies
 
     def product(self, name: str, tokens: int) -> Tensor:
-        """A matrix for mul_mat with the hidden states of so many tokens, and for nothing else."""
+        """Return the matrix for mul_mat, and only that, with hidden states of `tokens` tokens."""
         return (self._few if tokens < MANY_TOKENS else self._many)[name]
 
 
 def repacked_for_prompts(stored: TensorType) -> bool:
-    """Whether the copy is the faster one for many tokens, too.
+    """Return whether the repacked copy is faster for many tokens, too.
 
-    Not timed at each load, so that the same prompt always gives the same text. At the 1B shape on
-    AVX512, prompts of Q4_K ran at 150 tokens a second through copies, and at 208 without.
+    Fixed rather than timed at each load, so that a prompt always gives the same text. At the 1B
+    shape with AVX-512, Q4_K prompts ran at 150 tokens a second with copies and at 208 without.
     """
     return stored is not ggml_types.Q4_K or platform.machine().lower() not in X86
 
 
 def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
-    """The bytes of a file, which stays open as long as they are used.
+    """Map the file, after comparing its size.
 
-    Reading a mapping beyond the end of its file ends the process, so that is compared first.
+    The comparison is needed because reading a mapping beyond the end of its file kills the process.
     """
     path = file.path
     try:
@@ -96,8 +96,7 @@ def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
         try:
             if (found := disk.size(descriptor)) != file.nbytes:
                 raise BackendError(
-                    f"{path}: {found} bytes found, {file.nbytes} when the bundle was opened; "
-                    "copy the bundle again"
+                    f"{path}: {found} bytes found, expected {file.nbytes}; copy the bundle again"
                 )
             mapping = mmap.mmap(descriptor, file.nbytes, access=mmap.ACCESS_READ)
         finally:
@@ -105,7 +104,7 @@ def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
     except (OSError, ValueError) as error:
         raise BackendError(f"{path}: cannot be mapped ({error}); copy the bundle again") from error
     if hasattr(mmap, "MADV_WILLNEED"):
-        # A step reads all of it, but for the embedding, of which it reads a row.
+        # Not the embedding, because a step reads only single rows of it, but everything else.
         before = embedding.offset // mmap.PAGESIZE * mmap.PAGESIZE
         after = -(-(embedding.offset + embedding.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         for start, stop in ((0, before), (min(after, len(mapping)), len(mapping))):
@@ -115,15 +114,15 @@ def _mapped(file: GgufWeights, embedding: GgufTensor) -> mmap.mmap:
 
 
 def can_repack(ggml: Ggml) -> bool:
-    """Whether this build has such kernels, and they computed the right products when tried."""
+    """Return whether this build has kernels for repacked weights, which passed their trial."""
     return ggml.repack and ggml.extra_buffer_type(REPACK) is not None
 
 
 class RepackedMemory:
-    """Places for some matrices. Raises BackendError."""
+    """Memory for repacked copies of matrices. Raises BackendError, OutOfMemoryError."""
 
     def __init__(self, ggml: Ggml, tensors: Sequence[Tensor]) -> None:
-        refusal = f"{ggml.path}: this build of ggml does not rearrange weights; leave repack out"
+        refusal = f"{ggml.path}: this build of ggml cannot repack weights; leave repack out"
         kind = ggml.extra_buffer_type(REPACK) if can_repack(ggml) else None
         if kind is None:
             raise BackendError(refusal)
@@ -133,26 +132,26 @@ class RepackedMemory:
         buffer = ggml.backend_buft_alloc_buffer(kind, total)
         if not buffer:
             raise OutOfMemoryError(
-                f"ggml cannot take {total:,} bytes for rearranged weights; leave repack out"
+                f"ggml cannot allocate {total:,} bytes for repacked weights; leave repack out"
             )
         freed_with(self, ggml.backend_buffer_free, buffer)
         base = ggml.backend_buffer_get_base(buffer)
-        # 7 % of a decode step at the 1B shape: pages of 4 KiB end what a processor reads ahead.
+        # Saves 7 % of a decode step at the 1B shape, because prefetching stops at page boundaries.
         advise_huge_pages(base, total)
         address = _up(base, step)
         for tensor, size in zip(tensors, sizes, strict=True):
             ggml.backend_tensor_alloc(buffer, tensor, address)
             address += size
-            if not _multiplies(ggml, tensor):  # filling it would end the process
+            if not _multiplies(ggml, tensor):  # otherwise `fill` would abort the process
                 raise BackendError(refusal)
 
     def fill(self, tensor: Tensor, address: int) -> None:
-        """Rearrange a matrix that lies at this address as a file has it."""
+        """Repack a matrix that lies at this address as in the file."""
         self._ggml.backend_tensor_set(tensor, address, 0, self._ggml.nbytes(tensor))
 
 
 def _multiplies(ggml: Ggml, matrix: Tensor) -> bool:
-    """Whether ggml has products for a matrix where it lies."""
+    """Return whether ggml can multiply by a matrix in the buffer where it lies."""
     arena = Arena(ggml, 2)
     column = arena.tensor(ggml_types.F32, ggml.nelements(matrix) // ggml.nrows(matrix), 1)
     product = ggml.mul_mat(arena.context, matrix, column)

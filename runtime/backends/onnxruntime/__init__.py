@@ -1,1 +1,1 @@
-"""The backbone on onnxruntime: sessions over graphs that are built here, on CPU and devices."""
+"""The onnxruntime engine: loaders, sessions, slots and memory, on the CPU and accelerators."""

@@ -1,10 +1,10 @@
-"""The backbone on onnxruntime: a session a graph, over memory that is bound once.
+"""The backbone on onnxruntime: a session for each graph, over memory that is bound once.
 
 Hidden states, KV cache, rows and logits lie where the graphs compute: in the memory of a device, or
-in this process's. Into a step go ids, places and lengths, a few bytes a token; out come the logits
-of those tokens that they are wanted of, or from a device only the largest of them. On the CPU nothing
-is copied, and only the arrays whose length follows the number of tokens are bound again when that
-number changes, which in decoding it does not.
+of this process. A step takes ids, slots and lengths, a few bytes a token, and returns the logits of
+the tokens asked for, or from a device only the largest of them. On the CPU nothing is copied.
+Arrays sized by the number of tokens are bound again when that changes, which it does not while
+decoding.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
+    onnxruntime_errors,
     open_session,
-    raise_failed,
 )
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import return_freed_memory
@@ -41,7 +41,7 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 class OrtBackend:
-    """Sessions over some graphs, by their names: those for the CPU, or a variant of them.
+    """Sessions by the names of their graphs: those for the CPU, or a variant of them.
 
     memory: of the provider, for all but the weights. Raises BackendError, OutOfMemoryError.
     """
@@ -57,19 +57,21 @@ class OrtBackend:
         variant: Variant | None = None,
     ) -> None:
         if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
-            raise BackendError("onnxruntime reads its own kind of slots; make them with make_slots")
+            raise BackendError(
+                "onnxruntime cannot read these slots; make them with this loader's make_slots"
+            )
         self.config, self.slots, self.variant = config, slots, variant
         self.dtype = np.dtype(np.float16 if variant == "fp16" else np.float32)  # of activations
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
         self.sessions: dict[str, ort.InferenceSession] = {}
         for name, graph in graphs.items():
-            if name != io.ROWS:  # which the slots run
+            if name != io.ROWS:  # belongs to the slots, which run it
                 self.sessions[name] = open_session(graph, threads, providers)
-                return_freed_memory()  # what packing took
+                return_freed_memory()  # otherwise what packing freed stays with this process
 
     def open_context(self, length: int) -> BackendContext:
-        """An empty context for up to `length` tokens, with all memory that it will need.
+        """Return an empty context for up to `length` tokens, with all memory that it will need.
 
         Raises OutOfMemoryError.
         """
@@ -79,7 +81,7 @@ class OrtBackend:
         return OrtContext(self, length)
 
     def close(self) -> None:
-        """Release sessions and slots."""
+        """Release the sessions, and slots on a device."""
         self.sessions.clear()
         if isinstance(self.slots, DeviceSlots):
             self.slots.close()
@@ -88,9 +90,9 @@ class OrtBackend:
 
 
 class OrtContext:
-    """KV cache, tables and hidden states of one generation.
+    """KV cache, RoPE tables and hidden states of one generation.
 
-    What lies on a device is free with the next call to the backend after this was dropped.
+    After it is dropped, the next call to the backend frees its memory on a device.
     """
 
     def __init__(self, backend: OrtBackend, length: int) -> None:
@@ -101,8 +103,8 @@ class OrtContext:
             name: BoundSession(session, in_place=backend.on_cpu)
             for name, session in backend.sessions.items()
         }
-        self._position, self._filled = 0, 0  # of the step; tokens that there were steps for
-        self._step = (0, False)  # tokens, and whether of a prompt, that hidden states are for
+        self._position, self._filled = 0, 0  # of the current step; tokens computed so far
+        self._step = (0, False)  # tokens of the bound hidden states, True for the prefill graph
         self._seqlens_k, self._total_length = np.zeros(1, np.int32), np.zeros((), np.int32)
         if isinstance(backend.slots, DeviceSlots):
             self._bind(backend.slots.inputs())
@@ -112,36 +114,32 @@ class OrtContext:
         self._output = _Output(self._graphs, backend)
 
     def __del__(self) -> None:
-        self._memory.retire((self._graphs, self._kv))  # in whatever thread this may be
+        self._memory.retire((self._graphs, self._kv))  # not freed here: this may be any thread
 
     @property
     def nbytes(self) -> int:
-        """See BackendContext.nbytes; on a device all of it from the beginning."""
+        """Bytes that the KV cache takes so far; on a device, all of it from the beginning."""
         nbytes = sum(array.nbytes for array in self._kv)
         return nbytes if self._memory.kind == "device" else nbytes * self._filled // self.length
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:
-        """See BackendContext.begin."""
         count, total = len(token_ids), position + len(token_ids)
         self._memory.collect()
         self._position, self._filled = position, total
         step = (count, prefill and io.PREFILL in self._graphs)
         if max(count, self._step[0]) > 1:
-            return_freed_memory()  # what the activations of the last prompt chunk took
+            return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
         if step != self._step:
             self._bind_hidden(*step)
-        self._token_ids[0], self._seqlens_k[0], self._total_length[...] = (
-            token_ids,
-            total - 1,
-            total,
-        )
+        self._token_ids[0] = token_ids
+        self._seqlens_k[0], self._total_length[...] = total - 1, total
         for name in self._before_rows:
             self._run(name)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """See BackendContext.finish; what is no device gives all logits in any case."""
+        """Complete a step; only a device gives no more than the `top` largest logits."""
         self._slot_ids[0] = slot_ids
         for name in self._after_rows:
             self._run(name)
@@ -150,10 +148,8 @@ class OrtContext:
         return self._output.logits(len(slot_ids), logits, top, self._position)
 
     def _run(self, name: str) -> None:
-        try:
+        with onnxruntime_errors(f"for the backbone ({name}) at position {self._position}"):
             self._graphs[name].run()
-        except Exception as error:  # see open_session
-            raise_failed(error, f"for the backbone ({name}) at position {self._position}")
 
     def _bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         for graph in self._graphs.values():
@@ -164,7 +160,7 @@ class OrtContext:
             graph.feed(arrays)
 
     def _bind_fixed(self) -> None:
-        """What stays the same as long as the context lives; the largest first, lest it does not fit."""
+        """Bind what never changes; the KV cache first, so that lack of memory shows at once."""
         config, length = self._config, self.length
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
@@ -175,16 +171,16 @@ class OrtContext:
                 self._bind({name: array.value(), io.NEW + name: array.value()})
         for name, table in padded_ropes(config, length).items():
             self._bind(
-                {name: self._memory.put(table.astype(self._dtype), "tables of RoPE").value()}
+                {name: self._memory.put(table.astype(self._dtype), "the RoPE tables").value()}
             )
         self._feed({io.SEQLENS_K: self._seqlens_k, io.TOTAL_LENGTH: self._total_length})
 
     def _bind_hidden(self, count: int, prefill: bool) -> None:
-        """Hidden states of so many tokens, one array for each graph's output."""
+        """Bind hidden states of `count` tokens, an array for each graph's output."""
         layers = [io.PREFILL] if prefill else [n for n in (io.EARLY, io.LATE) if n in self._graphs]
         names = [io.EMBED, *layers]
         shape, what = (1, count, self._config.dim), f"the hidden states of {count:,} tokens"
-        # All before any is bound: where memory runs out, nothing has changed.
+        # Allocate all before binding any, so that nothing has changed if memory runs out.
         values = [self._memory.empty(shape, self._dtype, what).value() for _ in names]
         self._step = (0, False)
         self._output.forget()
@@ -202,7 +198,7 @@ class OrtContext:
 
 
 def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:
-    """Tables of RoPE by the names that graphs have for them, [positions, head_width / 2] each."""
+    """Return graph input -> RoPE table, [positions, head_width / 2] each, padded with zeros."""
     tables: dict[str, F32] = {}
     for layer in map(config.layer, range(config.n_layers)):
         names = io.rope_names(config, layer)
@@ -214,36 +210,33 @@ def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:
 
 
 class _Output:
-    """What comes of the wanted positions alone: the rest of the layers, the head, and what of its
-    logits goes to the host."""
+    """Layers for the wanted positions only, the head, and the logits that it brings to the host."""
 
     def __init__(self, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
         self._head, self._top = graphs[io.HEAD], graphs.get(io.TOP)
         self._rest = graphs.get(io.REST)
         self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
         self._dim, self._dtype = backend.config.dim, backend.dtype
-        self._bound: tuple[int, int] | None = None  # logits, and how many of the largest of each
+        self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((1, 0, 0), np.float32)
         self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
 
     def forget(self) -> None:
-        """Hidden states are others now."""
+        """Bind again before the next run, because the hidden states are other arrays."""
         self._bound = None
 
     def logits(self, count: int, wanted: int, top: int, position: int) -> F32:
-        """Logits [wanted, V] of the last of `count` tokens from this position on."""
+        """Return logits [wanted, V] of the last of `count` tokens from this position on."""
         if self._top is None or top >= self._vocab_size:
             top = 0
         if self._bound != (wanted, top):
             self._bind(count, wanted, top)
-        try:
+        with onnxruntime_errors(f"for the backbone ({io.HEAD}) at position {position}"):
             if self._rest is not None:
                 self._rest.run()
             self._head.run()
             if self._top is not None and top:
                 self._top.run()
-        except Exception as error:  # see open_session
-            raise_failed(error, f"for the backbone ({io.HEAD}) at position {position}")
         logits: F32 = self._logits[0]
         first = position + count - wanted
         if not top:
@@ -255,7 +248,7 @@ class _Output:
         return logits
 
     def _bind(self, count: int, wanted: int, top: int) -> None:
-        self._bound = None  # where memory runs out, the next step begins anew
+        self._bound = None  # so that the next step binds anew if memory runs out here
         shape = (1, wanted, self._vocab_size)
         places = np.arange(count - wanted, count, dtype=np.int64)
         if self._rest is not None:
@@ -264,7 +257,7 @@ class _Output:
             ).value()
             self._rest.bind({io.WANTED: from_numpy(places), io.NEW + io.HIDDEN: hidden})
             self._head.bind({io.HIDDEN: hidden})
-            places = np.arange(wanted)  # all that come out of it
+            places = np.arange(wanted)  # all, because `rest` computes no others
         self._head.bind({io.WANTED: from_numpy(places)})
         if self._top is None or not top:
             self._logits = np.empty(shape, np.float32)

@@ -1,10 +1,9 @@
 """Tensors in the memory of an execution provider's device.
 
-A provider says itself where its memory is. One that has none of its own (the CPU, and providers that
-compute on it) gets numpy arrays, which are copied to and from all the same: what runs on a device
-runs there, too, only not faster.
+A provider reports where its memory is. One without its own (the CPU, and providers that compute on
+it) gets numpy arrays and the same copies, so that whatever runs on a device runs there, too.
 
-What onnxruntime has no call for, a view of memory as another type, is in this file alone.
+onnxruntime has no call that views memory as another type; the workaround for that is here alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _marks = itertools.count(1)
 
 
 class DeviceArray:
-    """A tensor [*shape] on a device, whose memory is free when nothing refers to it any more."""
+    """A tensor [*shape] on a device; its memory is freed when nothing refers to it any more."""
 
     def __init__(
         self, memory: DeviceMemory, store: Any, shape: Shape, dtype: npt.DTypeLike
@@ -48,69 +47,71 @@ class DeviceArray:
     def write(self, array: Array) -> None:
         """Copy an array of the same shape and type to the device."""
         if array.shape != self.shape or array.dtype != self.dtype:
-            raise ValueError(f"{array.dtype} {array.shape} into {self.dtype} {self.shape}")
+            raise ValueError(
+                f"array is {array.dtype} {array.shape}; expected {self.dtype} {self.shape}"
+            )
         with onnxruntime_errors("copying to the device"):
             self._place.write(self._store, np.asarray(array, order="C"))
 
     def read(self) -> Array:
-        """A copy on the host."""
+        """Return a copy on the host."""
         array = np.empty(self.shape, self.dtype)
         with onnxruntime_errors("copying from the device"):
             self._place.read(self._store, array)
         return array
 
     def value(self, dtype: npt.DTypeLike | None = None, shape: Shape | None = None) -> ort.OrtValue:
-        """This memory, as it is or as another type and shape: nothing is copied."""
+        """Return a view of this memory, also as another type and shape of as many bytes."""
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         shape = self.shape if shape is None else shape
         if nbytes_of(shape, wanted) != self.nbytes:
-            raise ValueError(f"{self.dtype} {self.shape} as {wanted} {shape}")
+            raise ValueError(f"cannot view {self.dtype} {self.shape} as {wanted} {shape}")
         value = self._place.value(self._store, wanted, shape)
-        value.owner = self  # views of a device's memory do not keep it alive by themselves
+        value.owner = self  # needed because views do not keep a device's memory alive
         return value
 
 
 class Pinned(NamedTuple):
-    """An array, and what keeps its memory."""
+    """A host array, and the value that keeps its memory alive."""
 
     array: Array
     owner: ort.OrtValue
 
 
 class DeviceMemory:
-    """Memory of one provider's device. Not thread-safe: an engine's thread has it to itself.
+    """Memory of a provider's device. Not thread-safe: only an engine's thread may use it.
 
-    limit: bytes that arrays may take in all, if that is bounded.
+    limit: bytes that arrays may take in all, None if there is no limit.
 
-    What is on a device may be dropped in the midst of another thread's step, which a provider need
-    not stand: whoever may be dropped like this retires it, and it goes with the next call here.
+    An owner of device memory may be dropped by any thread, while the engine's thread runs a step. A
+    provider need not tolerate that, so the owner calls `retire`; the engine's next call frees it.
     """
 
     def __init__(self, provider: Provider, limit: int | None = None) -> None:
         self.provider, self.limit = provider, limit
-        self.arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # all that are alive
+        self.arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
         self.place = _find_place(provider)
-        # Whose memory it is: the device's own, or this process's.
+        # "host": memory of this process, because the device has none of its own.
         self.kind: Kind = "host" if isinstance(self.place, _Host) else "device"
         self._retired: list[object] = []
 
     @property
     def nbytes(self) -> int:
-        """Bytes that arrays hold now, retired ones included."""
+        """Bytes that arrays take now, with retired ones."""
         return sum(array.nbytes for array in self.arrays)
 
     def retire(self, owner: object) -> None:
-        """Keep this, unless it is the CPU's, until the engine's thread comes by; safe in any thread."""
+        """Keep an owner until the engine's next call, unless on the CPU; safe in any thread."""
         if self.kind == "device" or not self.provider.on_cpu:
             self._retired.append(owner)
 
     def collect(self) -> None:
-        """Free what was retired."""
+        """Free retired owners."""
         while self._retired:
             self._retired.pop()
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike, what: str) -> DeviceArray:
-        """An array of anything. Raises OutOfMemoryError that says it was for `what`, DeviceLostError."""
+        """Allocate an uninitialized array for `what`. Raises OutOfMemoryError, DeviceLostError."""
         self.collect()
         dtype = np.dtype(dtype)
         wanted = nbytes_of(shape, dtype)
@@ -118,21 +119,21 @@ class DeviceMemory:
             raise self._full(what, wanted, f"{self.limit:,} are allowed")
         try:
             store = self.place.allocate(shape, dtype)
-        except Exception as error:  # onnxruntime raises classes of its own that share no base
-            check_lost(error, f"while memory for {what} was taken")
+        except Exception as error:  # because onnxruntime's exceptions share no base class
+            check_lost(error, f"while memory for {what} was allocated")
             raise self._full(what, wanted, reason(error)) from error
         if store is None:
             raise self._full(what, wanted, "the device has no room")
         return DeviceArray(self, store, shape, dtype)
 
     def put(self, array: Array, what: str) -> DeviceArray:
-        """A copy of an array. Raises OutOfMemoryError."""
+        """Copy an array to the device. Raises OutOfMemoryError, DeviceLostError."""
         copy = self.empty(array.shape, array.dtype, what)
         copy.write(array)
         return copy
 
     def pinned(self, shape: Shape, dtype: npt.DTypeLike) -> Pinned | None:
-        """Memory of the host that the device reads by itself, if it has such. Raises MemoryError."""
+        """Allocate host memory that the device reads by itself; None if it reads none."""
         for device in self.provider.devices if self.kind == "device" else ():
             info = device.memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
             if info is not None:
@@ -140,24 +141,24 @@ class DeviceMemory:
                     list(shape), np.dtype(dtype).type, memory_info=info
                 )
                 array = value.numpy()
-                if array.ctypes.data == value.data_ptr():  # else it is a copy
+                if array.ctypes.data == value.data_ptr():  # otherwise numpy() made a copy
                     return Pinned(array, value)
         return None
 
     def _full(self, what: str, wanted: int, why: str) -> OutOfMemoryError:
         return OutOfMemoryError(
-            f"no memory left on {self.provider.name} for {what}: {wanted:,} bytes beside "
-            f"{self.nbytes:,} that are taken ({why}); {LESS_MEMORY}"
+            f"no memory left on {self.provider.name} for {what}: needs {wanted:,} bytes beside "
+            f"{self.nbytes:,} in use ({why}); {LESS_MEMORY}"
         )
 
 
 def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
-    """Bytes of an array."""
+    """Return the bytes of an array."""
     return math.prod(shape) * dtype.itemsize
 
 
 class _Place(Protocol):
-    """Where memory is, and how one gets at it."""
+    """Access to the memory of a device."""
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any | None: ...
     def write(self, store: Any, array: Array) -> None: ...
@@ -166,7 +167,7 @@ class _Place(Protocol):
 
 
 class _Host:
-    """This process's memory, whose pages come as they are written."""
+    """Memory of this process; the system provides its pages as they are written."""
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         return own_pages(shape, dtype.type)
@@ -182,12 +183,11 @@ class _Host:
 
 
 class _Named:
-    """Of a provider inside onnxruntime."""
+    """Memory of a provider that is built into onnxruntime, which knows the device by a name."""
 
     def __init__(self, device: str, device_id: int) -> None:
         self._device, self._id = device, device_id
-        # A graph y = x: only something that has an output can be told that its output is in given
-        # memory.
+        # A graph y = x, needed because only the output of a session can be bound to given memory.
         graph = Graph()
         graph.output(
             graph.add("Identity", [graph.input("x", np.int32, ["n"])], "y"), np.int32, ["n"]
@@ -206,24 +206,27 @@ class _Named:
         array[...] = store.numpy()
 
     def value(self, store: ort.OrtValue, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
-        """The same memory as another type: an output that is bound there can be had unrun."""
+        """Return a view as another type: a bound output can be fetched without a run."""
         binding = self._viewer.io_binding()
         binding.bind_output(
             "y", store.device_name(), self._id, dtype.type, list(shape), store.data_ptr()
         )
-        # Not get_outputs(), which would say that the value belongs to the session of the viewer.
+        # Not get_outputs(), because that ties the value to the viewer's session.
         return ort.OrtValue(binding.get_outputs_as_ortvaluevector()[0])
 
 
 class _Plugged(_Named):
-    """Of a provider that says through its OrtEpDevice where its memory is."""
+    """Memory of a plug-in provider, which describes it through its OrtEpDevice."""
 
     def __init__(self, memory_info: Any) -> None:
         super().__init__("", memory_info.device_id)
         self._info = memory_info
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue | None:
-        """None where there is no room: a provider may give what cannot be written to, unasked."""
+        """Allocate an array, or return None if a mark written there does not read back.
+
+        A provider that is out of memory may raise nothing and return memory that cannot be written.
+        """
         store = ort.OrtValue.ortvalue_from_shape_and_type(
             list(shape), dtype.type, memory_info=self._info
         )

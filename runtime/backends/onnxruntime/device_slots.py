@@ -1,7 +1,7 @@
-"""The row cache's slots in the memory of a device.
+"""Slots of the row cache in the memory of a device.
 
-A step's missing records are packed into words and go over in one batch, into all layers' slabs at
-once: a graph puts them into place, and touches nothing else of the slabs.
+The missing records of a step are packed into words and uploaded as a batch for all layers: a graph
+scatters them into the layers' slabs, and touches nothing else there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     onnxruntime_errors,
 )
 
-# A batch goes over in pieces of so much, or of one record, so that what it takes meanwhile is known.
+# A batch is uploaded in pieces of this size, or of one record, to keep the device's use of
+# temporary memory bounded.
 PIECE_NBYTES = 32 << 20
-UPLOADING = "while rows went to the device"
 
 
 class DeviceSlots:
-    """Slots [count] of `rows` in `memory`, which the graph "rows" of a session fills.
+    """Slots [count] in `memory`, filled by a session over the graph "rows".
 
     Raises OutOfMemoryError.
     """
@@ -37,7 +37,7 @@ class DeviceSlots:
     ) -> None:
         self.layout, self.rows, self.count = rows.layout, rows, count
         self.uploads = 0  # batches
-        self.uploaded_rows = 0  # records: the rows of one token in all layers
+        self.uploaded_rows = 0  # records, each the rows of a token in all layers
         self.uploaded_nbytes = 0
         self._graph = BoundSession(session)
         what = f"the row cache of {count:,} slots"
@@ -53,21 +53,20 @@ class DeviceSlots:
 
     @property
     def slot_nbytes(self) -> int:
-        """See Slots.slot_nbytes."""
         return self.rows.slot_nbytes
 
     def stage(self, records: U8) -> I32:
-        """Records [n, record_nbytes] as words [n, words], as they lie in slots.
+        """Return records [n, record_nbytes] as words [n, words], in the order of slots.
 
-        That can be done before it is known which slots they get; safe in any thread.
+        The slots need not be known yet; safe in any thread.
         """
         return self.rows.pack(records)
 
     def write(self, slots: npt.NDArray[np.intp], records: U8 | I32) -> None:
-        """See Slots.write; records as they are, or words int32 that `stage` made of them.
+        """Upload records [n], or the words int32 that `stage` made of them, into slots [n].
 
-        Raises OutOfMemoryError, DeviceLostError, BackendError: what these slots hold is then not
-        known, and the others hold what they held.
+        Raises OutOfMemoryError, DeviceLostError, BackendError; the contents of these slots are then
+        undefined, those of the others intact.
         """
         size = piece_records(self.rows, self.count)
         for start in range(0, len(slots), size):
@@ -75,7 +74,7 @@ class DeviceSlots:
             words = piece if piece.dtype == np.int32 else self.rows.pack(piece.view(np.uint8))
             ids = slots[start : start + size].astype(np.int64)[:, None]
             given = {io.RECORDS: self._pin(words.view(np.int32)), io.SLOTS: ids}
-            with onnxruntime_errors(UPLOADING):
+            with onnxruntime_errors("while uploading rows to the device"):
                 from_numpy = ort.OrtValue.ortvalue_from_numpy
                 self._graph.bind({name: from_numpy(array) for name, array in given.items()})
                 self._graph.run()
@@ -84,7 +83,7 @@ class DeviceSlots:
         self.uploaded_rows += len(slots)
 
     def _pin(self, words: I32) -> I32:
-        """The same in memory that a device reads by itself, if there is such memory."""
+        """Copy words to memory that the device reads by itself, if it has such."""
         if self._pinned is None:
             return words
         if len(words) > len(self._pinned.array):
@@ -95,16 +94,16 @@ class DeviceSlots:
         return held
 
     def inputs(self) -> Mapping[str, ort.OrtValue]:
-        """The slots as the inputs of graphs that are called after them."""
+        """Return the slots by the names of the graphs' inputs for them."""
         return self._inputs
 
     def close(self) -> None:
-        """Give the memory back, as soon as no other graph is bound to it."""
+        """Release the memory; it is freed once no other graph is bound to it."""
         self._inputs.clear()
         self._graph.unbind()
         self._pinned = None
 
 
 def piece_records(rows: DeviceRows, count: int) -> int:
-    """Records that go over at once, of at most as many as there are slots."""
+    """Return the records in a piece of an upload, at most as many as there are slots."""
     return max(1, min(count, PIECE_NBYTES // (rows.words * WORD)))

@@ -1,4 +1,4 @@
-"""What a backbone on onnxruntime needs of memory: on the CPU, on a device, with portable graphs."""
+"""Memory needs of a backbone on onnxruntime: on the CPU, on a device, with portable graphs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.plan import CHUNK_TOKENS, Device, Needs, Part
 
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
-# What onnxruntime keeps for itself: beside mapped weights, measured with 1B models (docs/results.md), and it
-# never was more than the weights there; beside weights in its own memory, with small ones.
+# Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),
+# and never more than the weights. Beside weights in its own memory: measured with small models.
 PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
-# That holds for so many layers; each beyond is a few dozen nodes more, in each graph that has it.
+# That covers this many layers; each further one adds a few dozen nodes to each graph.
 LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
-# What a provider's library keeps in this process for itself.
+# Kept by a provider's library in this process.
 HOST_FIXED_NBYTES = 64 << 20
-# What onnxruntime keeps on a device beside what it was given: buffers of kernels, and pools.
+# Kept by onnxruntime on a device for itself: buffers of kernels, and pools.
 DEVICE_FIXED_NBYTES = 16 << 20
-MASK_VALUE_NBYTES = 16  # float32, and what it is computed from
-SCORE_ARRAYS = 2  # of portable graphs: masked and as weights, beside the one that is counted
+MASK_VALUE_NBYTES = 16  # a float32 and the integers that it is computed from
+SCORE_ARRAYS = 2  # of portable graphs: masked, and after softmax, beside the one counted anyway
 WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation
 
 
 def cpu_needs(
     footprint: Footprint, context: int, threads: int, *, prepared: bool, prefill: bool
 ) -> Needs:
-    """On the CPU. prepared: weights stay in their files; prefill: the graph for prompts is loaded."""
+    """Return the needs on the CPU.
+
+    prepared: weights stay in prepacked files. prefill: the graph for prompts is loaded, too.
+    """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
     weights = UNPREPARED_FIXED_NBYTES + data
     if prepared:
@@ -43,10 +46,10 @@ def cpu_needs(
 
 
 def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
-    """With portable graphs, which leave rows, masks and the KV cache to this process.
+    """Return the needs of portable graphs, which leave rows, masks and KV cache to this process.
 
-    Beside those there are keys and values in other orders, and a matrix in floats, twice, for
-    providers that make it so when they multiply.
+    Included are transposed keys and values, and a matrix in floats, twice, because some providers
+    dequantize it to multiply.
     """
     needs = cpu_needs(footprint, context, 1, prepared=False, prefill=False)
     config, seen = footprint.model, context + CHUNK_TOKENS
@@ -75,7 +78,7 @@ def device_needs(
     asked: bool,
     shared: bool,
 ) -> Needs:
-    """With everything on a device whose limit, if known, is so many bytes."""
+    """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
     fixed, chunk_token = _activations(footprint, context, 1, prefill=False)
@@ -83,7 +86,7 @@ def device_needs(
         weights=device_weights_nbytes(footprint),
         kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
         fixed=fixed * width // FLOAT,
-        chunk_token=chunk_token * width // FLOAT + 2 * slot,  # rows as they came, and in pieces
+        chunk_token=chunk_token * width // FLOAT + 2 * slot,  # uploaded rows, and cut into slabs
         slot=slot,
     )
     logits = 2 * FLOAT * footprint.model.vocab_size
@@ -93,29 +96,33 @@ def device_needs(
 
 
 def device_weights_nbytes(footprint: Footprint) -> int:
-    """Of either type: both hold codes and float matrices as they are, and scales are small."""
+    """Return the bytes of weights on a device, alike for fp16 and fp32.
+
+    Both keep codes and float matrices as they are, and the scales that they convert are small.
+    """
     return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
 
 
 def _activations(
     footprint: Footprint, context: int, threads: int, *, prefill: bool
 ) -> tuple[int, int]:
-    """Bytes whatever the chunk, and for each of its tokens, at the end of a context."""
+    """Return bytes of activations of any chunk, and for each of its tokens, in a full context."""
     config = footprint.model
     layers = [config.layer(number) for number in range(config.n_layers)]
     heads, width = config.n_heads, max(map(head_width, layers))
     d_ff = max(layer.d_ff for layer in layers)
-    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. Measured:
-    # onnxruntime has more of these alive at once than the graph needs, and most of them in prefill.
+    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. The
+    # counts are measured, because onnxruntime keeps more of them alive than the graph needs, most
+    # in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
     per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
-    # Tables of RoPE and, twice, logits of one position.
+    # RoPE tables, and logits of a position twice.
     fixed = context * width + 2 * config.vocab_size + _experts_values(footprint, threads)
     return FLOAT * fixed, FLOAT * (per_token + heads * context)
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:
-    """Quantized experts are dequantized while they run, one in each thread."""
+    """Return the values of quantized experts, which each thread dequantizes while it runs one."""
     tables = footprint.tables
     if tables is None or not footprint.model.n_experts or not tables.quantized:
         return 0
@@ -123,7 +130,7 @@ def _experts_values(footprint: Footprint, threads: int) -> int:
 
 
 def _largest_product(config: ModelConfig) -> int:
-    """Values of the largest matrix that is one product."""
+    """Return the values of the largest matrix that is multiplied at once."""
     layer = config.layer(0)
     wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
     return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

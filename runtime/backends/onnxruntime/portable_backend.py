@@ -1,8 +1,8 @@
-"""A generation on graphs of ONNX's own operators, for providers that lack those of onnxruntime.
+"""A generation on graphs of standard ONNX operators, for providers that lack those of onnxruntime.
 
-A correct and simple path: rows become float32 here, the KV cache lies in this process's memory and
-goes into each step as far as it is filled. The rest of a piece is masked, so that its shape, which
-some providers compile graphs for, changes only now and then.
+The path is simple rather than fast: rows become float32 here, and the filled part of the KV cache,
+which lies in this process's memory, is an input of each step. Its length is rounded up and the rest
+masked, so that shapes, for which some providers compile the graph anew, rarely change.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import own_pages
 
 Arrays = dict[str, npt.NDArray[Any]]
-# So many places of the KV cache go into a step, or twice as many as before.
+# The part of the KV cache that goes into a step grows to a multiple of this, and at least doubles.
 KV_STEP = 256
 
 
 class PortableContext:
-    """The KV cache of one generation, and the hidden state between the two halves of a step."""
+    """KV cache of one generation, and the hidden states between the two halves of a step."""
 
     def __init__(
         self,
@@ -47,22 +47,21 @@ class PortableContext:
         names = [f"{cache}{n}" for n in range(config.n_layers) for cache in (io.KEYS, io.VALUES)]
         self._kv: dict[str, F32] = {name: own_pages(shape, np.float32) for name in names}
         self._capacity, self._position = 0, 0
-        self._filled = 0  # places that a step has put keys and values into
-        self._step: Arrays = {}  # inputs of the step that do not depend on rows
+        self._filled = 0  # cells with keys and values
+        self._step: Arrays = {}  # inputs that the graphs of a step share
         self._hidden = np.empty((1, 0, config.dim), np.float32)
 
     @property
     def nbytes(self) -> int:
-        """See BackendContext.nbytes."""
         return sum(array[:, : self._filled].nbytes for array in self._kv.values())
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:
-        """See BackendContext.begin."""
         count = len(token_ids)
         self._position = position
-        for array in self._kv.values():  # left by a step that failed: 0 * nan is nan, masked or not
+        for array in self._kv.values():
+            # A failed step may have left NaN, and a mask does not help: 0 * NaN is NaN.
             array[:, position : self._filled] = 0
         self._filled = position
         if position + count > self._capacity:
@@ -75,7 +74,7 @@ class PortableContext:
             self._hidden = self._run(io.EARLY, {io.HIDDEN: self._hidden})
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """See BackendContext.finish; all logits are here in any case."""
+        """Complete a step; `top` changes nothing, because all logits are in host memory."""
         hidden, count = self._hidden, len(slot_ids)
         if io.LATE in self._sessions:
             hidden = self._run(io.LATE, {io.HIDDEN: hidden} | self._rows(slot_ids))
@@ -86,7 +85,7 @@ class PortableContext:
         return check_logits(found[0], self._position + count - logits)
 
     def _run(self, name: str, given: Arrays) -> F32:
-        """What a graph gives first; its keys and values are put into place."""
+        """Run a graph; store its keys and values, and return its first output."""
         session = self._sessions[name]
         cache = {name: array[:, : self._capacity] for name, array in self._kv.items()}
         available = given | self._step | cache
@@ -101,10 +100,10 @@ class PortableContext:
         return result
 
     def _masks(self, count: int) -> Arrays:
-        """For each width of a window, what each token of the step sees: [T, P + T]."""
+        """Return a mask [T, P + T] for each window: earlier tokens of the step and of P cells."""
         step = np.arange(self._position, self._position + count)
         before = np.arange(self._capacity)
-        # No token has a place after its own, so what is not filled is in no token's past.
+        # Cells not filled yet get a position after all tokens, so that no token attends to them.
         places = np.concatenate([np.where(before < self._position, before, self.length), step])
         ago = step[:, None] - places
         masks: Arrays = {}
@@ -114,7 +113,7 @@ class PortableContext:
         return masks
 
     def _rows(self, slot_ids: npt.NDArray[np.int32]) -> Arrays:
-        """Rows [1, T, width] of the tokens in these slots."""
+        """Return the rows [1, T, width] of each STEM layer in these slots."""
         rows: Arrays = {}
         if self._slots is None:
             return rows

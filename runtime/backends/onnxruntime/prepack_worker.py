@@ -1,6 +1,7 @@
-"""Makes a prepared backbone, in a process of its own: python -m stem_edge.runtime.backends.onnxruntime.prepack_worker.
+"""Worker process that prepacks a backbone.
 
-Not a command for users: `stem-edge prepare` and the first load start it, and `prepacked.py` says why.
+Not a command for users: `stem-edge prepare` and the first load start it with python -m, for the
+reason given in prepacked.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
     RECORD,
+    Prepacked,
     Prepared,
     graph_sources,
     marks,
@@ -38,19 +40,19 @@ from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placehold
 from stem_edge.system.user_folder import cpu_digest
 
 REFUSED = (
-    f"onnxruntime {ort.__version__} computes other logits from what it saved on this processor"
+    f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
 )
 ROUNDS = 3
 CHECKED_TOKENS = 4
 
 
 def make(bundle: Bundle, folder: Path, threads: int) -> None:
-    """Fill the folder, its record last; with the record alone, if what was saved is not right."""
+    """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
     for name, graph in worth_preparing(bundle).items():
         open_session(graph, threads, [CPU], save_to=folder / prepared_file(name))
     files = {}
     for path in sorted(folder.iterdir()):
-        _sync(path)  # or a power cut could leave weights of zeros
+        _sync(path)  # otherwise a power cut could leave zeros for weights
         files[path.name] = marks(path)
     record = Prepared(
         format=FORMAT,
@@ -61,23 +63,22 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
         prefill=None,
         seconds={},
     )
-    if not _computes_the_same(bundle, folder, record, threads):
+    if not _computes_the_same(bundle, Prepacked(folder, record), threads):
         for name in files:
             (folder / name).unlink()
         record = msgspec.structs.replace(record, files={}, refused=REFUSED)
     elif bundle.manifest.has_prefill:
-        seconds = _measure(bundle, folder, record, threads)
+        seconds = _measure(bundle, Prepacked(folder, record), threads)
         faster = seconds["prefill"] < seconds["decode"]
         record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
 
-def _computes_the_same(bundle: Bundle, folder: Path, record: Prepared, threads: int) -> bool:
-    """Whether what was saved gives the same logits, bit for bit, as what it was saved from."""
+def _computes_the_same(bundle: Bundle, prepared: Prepacked, threads: int) -> bool:
+    """Return whether the prepacked graphs give the same logits, bit for bit, as the plain ones."""
     expected, found = (
-        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads))
-        for source in (None, (folder, record))
+        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads)) for source in (None, prepared)
     )
     return all(map(partial(np.array_equal, equal_nan=True), expected, found))
 
@@ -87,34 +88,34 @@ def _logits(prompt: _Prompt) -> list[F32]:
     for prefill in sorted({False, prompt.has_prefill}):
         try:
             found.append(prompt.take(prefill=prefill).copy())
-        except NotFiniteError:  # which made-up rows may give
+        except NotFiniteError:  # possible with placeholder rows, and then must happen in both
             found.append(np.full(1, np.nan, np.float32))
     return found
 
 
 class _Prompt:
-    """A prompt chunk that is taken again and again, through graphs as they are or as saved."""
+    """A prompt chunk to compute repeatedly, with plain graphs or prepacked ones."""
 
     def __init__(
-        self, bundle: Bundle, source: tuple[Path, Prepared] | None, tokens: int, threads: int
+        self, bundle: Bundle, prepared: Prepacked | None, tokens: int, threads: int
     ) -> None:
         config, layout = bundle.manifest.model, bundle.manifest.tables
         self.has_prefill = bundle.manifest.has_prefill
         tokens = min(tokens, config.max_context, config.vocab_size)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids, self._slots = np.arange(tokens), placeholder_rows(slots, tokens)
-        graphs = graph_sources(bundle, source, prefill=self.has_prefill)
+        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill)
         self._context = OrtBackend(config, graphs, slots, threads, [CPU]).open_context(tokens)
 
     def take(self, *, prefill: bool) -> F32:
-        """Logits of its last token."""
+        """Compute the chunk; return the logits of its last token."""
         self._context.begin(self._ids, 0, prefill=prefill)
         return self._context.finish(self._slots, 1)
 
 
-def _measure(bundle: Bundle, folder: Path, record: Prepared, threads: int) -> dict[str, float]:
-    """Seconds of a prompt chunk through the graphs for decoding and through the prefill graph."""
-    prompt = _Prompt(bundle, (folder, record), CHUNK_TOKENS, threads)
+def _measure(bundle: Bundle, prepared: Prepacked, threads: int) -> dict[str, float]:
+    """Return seconds of a prompt chunk with the graphs for decoding and with the prefill graph."""
+    prompt = _Prompt(bundle, prepared, CHUNK_TOKENS, threads)
     taken: dict[str, list[float]] = {"decode": [], "prefill": []}
     for _ in range(ROUNDS):
         for name, times in taken.items():
@@ -130,7 +131,7 @@ def _sync(path: Path) -> None:
 
 
 def main() -> int:
-    """Bundle, folder and threads come as arguments; what went wrong goes to stderr, in one line."""
+    """Run with the arguments BUNDLE FOLDER THREADS; an error is one line on stderr."""
     path, folder, threads = sys.argv[1:]
     try:
         make(open_bundle(path), Path(folder), int(threads))

@@ -1,9 +1,9 @@
-"""The prepared backbone: the graphs rearranged for this very processor, once, and then mapped.
+"""The prepared backbone: graphs with weights packed once for this processor, and then mapped.
 
-onnxruntime packs matrices into anonymous memory when it loads them, which no system can take back.
-It can write what it packed beside the graph instead, and use it from there: the weights of a loaded
-model are then pages of a file. That takes as much memory as it will save, once, so another process
-does it; and it measures which graph is the faster one for prompts.
+onnxruntime packs matrices into anonymous memory on loading, which the system cannot reclaim. It can
+also save the packed graph and map its weights from there, so that the weights of a loaded model are
+pages of a file. Saving takes once the memory that is saved later, so a child process does it; it
+also measures which graph is faster for prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import onnxruntime as ort
@@ -35,42 +35,49 @@ from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FORMAT = 4
 FOLDER, RECORD = "prepared", "prepared.json"
-TEMPORARY = ".making-"  # of a folder that is being filled, or was when that was killed
+TEMPORARY = ".making-"  # prefix of a folder that is being filled, or was when its maker was killed
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-# Smaller backbones load in a moment and take little: not worth files in the user's folder.
+# Smaller backbones are not worth files in the cache folder, since they load fast and take little.
 LEAST_NBYTES = 64 << 20
-# The files hold every matrix as it was and as it was packed, and packing pads a little.
+# The files hold every matrix both plain and packed, and packing pads a little.
 FILES_OVER_DATA = 2.2
 POLL_SECONDS = 0.1
-ANYWAY = "loading it takes longer and more memory, and its answers are right"
+ANYWAY = "it still runs correctly, but loading takes longer and more memory"
 
 
 class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of prepared.json."""
 
     format: int
-    bundle: str  # path of the bundle it was made from
-    onnxruntime: str
+    bundle: str  # path of the bundle
+    onnxruntime: str  # version
     cpu: str  # digest of the processor's features
-    files: dict[str, tuple[Size, int]]  # size, and time of change in ns: what changed is not ours
-    prefill: bool | None  # whether the prefill graph is the faster one; None: there is none
-    seconds: dict[str, float]  # graph -> time of a prompt chunk, as measured
-    refused: str = ""  # why nothing was prepared, and would not be the next time, either
+    files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
+    prefill: bool | None  # whether the prefill graph is faster; None: there is none
+    seconds: dict[str, float]  # graph -> time of a prompt chunk
+    refused: str = ""  # why nothing was prepared, and must not be tried again by a load
+
+
+class Prepacked(NamedTuple):
+    """A prepared backbone in the cache folder."""
+
+    folder: Path
+    record: Prepared
 
 
 class NotPrepared(RuntimeWarning):
     """The backbone could not be prepared, so loading takes longer and more memory."""
 
 
-def find(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared] | None:
-    """The prepared backbone of a bundle on this machine, if there is one."""
+def find(bundle: Bundle, cache_dir: str | Path | None) -> Prepacked | None:
+    """Return the prepared backbone of a bundle on this machine, if there is one."""
     folder, record = _place(bundle, cache_dir)
-    return None if record is None or record.refused else (folder, record)
+    return None if record is None or record.refused else Prepacked(folder, record)
 
 
 def is_worth_it(bundle: Bundle, cache_dir: str | Path | None) -> bool:
-    """Whether a load prepares the backbone, or takes what was prepared."""
+    """Return whether a load uses a prepared backbone, found or made."""
     _, record = _place(bundle, cache_dir)
     if record is not None:
         return not record.refused
@@ -79,14 +86,14 @@ def is_worth_it(bundle: Bundle, cache_dir: str | Path | None) -> bool:
 
 def find_or_make(
     bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None
-) -> tuple[Path, Prepared] | None:
-    """The prepared backbone, made now if it is worth it; None, with a warning, if it cannot be.
+) -> Prepacked | None:
+    """Return the prepared backbone, making it now if worth it; None, with a warning, on failure.
 
-    The warning comes once where trying again would end the same way.
+    A failure that would happen again is recorded, so that it is warned of only once.
     """
     folder, record = _place(bundle, cache_dir)
     if record is not None:
-        return None if record.refused else (folder, record)
+        return None if record.refused else Prepacked(folder, record)
     if matrices_nbytes(bundle) < LEAST_NBYTES:
         return None
     try:
@@ -97,7 +104,7 @@ def find_or_make(
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
-    """Where the prepared backbone of this bundle, processor and onnxruntime is, once it is made."""
+    """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
     files, graphs = bundle.manifest.files, cpu_graphs(bundle, prefill=bundle.manifest.has_prefill)
     weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
     built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
@@ -106,7 +113,7 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
 
 
 def read_prepared(folder: Path) -> Prepared | None:
-    """The record of a prepared backbone; None if it is missing, damaged or of another format."""
+    """Return the record of a prepared backbone; None if missing, damaged or of another format."""
     try:
         data = disk.read_file(folder / RECORD, MAX_RECORD_NBYTES)
         record = msgspec.json.decode(data, type=Prepared)
@@ -118,27 +125,27 @@ def read_prepared(folder: Path) -> Prepared | None:
 
 
 def marks(path: Path) -> tuple[int, int]:
-    """Size and time of change of a file. Raises OSError."""
+    """Return size and mtime (ns) of a file. Raises OSError."""
     status = path.lstat()
     return status.st_size, status.st_mtime_ns
 
 
 def _place(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared | None]:
-    """Where the prepared backbone of a bundle is on this machine, and its record, if it has one."""
+    """Return the folder for the prepared backbone of a bundle, and its record if it has one."""
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__)
     return folder, read_prepared(folder)
 
 
 def make(
     bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None = None
-) -> tuple[Path, Prepared]:
+) -> Prepacked:
     """Prepare a backbone, also one that was refused before.
 
-    Raises BackendError when the folder cannot take it, or what was prepared computes something else,
-    which is kept; BundleError.
+    Raises BundleError; BackendError if the cache folder cannot hold it, or if it computes other
+    logits, which is recorded.
     """
     root = cache_folder(cache_dir)
-    # It is kept under the checksums of the files, so they must be the right ones.
+    # The result is found by the checksums in the manifest, so the files must match them.
     Records(bundle, "onnxruntime", cache_dir).check_place()
     wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle))
     try:
@@ -148,8 +155,8 @@ def make(
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise BackendError(
-            f"{root}: cannot keep a prepared backbone there ({error.strerror}); give another folder "
-            "with cache_dir"
+            f"{root}: cannot keep a prepared backbone there ({error.strerror}); give another "
+            "folder with cache_dir"
         ) from error
     try:
         if free < wanted:
@@ -159,26 +166,26 @@ def make(
             )
         with Progress(wanted, "preparing", progress) as bar:
             _run_worker(bundle, folder, threads, bar)
-        kept, record = _keep(folder, prepared_folder(root, bundle, ort.__version__))
+        kept = _keep(folder, prepared_folder(root, bundle, ort.__version__))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if record.refused:
+    if kept.record.refused:
         raise BackendError(
-            f"{bundle.path}: the backbone cannot be prepared: {record.refused}; {ANYWAY}"
+            f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {ANYWAY}"
         )
-    return kept, record
+    return kept
 
 
 def matrices_nbytes(bundle: Bundle) -> int:
-    """Bytes of the weight files of all graphs."""
+    """Return the bytes of the weight files of all graphs."""
     files = bundle.manifest.files
     return sum(files[name].nbytes for name in (BACKBONE_DATA, PREFILL_DATA) if name in files)
 
 
 def graph_sources(
-    bundle: Bundle, prepared: tuple[Path, Prepared] | None, *, prefill: bool
+    bundle: Bundle, prepared: Prepacked | None, *, prefill: bool
 ) -> Mapping[str, Path | GraphSource]:
-    """Graph -> what to load it from."""
+    """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
     sources: dict[str, Path | GraphSource] = dict(cpu_graphs(bundle, prefill=prefill))
     if prepared is not None:
         folder, record = prepared
@@ -188,12 +195,12 @@ def graph_sources(
 
 
 def prepared_file(graph: str) -> str:
-    """Name of a prepared graph's file."""
+    """Return the name of a prepared graph's file."""
     return f"{graph}.onnx"
 
 
 def worth_preparing(bundle: Bundle) -> dict[str, GraphSource]:
-    """Graphs with matrices. An embedding is read in place anyway."""
+    """Return the graphs with packed matrices; an embedding is read in place anyway."""
     graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill)
     return {name: graph for name, graph in graphs.items() if name != EMBED}
 
@@ -216,7 +223,7 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> No
                 bar.advance(nbytes - seen)
                 seen = nbytes
         finally:
-            worker.kill()  # does nothing to one that has ended
+            worker.kill()  # needed only when interrupted; harmless to a process that has ended
             worker.wait()
         output.seek(0)
         ended = Ended(worker.returncode, output.read(), b"")
@@ -227,7 +234,7 @@ def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> No
 
 def _reason(status: int, ended: Ended) -> str:
     if ended.crashed:
-        return f"the process that did it ended by {signal_name(status)}; load it with prepare=False"
+        return f"its worker process died of {signal_name(status)}; load it with prepare=False"
     return last_line(ended.stdout) if ended.stdout.strip() else f"exit status {status}"
 
 
@@ -243,8 +250,8 @@ def _folder_nbytes(folder: Path) -> int:
     return 0
 
 
-def _keep(made: Path, folder: Path) -> tuple[Path, Prepared]:
-    """Give it its name. Somebody else may have made the same meanwhile, or left a damaged one."""
+def _keep(made: Path, folder: Path) -> Prepacked:
+    """Rename the folder, unless another process has made the same one meanwhile."""
     there = read_prepared(folder)
     if there is None or there.refused:
         shutil.rmtree(folder, ignore_errors=True)
@@ -253,4 +260,4 @@ def _keep(made: Path, folder: Path) -> tuple[Path, Prepared]:
     record = read_prepared(folder)
     if record is None:
         raise BackendError(f"{folder}: cannot keep the prepared backbone there")
-    return folder, record
+    return Prepacked(folder, record)

@@ -1,1 +1,1 @@
-"""The paper's cost model, and where rows point."""
+"""The STEM paper's cost model, and the geometry of rows."""

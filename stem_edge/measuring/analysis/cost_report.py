@@ -1,4 +1,4 @@
-"""`stem-edge inspect --cost`: what a bundle costs by the STEM paper's model, as JSON and for people."""
+"""Report of `stem-edge inspect --cost`: costs of a bundle by the STEM paper's formulas."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ from stem_edge.measuring.run.workload import read_ids
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 
-USUAL_CONTEXT = 4096  # where the paper gives its saving fractions, and what `load` takes at most
-VARIANT = "The paper's formulas are of plain STEM layers; the rows `as built` are of this model's."
-DENSE = "This model is dense: the column STEM FFN says what one of its layers would cost."
+USUAL_CONTEXT = 4096  # of the paper's saving fractions, and the most that `load` takes by default
+VARIANT = "The paper's formulas are for plain STEM layers; the rows `as built` are for this model."
+DENSE = "This model is dense: the column STEM FFN shows what a STEM layer of its shape would cost."
 NO_CURVE = "--text FILE adds: distinct row parameters by context length (section 3.2.5)"
 
 
 @dataclass(frozen=True)
 class CostReport:
-    """All figures of one bundle at one context length; the curve only with a text."""
+    """Costs of a bundle at one context length; the curve only with a text."""
 
     bundle: Bundle
     context_length: int
-    # One layer and one token, batch of 1. The paper's layer has attention as wide as the model; the
-    # built one is the bundle's.
-    layer: dict[str, Pair]
+    layer: dict[str, Pair]  # for one token, batch of 1, of the paper's layer and as built
     model: ModelCost
     text: Path | None
     curve: list[CurvePoint]
@@ -52,39 +50,34 @@ class CostReport:
 def cost_report(
     path: str | Path, context_length: int | None, text: str | Path | None
 ) -> CostReport:
-    """Work out the costs of a bundle. Raises BundleError, InputError."""
+    """Count the costs of a bundle. Raises BundleError, InputError."""
     bundle = open_bundle(path)
     model, tables = bundle.manifest.model, bundle.manifest.table_format
     if not model.plain:
         raise InputError(
-            f"{bundle.path}: the costs are those of STEM layers, which this model has not; "
-            "stem-edge measure counts what it takes"
+            f"{bundle.path}: costs are counted for STEM layers, which this model does not have; "
+            "stem-edge measure shows what it takes"
         )
-    length = _context(context_length, model)
-    source = Path(text) if text is not None else None
-    record_nbytes = tables.mean_record_nbytes if tables else 0
+    if context_length is None:
+        context_length = min(model.max_context, USUAL_CONTEXT)
+    if not 1 <= context_length <= model.max_context:
+        raise InputError(
+            f"context length is {context_length}; this model takes 1 to {model.max_context}: "
+            "give --context-length in that range"
+        )
     curve = []
-    if source is not None:
-        curve = usage_curve(read_ids(source, bundle, special=False), model, record_nbytes)
+    if text is not None:
+        ids = read_ids(Path(text), bundle, special=False)
+        curve = usage_curve(ids, model, tables.mean_record_nbytes if tables else 0)
     return CostReport(
         bundle=bundle,
-        context_length=length,
-        layer=_layer_cost(model, length),
+        context_length=context_length,
+        layer=_layer_cost(model, context_length),
         model=model_cost(model),
-        text=source,
+        text=None if text is None else Path(text),
         curve=curve,
         heaps=fit_heaps(curve),
     )
-
-
-def _context(wanted: int | None, model: ModelConfig) -> int:
-    context = min(model.max_context, USUAL_CONTEXT) if wanted is None else wanted
-    if not 1 <= context <= model.max_context:
-        raise InputError(
-            f"context length is {context}; this model takes 1 to {model.max_context}: "
-            "give --context-length in that range"
-        )
-    return context
 
 
 def _layer_cost(model: ModelConfig, length: int) -> dict[str, Pair]:
@@ -101,14 +94,12 @@ def _layer_cost(model: ModelConfig, length: int) -> dict[str, Pair]:
 
 
 def cost_figures(report: CostReport) -> dict[str, object]:
-    """The report as plain JSON values."""
-    layer = {name: _pair_figures(pair) for name, pair in report.layer.items()}
-    model = report.model
+    """Return the report as plain JSON values."""
     return {
         "context_length": report.context_length,
         "batch": 1,
-        "layer": layer,
-        "model": {"paper": _counts(model.paper), "stored": _counts(model.stored)},
+        "layer": {name: _pair_figures(pair) for name, pair in report.layer.items()},
+        "model": {"paper": _counts(report.model.paper), "stored": _counts(report.model.stored)},
         "text": str(report.text) if report.text else None,
         "curve": [asdict(point) for point in report.curve],
         "heaps": report.heaps._asdict() if report.heaps else None,
@@ -121,13 +112,12 @@ def _pair_figures(pair: Pair) -> dict[str, object]:
 
 
 def _counts(counting: Counting) -> dict[str, object]:
-    parameters = {f"{name}_parameters": count for name, count in asdict(counting).items()}
     gflop = {"dense_gflop_per_token": counting.dense_gflop, "gflop_per_token": counting.gflop}
-    return parameters | gflop
+    return {f"{name}_parameters": count for name, count in asdict(counting).items()} | gflop
 
 
 def cost_table(report: CostReport) -> str:
-    """Every figure with its unit and the section of the paper that counts it."""
+    """Return a table of all figures, with their units and sections of the paper."""
     sections = [_heading(report), _counted(report), _differences(report), _curve(report)]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -149,17 +139,17 @@ def _heading(report: CostReport) -> list[str]:
 
 
 def _counted(report: CostReport) -> list[str]:
-    """One layer, then the whole model, in the same columns."""
+    """Return costs of a layer, then of the whole model, in the same columns."""
     layer, model = report.layer, report.bundle.manifest.model
     heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
-    # A row that is one long cell spans the columns.
+    # Headings are not cells, so that they span the columns instead of widening the first.
     rows: list[tuple[str, ...] | str] = [
         ("ONE LAYER", "dense FFN", "STEM FFN", "saved"),
         "FFN alone (Table 1)",
         _pair("multiply-adds a token, 3 d d_ff + d_ff", layer["ffn_multiply_adds"]),
         _pair("parameters loaded a decode step", layer["ffn_parameter_loads"]),
         _pair("row values moved a decode step, d_ff", layer["ffn_row_values"]),
-        "FFN and attention as the paper has it, 4 d^2 + 2 L d + 3 d d_ff (section 3.2.3)",
+        "FFN and attention as in the paper, 4 d^2 + 2 L d + 3 d d_ff (section 3.2.3)",
         _pair("multiply-adds a token, F_train / L", layer["paper_multiply_adds"]),
         _pair("values loaded a decode step, M_dec", layer["paper_loads"]),
         _saving(layer["paper_loads"], ", d_ff / (4 d + 2 L + 3 d_ff)"),
@@ -180,7 +170,7 @@ def _counted(report: CostReport) -> list[str]:
 
 
 def _compared(model: ModelCost, prefix: str) -> Iterator[tuple[str, ...]]:
-    """Figures of a model as the paper counts them, and as the bundle has them."""
+    """Yield figures of a model as the paper counts them, and as they are in the bundle."""
     for label, name, form in (
         ("parameters in all", "total", ","),
         ("active parameters a token", "active", ","),
@@ -207,14 +197,14 @@ def _differences(report: CostReport) -> list[str]:
         )
     if (shape.queries, shape.keys) != (shape.dim, shape.dim):
         notes.append(
-            "- It takes queries, keys and values to be d wide. Here queries are "
+            "- It assumes queries, keys and values to be d wide. Here queries are "
             f"{shape.queries:,} wide, keys and values {shape.keys:,}."
         )
     notes.append(
         "- Table 1 counts a multiply-add as one FLOP, Table 3 as two; Table 3 leaves out attention "
         "over the context."
     )
-    first = "Where the paper's counts differ from this bundle, and from each other:"
+    first = "The paper's counts differ from this bundle, and from each other:"
     return [first, *(line for note in notes for line in wrapped(note, "  "))]
 
 
@@ -223,17 +213,13 @@ def _curve(report: CostReport) -> Iterator[str]:
         yield NO_CURVE
         return
     yield f"DISTINCT ROW PARAMETERS of {report.text} (section 3.2.5)"
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("L", "L_uniq", "|S| d_ff L_uniq", "rows from flash"),
         ("tokens", "distinct", "row parameters", "each read once"),
     ]
-    rows += [
-        (
-            *(f"{each.length:,}", f"{each.distinct:,}", f"{each.row_parameters:,}"),
-            format_size(each.flash_nbytes),
-        )
-        for each in report.curve
-    ]
+    for point in report.curve:
+        counts = (f"{count:,}" for count in (point.length, point.distinct, point.row_parameters))
+        rows.append((*counts, format_size(point.flash_nbytes)))
     yield from table(rows, "r")
     if report.heaps:
         scale, exponent = report.heaps

@@ -1,8 +1,8 @@
-"""Where the rows of a table point: the figures of `stem-edge inspect --geometry`.
+"""Geometry of the rows of tables, for `stem-edge inspect --geometry`: lengths and cosines.
 
-The STEM paper (section 5.1, figure 6) reads them so: rows that are nearly orthogonal to each other
-disturb each other little, so that many facts find room. Dense layers have no rows; what stands in
-their place is what the up projection makes of a text.
+By the STEM paper (section 5.1, figure 6), rows that are nearly orthogonal hardly disturb each other,
+so that there is room for many facts. Dense layers have no rows; their counterpart is the output of
+the up projection on a text.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from stem_edge.runtime.text.codec import TextCodec
 
 SAMPLE, NEIGHBOURS = 2048, 8
-# All cosines of so many rows are 34 million numbers.
+# No more, because these are 34 million cosines, all of which are kept in memory.
 LARGEST_SAMPLE = 8192
 MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Lengths of all rows of a layer that are not zero."""
+    """Lengths of a layer's rows, except for zero rows."""
 
     least: float
     median: float
@@ -50,17 +50,17 @@ class Norms:
 
 @dataclass(frozen=True)
 class LayerGeometry:
-    """The rows of one STEM layer."""
+    """Geometry of the rows of a STEM layer."""
 
     layer: int
-    zero_rows: int  # of the whole table; left out of everything else
-    norms: Norms | None  # of the whole table; None if all rows are zero
-    cosines: Spread | None  # of the sample; None if fewer than two rows are not zero
+    zero_rows: int  # in the whole table; left out of everything else
+    norms: Norms | None  # in the whole table; None if all rows are zero
+    cosines: Spread | None  # in the sample; None if fewer than two rows are not zero
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A token whose row is near."""
+    """A token with a near row."""
 
     token_id: int
     text: str
@@ -69,7 +69,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The rows nearest to a token's, layer by layer, the nearest first; none to a row of zeros."""
+    """The rows nearest to a token's, by layer, the nearest first; none to a row of zeros."""
 
     token_id: int
     text: str
@@ -78,14 +78,14 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Geometry:
-    """All figures of one bundle."""
+    """Geometry of a bundle."""
 
     bundle: str
     tokens: int  # rows of each table
     width: int  # values of a row, as it is stored
     row_type: str
-    sample: int  # rows, at most, whose cosines were taken
-    seed: int  # what chose them
+    sample: int  # most rows whose cosines were taken
+    seed: int  # of their choice
     random_p95_abs: float  # P95 |cos| of random directions of this width
     random_nearest: float  # cosine of the nearest of as many random directions
     layers: tuple[LayerGeometry, ...]
@@ -105,36 +105,36 @@ def geometry(
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Geometry:
-    """How the rows of a bundle spread over directions. The tables are read once from end to end.
+    """Measure how the rows of a bundle spread over directions. The tables are read once, as a whole.
 
     layers: STEM layers (all); sample: rows of a layer whose cosines are taken, pair by pair;
-    tokens: texts of one token each, or ids, whose `neighbours` nearest rows are looked for;
-    text: also compare what the FFNs of dense and of STEM layers have inside, on this file (UTF-8):
-        it is run on onnxruntime, with `threads` (all processors); see geometry_text.
+    tokens: texts of a single token, or ids, for which the `neighbours` nearest rows are searched;
+    text: also compare the activations in the FFNs of dense and of STEM layers on this file (UTF-8),
+        which is run on onnxruntime with `threads` (all processors); see geometry_text.
     progress: a bar on stderr (on a terminal).
 
     Raises InputError for a model without rows of tokens, a layer without a table, a text that is
-    no single token, numbers out of range, a text too short; BundleError, BackendError.
+    not a single token, numbers out of range, a text too short; BundleError, BackendError.
     """
     from stem_edge.runtime.text.codec import TextCodec
 
     bundle = open_bundle(path)
+    root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
     chosen = _layers(bundle, layers)
     _check_range("sample", sample, LARGEST_SAMPLE)
-    _check_range("neighbours", neighbours, bundle.manifest.model.vocab_size, least=1)
+    _check_range("neighbours", neighbours, count, least=1)
+    _check_range("threads", 1 if threads is None else threads, MOST_THREADS, least=1)
     if seed < 0:
         raise InputError(f"seed is {seed}; expected 0 or more")
-    if threads is not None:
-        _check_range("threads", threads, MOST_THREADS, least=1)
     tokens = [tokens] if isinstance(tokens, str) else tokens
     codec = TextCodec(bundle.file(TOKENIZER)) if tokens else None
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
     of_text = None
-    if text is not None:  # first, because reading all rows takes long
+    # First, so that its errors come before all rows are read, which takes long.
+    if text is not None:
         from stem_edge.measuring.analysis.geometry_text import text_geometry
 
         of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)
-    root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
     norms, best = stream(root, count, chosen, queries, neighbours, progress)
     with open_tables(root) as tables:
         width, row_type = tables.layout.row_width, tables.layout.row_type
@@ -155,7 +155,7 @@ def geometry(
 
 
 def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> LayerGeometry:
-    """`order`: the tokens shuffled; the first of them whose rows are not zero are the sample."""
+    """Measure a layer. The sample is the first rows that are not zero, in `order` of tokens."""
     present = norms[norms > 0]
     ids = np.sort(order[norms[order] > 0][:sample])
     cosines = spread(read_rows(root, ids, layer)) if len(ids) else None
@@ -167,14 +167,14 @@ def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> La
 
 
 def _nearest(codec: TextCodec, best: dict[int, Best], number: int, token: int) -> Nearest:
-    def text(of: int) -> str:
-        return codec.decode([of], skip_special_tokens=False)
+    def text(token_id: int) -> str:
+        return codec.decode([token_id], skip_special_tokens=False)
 
-    def neighbours(of: Best) -> tuple[Neighbour, ...]:
-        pairs = zip(of.token_ids[number].tolist(), of.cosines[number].tolist(), strict=True)
+    def neighbours(found: Best) -> tuple[Neighbour, ...]:
+        pairs = zip(found.token_ids[number].tolist(), found.cosines[number].tolist(), strict=True)
         return tuple(Neighbour(id_, text(id_), cosine) for id_, cosine in pairs if id_ >= 0)
 
-    return Nearest(token, text(token), {n: neighbours(of) for n, of in best.items()})
+    return Nearest(token, text(token), {layer: neighbours(b) for layer, b in best.items()})
 
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
@@ -186,17 +186,17 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
         )
     if model.stem_ffn == "hash-moe":
         raise InputError(
-            f"{bundle.path}: the rows of this model are {model.n_experts} experts, matrices that "
-            "tokens share and not directions; give the bundle of a model with a row for each token"
+            f"{bundle.path}: the rows of this model are {model.n_experts} experts, which are "
+            "matrices, not directions; give the bundle of a model with a row for each token"
         )
     if wanted is None:
         return list(model.stem_layers)
     if not wanted:
-        raise InputError("no layers are given; name some STEM layers, or leave the choice out")
+        raise InputError("layers is empty; name some STEM layers, or leave it out for all")
     if unknown := sorted(set(wanted) - set(model.stem_layers)):
         known = ", ".join(map(str, model.stem_layers))
         raise InputError(
-            f"layer {unknown[0]} has no table in {bundle.path}; choose of its STEM layers: {known}"
+            f"layer {unknown[0]} has no table in {bundle.path}; choose from its STEM layers: {known}"
         )
     return sorted(set(wanted))
 

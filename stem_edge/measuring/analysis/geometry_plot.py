@@ -1,4 +1,4 @@
-"""The geometry of rows as a picture, as the STEM paper's figure 6: densities of cosines."""
+"""Plot of the geometry of rows, like the STEM paper's figure 6: densities of cosines."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from stem_edge.measuring.analysis.geometry_text import TextGeometry
 
 HEIGHT, PANEL_WIDTH = 2.7, 2.4  # inches
-# More lines in a panel could not be told apart: some layers are drawn, spread over all.
-MOST_LINES = 5
-# Light to dark, within each of two families of colours (Okabe and Ito's green and vermilion).
+MOST_LINES = 5  # of layers spread over all, because more lines cannot be told apart
+# Light to dark shades of Okabe and Ito's green and vermilion.
 STEM_SHADES = ("#8FD9C1", "#4DBE9B", "#009E73", "#00734F", "#00432E")
 DENSE_SHADES = ("#F4B183", "#E98A4A", "#D55E00", "#A34700", "#6B2F00")
-# Fewer pairs than this give a ragged line; so many bins together then make one.
+# So many bins are joined if there are fewer pairs, because the line would be ragged otherwise.
 MANY_PAIRS, COARSER = 100_000, 4
 Curve = tuple[str, Spread | None, str]  # name, cosines, colour
 
 
 def plot_geometry(found: Geometry, path: str | Path) -> None:
-    """Draw it into a file: .png, .pdf or .svg. Raises as check_plot does."""
+    """Draw a geometry into a .png, .pdf or .svg file. Raises as check_plot does."""
     path = Path(path)
     check_plot(path)
     rows = [(f"layer {each.layer}", each.cosines) for each in found.layers]
@@ -51,7 +50,7 @@ def plot_geometry(found: Geometry, path: str | Path) -> None:
 
 
 def _both(text: TextGeometry, what: Literal["up", "gated"]) -> list[Curve]:
-    """STEM layers, then dense ones."""
+    """Return the curves of STEM layers, then of dense ones."""
     named: dict[str, list[tuple[str, Spread | None]]] = {"STEM": [], "dense": []}
     for each in text.layers:
         kind = "dense" if each.kind == "dense" else "STEM"
@@ -60,7 +59,7 @@ def _both(text: TextGeometry, what: Literal["up", "gated"]) -> list[Curve]:
 
 
 def _curves(layers: Sequence[tuple[str, Spread | None]], shades: Sequence[str]) -> list[Curve]:
-    """A few layers, spread over all of them, light to dark."""
+    """Return the curves of a few layers, spread over all of them, light to dark."""
     count = min(len(layers), MOST_LINES)
     picked = np.linspace(0, len(layers) - 1, count).round().astype(int).tolist()
     colours = np.linspace(0, len(shades) - 1, count).round().astype(int).tolist()
@@ -70,7 +69,7 @@ def _curves(layers: Sequence[tuple[str, Spread | None]], shades: Sequence[str]) 
 
 
 def _panel(axes: Axes, curves: list[Curve], random_p95: float) -> None:
-    """Densities of the cosines; dashed, what random directions would give."""
+    """Draw densities of cosines; dashed: that of random directions."""
     for name, cosines, colour in curves:
         if cosines is None:
             continue

@@ -1,4 +1,4 @@
-"""`stem-edge inspect --geometry`: its options, and its figures for people and as JSON."""
+"""Report of `stem-edge inspect --geometry`, and the options that belong to it."""
 
 from __future__ import annotations
 
@@ -36,33 +36,32 @@ OPTIONS = ("sample", "seed", "layers", "token", "plot")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what belongs to --geometry alone."""
-    add = parser.add_argument_group("of --geometry").add_argument
+    """Declare the options that only --geometry takes."""
+    add = parser.add_argument_group("with --geometry").add_argument
     add("--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)")
     token = (
         f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; may '
-        "be given again"
+        "be repeated"
     )
     add("--token", action="append", metavar="TEXT", help=token)
-    sample = f"rows of a layer, whose cosines are all taken ({SAMPLE}; at most {LARGEST_SAMPLE})"
+    sample = f"rows of a layer whose cosines are taken ({SAMPLE}; at most {LARGEST_SAMPLE})"
     add("--sample", type=int, metavar="N", help=sample)
     add("--seed", type=int, metavar="N", help="of the sample (0)")
-    plot = "also draw it, as the paper's figure 6: .png, .pdf or .svg"
+    plot = "also draw it, like the paper's figure 6: .png, .pdf or .svg"
     add("--plot", metavar="FILE", help=plot)
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raises InputError for options of --geometry without it."""
+    """Raise InputError for options of --geometry without it."""
     given = [f"--{name}" for name in OPTIONS if getattr(args, name) is not None]
     if given and not args.geometry:
-        raise InputError(
-            f"{' and '.join(given)}: only for --geometry, which is not given; add --geometry"
-        )
+        raise InputError(f"{' and '.join(given)}: only for --geometry; add --geometry")
 
 
 def show_geometry(args: argparse.Namespace) -> None:
     """Measure and print, and draw if that is asked for. Raises as `geometry` does."""
-    if args.plot is not None:  # its errors first: reading the tables takes long
+    # First, so that errors of the plot come before the tables are read, which takes long.
+    if args.plot is not None:
         from stem_edge.measuring.bench.plots import check_plot
 
         check_plot(Path(args.plot))
@@ -83,21 +82,20 @@ def show_geometry(args: argparse.Namespace) -> None:
 
 
 def geometry_table(found: Geometry) -> str:
-    """A readable table, as wide as a small terminal."""
+    """Return the report for people, as wide as a small terminal."""
     lines = [found.bundle, ""]
     lines += wrapped(
         f"Cosines between rows of {found.width} values ({found.row_type}), all pairs of up to "
         f"{found.sample:,} rows of a layer (seed {found.seed}); lengths of all {found.tokens:,} "
-        f"rows. Near 0 is nearly orthogonal: random directions have a P95 |cos| of "
+        "rows. A cosine near 0 means nearly orthogonal: random directions have a P95 |cos| of "
         f"{found.random_p95_abs:.3f}."
     )
     lines += ["", *table([ROW_TITLES, *map(_row, found.layers)], "r")]
     if found.nearest:
         lines.append("")
         lines += wrapped(
-            f"Nearest rows by cosine, of all {found.tokens:,}; the nearest of as many random "
-            f"directions would be at {found.random_nearest:.2f}, so what is not above that is "
-            "chance."
+            f"Nearest rows by cosine, of all {found.tokens:,}. The nearest of as many random "
+            f"directions would be at {found.random_nearest:.2f}, so cosines up to that are chance."
         )
     for nearest in found.nearest:
         shown = quoted(nearest.text, nearest.token_id, LONGEST_TOKEN)
@@ -117,11 +115,11 @@ def _row(layer: LayerGeometry) -> tuple[str, ...]:
 
 
 def _spread(cosines: Spread | None) -> tuple[str, ...]:
-    """Mean, P95 and shares above the thresholds."""
+    """Return mean, P95 and shares above the thresholds."""
     if cosines is None:
         return ("-",) * (2 + len(THRESHOLDS))
     shares = (f"{cosines.share_above[at]:.1%}" for at in THRESHOLDS)
-    # Adding 0.0 takes the sign from what was rounded to -0.0.
+    # 0.0 is added, because a small negative mean would otherwise show as -0.000.
     return (f"{round(cosines.mean, 3) + 0.0:.3f}", f"{cosines.p95_abs:.3f}", *shares)
 
 
@@ -129,7 +127,7 @@ def _neighbours(layer: int, found: Sequence[Neighbour]) -> list[str]:
     names = [
         f"{quoted(each.text, each.token_id, LONGEST_TOKEN)} {each.cosine:.2f}" for each in found
     ]
-    # Wrapped between neighbours only.
+    # No-break spaces, so that lines are broken only between neighbours.
     text = ",  ".join(name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
     lines = textwrap.wrap(text or "none, the row is zero", WIDTH - 7, break_on_hyphens=False)
     return [
@@ -141,9 +139,9 @@ def _neighbours(layer: int, found: Sequence[Neighbour]) -> list[str]:
 def _text(text: TextGeometry) -> list[str]:
     lines = wrapped(
         f"{text.file}: the first {text.positions:,} tokens, in contexts of up to {text.window}. "
-        f"Cosines between {text.chosen:,} positions, each of another token, of what the up "
-        "projection makes (in STEM layers the row instead) and of the gated vector, the input "
-        f"of the down projection. Random directions: P95 |cos| {text.random_p95_abs:.3f}."
+        f"Cosines between {text.chosen:,} positions of different tokens: of the output of the up "
+        "projection (in STEM layers, of the row instead), and of the gated vector, the input of "
+        f"the down projection. Random directions: P95 |cos| {text.random_p95_abs:.3f}."
     )
     above = f">{THRESHOLDS[-1]:g}"
     rows: list[tuple[str, ...]] = [

@@ -1,7 +1,7 @@
-"""Rows of a table store in one pass over it, and how vectors spread over directions.
+"""Rows of a table store, read in one pass, and the spread of vectors over directions.
 
-Records are read in batches of a few MB, and the maps of the store are opened anew now and then:
-neither memory of ours nor mapped pages grow with the tables.
+Records are read in batches of a few MB, and the store is mapped anew now and then, so that neither
+our memory nor the mapped pages grow with the tables.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.progress import Progress
 
 BINS = 100  # of the histogram
-# Percentiles that the histogram reaches from and to: single pairs far out would make it all one bin.
+# Percentiles at the ends of the histogram, because single outliers would put all pairs into one bin.
 HISTOGRAM_RANGE = (0.05, 99.95)
 THRESHOLDS = (0.1, 0.3, 0.5)
 PERCENTILE = 95
 NORMAL = NormalDist()
-GAUSSIAN_95 = NORMAL.inv_cdf(0.975)  # 95 % of a normal distribution lie within so many deviations
+GAUSSIAN_95 = NORMAL.inv_cdf(0.975)  # deviations within which 95 % of a normal distribution lie
 ROWS_AT_ONCE = 256  # of the matrix of all cosines
 BATCH_NBYTES = 4 << 20
-# Batches read through the same maps: their pages stay mapped until these are closed.
+# Bytes, and rows in no order, that are read before the store is mapped anew, because pages that were
+# read stay mapped until the maps are closed.
 MAPPED_NBYTES = 256 << 20
-SCATTERED = 128  # rows that are read through the same maps, where they are not in order
+SCATTERED = 128
 
 
 class Best(NamedTuple):
-    """The nearest rows of some queries, the nearest first; where there are none, id -1."""
+    """The nearest rows of some queries, the nearest first; ids are -1 if there are fewer."""
 
     cosines: F32  # [queries, neighbours]
     token_ids: I64  # the same shape
 
 
 def batches(root: Path, tokens: int, progress: Progress) -> Iterator[tuple[I64, Tables, U8]]:
-    """All tokens in order: ids [n], the open tables, records [n, record_nbytes]."""
+    """Yield all tokens in order: ids [n], the open tables, records [n, record_nbytes]."""
     start = 0
     while start < tokens:
         with open_tables(root) as tables:
-            # A batch takes BATCH_NBYTES, as it is stored and as rows of one layer.
+            # BATCH_NBYTES must be enough for a batch as it is stored, and as rows of one layer.
             nbytes, row_nbytes = tables.layout.record_nbytes, 4 * tables.layout.row_width
             size = max(1, BATCH_NBYTES // max(nbytes, row_nbytes))
             end = min(tokens, start + max(size, MAPPED_NBYTES // nbytes))
@@ -57,7 +58,7 @@ def batches(root: Path, tokens: int, progress: Progress) -> Iterator[tuple[I64, 
 
 
 def read_rows(root: Path, ids: I64, layer: int) -> F32:
-    """Rows [n, width] of ids: SCATTERED at a time, around each of which much may be mapped."""
+    """Return rows [n, width] of ids, in any order."""
     pieces = []
     for at in range(0, len(ids), SCATTERED):
         with open_tables(root) as tables:
@@ -73,9 +74,9 @@ def stream(
     neighbours: int,
     show: bool | None,
 ) -> tuple[dict[int, F32], dict[int, Best]]:
-    """Layer -> norms [tokens] of its rows; layer -> the rows nearest to those of the queries.
+    """Return layer -> norms [tokens], and layer -> the rows nearest to those of the queries.
 
-    Raises BundleError for values that are no numbers.
+    Raises BundleError for values that are not finite.
     """
     directions: dict[int, F32] = {}
     with open_tables(root) as tables:
@@ -99,20 +100,20 @@ def stream(
 
 
 def row_norms(rows: F32, layer: int, first: int) -> F32:
-    """Lengths [n] of rows [n, width], those of tokens from `first` on. Raises BundleError."""
+    """Return lengths [n] of rows [n, width] of the tokens from `first` on. Raises BundleError."""
     found = lengths(rows)
     if not np.isfinite(found).all():
         token = first + int(np.flatnonzero(~np.isfinite(found))[0])
         raise BundleError(
-            f"row of token {token} in layer {layer} has values that are no finite numbers; check "
-            "the bundle with stem-edge verify, or export it again"
+            f"row of token {token} in layer {layer} has values that are not finite; check the "
+            "bundle with stem-edge verify, or export it again"
         )
     return found
 
 
 def lengths(vectors: F32) -> F32:
-    """Lengths [n] of vectors [n, width]."""
-    # First by the greatest value, so that no square is too large or too small for float32.
+    """Return lengths [n] of vectors [n, width]."""
+    # Divide by the greatest value first, so that no square is too large or too small for float32.
     peaks = np.maximum(vectors.max(axis=1), -vectors.min(axis=1))
     peaks[peaks == 0] = 1
     with np.errstate(invalid="ignore"):
@@ -121,7 +122,7 @@ def lengths(vectors: F32) -> F32:
 
 
 def _cosines(directions: F32, rows: F32, lengths: F32) -> F32:
-    """[queries, n]; -inf where a row or a query is zero."""
+    """Return cosines [queries, n]; -inf if a row or a query is zero."""
     products: F32 = directions @ rows.T
     products /= np.where(lengths > 0, lengths, np.float32(1))
     products[:, lengths == 0] = -np.inf
@@ -130,7 +131,7 @@ def _cosines(directions: F32, rows: F32, lengths: F32) -> F32:
 
 
 def _merge(best: Best, cosines: F32, ids: I64) -> Best:
-    """The best of both; of equal ones the lower ids, which came first."""
+    """Merge more cosines of ids into the best; lower ids, which came first, win ties."""
     count = best.cosines.shape[1]
     both = np.concatenate([best.cosines, cosines], axis=1)
     owners = np.concatenate([best.token_ids, np.broadcast_to(ids, cosines.shape)], axis=1)
@@ -151,13 +152,13 @@ class Spread:
     least: float
     greatest: float
     p95_abs: float  # 95 % of the pairs have a |cos| up to this
-    share_above: dict[float, float]  # of THRESHOLDS: share of the pairs whose |cos| is greater
+    share_above: dict[float, float]  # threshold -> share of the pairs with a greater |cos|
     histogram_range: tuple[float, float]  # without the outermost pairs
     histogram: tuple[int, ...]  # pairs in each of BINS equal bins of this range
 
 
 def spread(vectors: F32) -> Spread | None:
-    """How vectors [n, width] spread, those of zeros left out; None if fewer than two are left."""
+    """Measure the spread of vectors [n, width] without zero ones; None if fewer than two are left."""
     present = vectors.any(axis=1)
     vectors = vectors if present.all() else vectors[present]
     if len(vectors) < 2:
@@ -183,7 +184,7 @@ def spread(vectors: F32) -> Spread | None:
 
 
 def pair_cosines(vectors: F32) -> F32:
-    """Cosines [n (n - 1) / 2] of vectors [n, width], none of them zero: (0, 1), (0, 2), ..."""
+    """Return cosines [n (n - 1) / 2] of vectors [n, width], none of them zero: (0, 1), (0, 2), ..."""
     units, count = unit(vectors), len(vectors)
     found, filled = np.empty(count * (count - 1) // 2, np.float32), 0
     for start in range(0, count, ROWS_AT_ONCE):
@@ -192,20 +193,20 @@ def pair_cosines(vectors: F32) -> F32:
             rest = line[at + 1 :]
             found[filled : filled + len(rest)] = rest
             filled += len(rest)
-    return np.clip(found, -1, 1, out=found)  # rounding goes beyond
+    return np.clip(found, -1, 1, out=found)  # because rounding can go beyond
 
 
 def unit(vectors: F32) -> F32:
-    """Vectors [n, width] at length 1; those of zeros stay as they are."""
+    """Scale vectors [n, width] to length 1, except for zero ones."""
     found = lengths(vectors)[:, None]
     return np.asarray(vectors / np.where(found > 0, found, np.float32(1)), np.float32)
 
 
 def random_p95(width: int) -> float:
-    """P95 |cos| of random directions, about: their cosines have a deviation of 1 / sqrt(width)."""
+    """Estimate P95 |cos| of random directions, whose cosines have a deviation of 1 / sqrt(width)."""
     return min(1.0, GAUSSIAN_95 / float(np.sqrt(width)))
 
 
 def random_nearest(width: int, count: int) -> float:
-    """The greatest cosine of `count` random directions with another one, about."""
+    """Estimate the greatest cosine of `count` random directions with another one."""
     return min(1.0, NORMAL.inv_cdf(1 - 1 / (count + 1)) / float(np.sqrt(width)))

@@ -1,11 +1,11 @@
-"""What the FFNs of a bundle have inside on a text: figure 6 b and c of the STEM paper.
+"""Activations in the FFNs of a bundle on a text: figure 6 b and c of the STEM paper.
 
-The beginning of a text runs through the graph that decodes, in windows, on onnxruntime. Two vectors of
-each layer are kept at the chosen positions: what the up projection makes, or in its place the row; and
-what goes into the down projection, SiLU(gate) * up.
+The beginning of a text runs through the decoding graph, in windows, on onnxruntime. Two vectors of
+each layer are kept at the chosen positions: the output of the up projection, or the row in its place,
+and the input of the down projection, SiLU(gate) * up.
 
-One position is chosen for each distinct token, because all positions of a token have the same row:
-their cosines would all be 1 in STEM layers, and say nothing.
+One position is chosen for each distinct token, because all positions of a token have the same row: in
+STEM layers their cosines would all be 1.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.system.memory import return_freed_memory, usable_cpus
 
-POSITIONS = 4096  # of the text's beginning, at most
-WINDOW = 256  # tokens of a context: what a position sees of the text before it
-KEPT_NBYTES = 512 << 20  # of vectors, all layers together
+POSITIONS = 4096  # most tokens of the text that are run
+WINDOW = 256  # tokens of a context
+KEPT_NBYTES = 512 << 20  # for the vectors of all layers
 Feeds = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class FfnGeometry:
-    """The FFN of one layer at the chosen positions."""
+    """The FFN of a layer at the chosen positions."""
 
     layer: int
-    kind: str  # a key of FFN_TERMS: "dense", or what a STEM layer computes
-    up: Spread | None  # of dense layers W_up x, of STEM layers the rows that are looked up
+    kind: str  # a key of FFN_TERMS, "dense" or that of a STEM layer
+    up: Spread | None  # dense layers: of W_up x; STEM layers: of the rows
     gated: Spread | None  # of the input of the down projection, SiLU(gate) * up
 
 
 @dataclass(frozen=True)
 class TextGeometry:
-    """A text's part in the geometry."""
+    """Geometry of activations on a text."""
 
     file: str
     positions: int  # of the text that were run
-    window: int  # tokens of a context, at most
+    window: int  # most tokens of a context
     chosen: int  # positions whose vectors were compared, each of another token
     random_p95_abs: float  # P95 |cos| of random directions as wide as these vectors
     layers: tuple[FfnGeometry, ...]
@@ -73,46 +73,45 @@ def text_geometry(
     threads: int | None,
     show: bool | None,
 ) -> TextGeometry:
-    """Run the beginning of a text, and compare vectors of all dense layers and of these.
+    """Run the beginning of a text, and compare vectors of all dense layers and of these STEM layers.
 
-    Raises InputError for a bundle without a backbone for onnxruntime and a text too short,
+    Raises InputError for a bundle without a backbone for onnxruntime or a text too short,
     BackendError.
     """
     model = bundle.manifest.model
     if bundle.manifest.backbone is None:
         raise InputError(
-            f"{bundle.path}: activations of a text are read out of the backbone for onnxruntime, "
-            "and this bundle has one for ggml only; add it with: stem-edge export CHECKPOINT "
+            f"{bundle.path}: activations on a text need the backbone for onnxruntime, and this "
+            "bundle has one for ggml only; add it with: stem-edge export CHECKPOINT "
             f"{bundle.path} --engine onnx --add"
         )
     ids = np.array(read_ids(file, bundle, POSITIONS), np.int64)
-    kept = KEPT_NBYTES // (8 * model.d_ff * model.n_layers)  # two vectors of a layer
+    kept = KEPT_NBYTES // (2 * 4 * model.d_ff * model.n_layers)  # two float32 vectors a layer
     chosen = choose(ids, max(2, min(sample, kept)), seed)
     if len(chosen) < 2:
         raise InputError(
             f"{file}: has {len(chosen)} distinct tokens of {bundle.path}, expected at least 2 to "
-            "compare them, better some hundred; give a longer text"
+            "compare, better some hundreds; give a longer text"
         )
-    dense = [n for n in range(model.n_layers) if n not in model.stem_layers]
+    dense = set(range(model.n_layers)) - set(model.stem_layers)
     layers = sorted([*dense, *stem_layers])
     found = vectors(bundle, ids, chosen, layers, threads, show)
+    compared = []
+    for layer in layers:  # popped, so that the memory of each vector is free for the next spread
+        up, gated = (spread(found.pop(name)) for name in _names(model, layer))
+        compared.append(FfnGeometry(layer, model.ffn_kind(layer), up, gated))
     return TextGeometry(
         file=str(file),
         positions=len(ids),
         window=min(WINDOW, model.max_context),
         chosen=len(chosen),
         random_p95_abs=random_p95(model.d_ff),
-        layers=tuple(
-            FfnGeometry(
-                n, model.ffn_kind(n), *(spread(found.pop(name)) for name in _names(model, n))
-            )
-            for n in layers
-        ),
+        layers=tuple(compared),
     )
 
 
 def choose(token_ids: I64, count: int, seed: int) -> I64:
-    """Ascending positions of up to `count` distinct tokens, each at one of its places, drawn."""
+    """Draw a position for each of up to `count` distinct tokens; return them in ascending order."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(token_ids))
     _, first = np.unique(token_ids[order], return_index=True)
@@ -120,7 +119,7 @@ def choose(token_ids: I64, count: int, seed: int) -> I64:
 
 
 def _names(model: ModelConfig, layer: int) -> tuple[str, str]:
-    """What the graph calls a layer's vectors: of the up projection, or the row; and gated."""
+    """Return the names of a layer's vectors in the graph: up projection or row, and gated."""
     at = f"layers.{layer}."
     if layer not in model.stem_layers:
         up = at + ("up.biased" if "up" in model.biases else "up")
@@ -137,14 +136,14 @@ def vectors(
     threads: int | None,
     show: bool | None,
 ) -> dict[str, F32]:
-    """Name in the graph -> vectors [chosen, d_ff], for the names of each of the layers."""
+    """Return name in the graph -> vectors [chosen, d_ff], for all names of the layers."""
     model, tables = bundle.manifest.model, bundle.manifest.tables
     names = [name for layer in layers for name in _names(model, layer)]
     found = {name: np.empty((len(chosen), model.d_ff), np.float32) for name in names}
     session = _open(bundle, names, threads or usable_cpus())
     wanted = [each.name for each in session.get_outputs()]
     size = min(WINDOW, model.max_context)
-    record = tables.record_nbytes if tables is not None else 0  # what a token looks up
+    record = tables.record_nbytes if tables is not None else 0  # bytes that a token looks up
     with (
         open_tables(bundle.file(TABLES)) as rows,
         Progress(len(token_ids) * record, "running the text", show) as progress,
@@ -164,7 +163,7 @@ def vectors(
 
 
 def _open(bundle: Bundle, names: list[str], threads: int) -> ort.InferenceSession:
-    """The model's graph up to these values, which are its outputs; rows are inputs."""
+    """Open the model's graph up to these values, which become its outputs; rows are inputs."""
     check_installed(bundle, "onnxruntime")
     graph = whole(bundle.manifest.model, bundle.manifest.tables, format_of(bundle))
     graph.outputs.clear()
@@ -184,16 +183,16 @@ def _open(bundle: Bundle, names: list[str], threads: int) -> ort.InferenceSessio
 def _run(
     bundle: Bundle, session: ort.InferenceSession, wanted: list[str], feeds: Feeds
 ) -> dict[str, F32]:
-    """Name -> values [1, T, width] at all positions of one context. Raises BackendError."""
+    """Return name -> values [1, T, width] at all positions of a context. Raises BackendError."""
     inputs = {each.name: feeds[each.name] for each in session.get_inputs()}
     try:
         return dict(zip(wanted, session.run(wanted, inputs), strict=True))
-    except Exception as error:  # onnxruntime's classes share no base
+    except Exception as error:  # any, because onnxruntime's exceptions share no base class
         raise BackendError(f"{bundle.path}: the backbone failed: {error}") from error
 
 
 def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
-    """The inputs but for rows, from an empty context."""
+    """Return the inputs except for rows, for an empty context."""
     layer, count = config.layer(0), len(token_ids)
     width = io.head_width(layer)
     padding = ((0, 0), (0, (width - config.head_dim) // 2))
@@ -206,6 +205,6 @@ def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
         io.ROPE_SIN: sin,
     }
     empty = np.zeros((1, config.n_kv_heads, count, width), np.float32)
-    for layer in range(config.n_layers):
-        feeds |= {f"{io.KEYS}{layer}": empty, f"{io.VALUES}{layer}": empty}
+    for number in range(config.n_layers):
+        feeds |= {f"{io.KEYS}{number}": empty, f"{io.VALUES}{number}": empty}
     return feeds

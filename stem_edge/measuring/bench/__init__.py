@@ -1,1 +1,1 @@
-"""Rounds of one subject (measure) or of several that take turns (bench): figures, tables, plots."""
+"""One run of a bundle (measure), or rounds of several subjects in turn (bench): figures, plots."""

@@ -1,7 +1,7 @@
 """Speed and memory of a bundle, alone or against others, with the same tokens in one run.
 
-Every engine runs in a process of its own; they take turns, A B A B, so that what else goes on in
-the machine meets all of them, and ratios are medians over the rounds.
+Every engine runs in a process of its own. They take turns, A B A B, so that other load on the machine
+meets all of them; ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from stem_edge.system.memory import available_memory
 from stem_edge.system.user_folder import cache_folder, cpu_info
 
 ROUNDS, LOADS = 5, 3
-SHORT_PROMPT = 16  # tokens; of the time from nothing to a first token
-SAMPLE_SECONDS = 0.1  # oftener, it takes time from an engine that uses every core
+SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
+SAMPLE_SECONDS = 0.1  # no shorter, because an engine that uses every core would be slowed down
 WORK_FOLDER = "bench"
 INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
-BANDWIDTH_NBYTES = 1 << 29  # of each thread: far more than a cache holds
-BANDWIDTH_SHARE = 0.25  # of the memory that is left, for all threads
+BANDWIDTH_NBYTES = 1 << 29  # for each thread: far more than a cache holds
+BANDWIDTH_SHARE = 0.25  # of the available memory, for all threads together
 
 
 def bench(
@@ -67,19 +67,19 @@ def bench(
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> BenchReport:
-    """Measure a bundle and what it is compared with. Takes minutes with a large one.
+    """Measure a bundle and what it is compared with, which takes minutes with a large one.
 
-    text: a text in UTF-8, or token ids (.npy, .int32): which rows are read, and how often, decides.
+    text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often.
         Default: the text inside this package.
-    against: see stem_edge.measuring.run.subjects.AGAINST.
+    against: words of stem_edge.measuring.run.subjects.AGAINST.
     prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
     rounds, loads: how often each subject decodes, and loads in a new process.
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
-    work: where models for llama.cpp are kept. Default: in the user's cache folder.
-    notify: gets what is going on, in words; an empty text at the end.
-    options: of stem_edge.load, for every subject that does not say another. context_length holds
-        for every engine (default: the tokens of a round); "cpu" drops providers and their options,
-        "resident" the limit of the device's memory.
+    work: folder for the models of llama.cpp. Default: in the user's cache folder.
+    notify: called with what is going on, in words; at the end with an empty text.
+    options: of stem_edge.load, for every subject whose name does not imply others. context_length
+        is for every engine (default: the tokens of a round); "cpu" drops providers and their
+        options, "resident" the limit of the device's memory.
 
     Raises InputError, BackendError, and what loading raises.
     """
@@ -87,7 +87,9 @@ def bench(
     work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
     chosen = choose_backbone(opened, given.engine)
     if given.repack and chosen != "ggml":
-        raise InputError("repack belongs to ggml, and this runs on onnxruntime; leave it out")
+        raise InputError(
+            "repack is for ggml, and this bench runs on onnxruntime; leave it out or choose ggml"
+        )
     settings = Settings(
         text=work_load.source,
         prompt_tokens=len(work_load.prompt),
@@ -113,8 +115,7 @@ def bench(
 
 
 def _check(settings: Settings) -> None:
-    for name, least in (("rounds", 1), ("loads", 0)):
-        value = getattr(settings, name)
+    for name, value, least in (("rounds", settings.rounds, 1), ("loads", settings.loads, 0)):
         if value < least:
             raise InputError(f"{name} is {value}; expected at least {least}")
     if settings.cold:
@@ -123,7 +124,7 @@ def _check(settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class _Bench:
-    """One run over all subjects."""
+    """A run over all subjects."""
 
     bundle: Bundle
     ids: list[int]
@@ -131,7 +132,7 @@ class _Bench:
     notify: Callable[[str], None]
 
     def run(self, subjects: list[Subject]) -> BenchReport:
-        """Loads, then rounds."""
+        """Time the loads of each subject, then the rounds of all."""
         measured = {subject.name: Measured() for subject in subjects}
         for subject in subjects:
             self.notify(f"loading {subject.name}")
@@ -139,17 +140,18 @@ class _Bench:
         return self._report(measured, self._rounds(subjects, measured))
 
     def _loads(self, subject: Subject, measured: Measured) -> None:
-        """Time from nothing to a first token, in new processes: files in the page cache, or not."""
+        """Time from nothing to a first token, in new processes, with a warm and a cold page cache."""
         if subject.kind == "torch" or subject.options.get("resident"):
-            return  # minutes that nobody waits for
-        self._load(subject)  # prepares the backbone and reads files, which later loads find
+            return  # because each load would take minutes
+        # First untimed, so that later loads find a prepared backbone and cached files.
+        self._load(subject)
         measured.loads = [self._load(subject) for _ in range(self.settings.loads)]
         if self.settings.cold:
             drop_pages(subject.files())
             measured.cold_loads = [self._load(subject)]
 
     def _load(self, subject: Subject) -> tuple[float, float]:
-        """Seconds until it is loaded, and until the first token."""
+        """Return the seconds until the model is loaded, and until the first token."""
         prompt = self.ids[: min(SHORT_PROMPT, self.settings.prompt_tokens)]
         with _open(subject) as worker:
             loaded = self._start(worker)
@@ -160,16 +162,16 @@ class _Bench:
         return imported.seconds + loaded.seconds
 
     def _rounds(self, subjects: list[Subject], measured: dict[str, Measured]) -> list[float]:
-        """All subjects alive at once, in turns; the memory bandwidth before each round."""
+        """Run all subjects in turns; return the memory bandwidth before each round."""
         rates, rounds = [], self.settings.rounds
-        counted: dict[str, dict[str, float]] = {}  # by subject, after its last round
+        counted: dict[str, dict[str, float]] = {}  # subject -> counters after its last round
         with ExitStack() as stack:
             workers = {each.name: stack.enter_context(_open(each)) for each in subjects}
             for name, worker in workers.items():
                 self.notify(f"loading {name}")
                 self._start(worker)
             on_cpu = not on_device(self.settings.options)
-            for turn in range(-1, rounds):  # the first one warms up and does not count
+            for turn in range(-1, rounds):  # the first turn only warms up and is not counted
                 self.notify(f"round {turn + 1} of {rounds}")
                 if turn >= 0 and on_cpu:
                     rates.append(bandwidth(self.settings.threads))
@@ -217,12 +219,12 @@ class _Bench:
 
 
 def _open(subject: Subject) -> WorkerProcess:
-    # Mappings are walked when a phase begins and ends, not while it is timed.
+    # Mappings are walked only when a phase begins and ends, because that would disturb the timing.
     return WorkerProcess(subject, SAMPLE_SECONDS, kinds_interval=math.inf)
 
 
 def machine() -> str:
-    """Processor and memory in words, as far as the system tells."""
+    """Describe processor and memory, as far as the system tells."""
     told = cpu_info()
     name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
     flags = told.get("flags", [])
@@ -232,7 +234,7 @@ def machine() -> str:
 
 
 def bandwidth(threads: int) -> float:
-    """Bytes a second that all threads together read from memory."""
+    """Measure how many bytes a second all threads together read from memory."""
     left = int(BANDWIDTH_SHARE * available_memory())
     nbytes = min(BANDWIDTH_NBYTES, left // threads) // 8 * 8
     arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(threads)]

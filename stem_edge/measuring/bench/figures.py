@@ -1,4 +1,4 @@
-"""What was measured, as figures: of each subject, and of the bundle against the others."""
+"""Figures of what was measured: of each subject, and of the bundle against the others."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class PhasePeak:
     """Memory of a process in one phase, in bytes."""
 
     unevictable: int  # anonymous memory and swap
-    mapped: int | None  # from the files of backbone and tables; None where the system is silent
-    kinds: dict[str, int]  # kind -> bytes when the phase ended, of the kinds that are known
+    mapped: int | None  # from files of backbone and tables; None if the system does not tell
+    kinds: dict[str, int]  # kind -> bytes at the end of the phase, for the kinds that are known
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A subject on an accelerator, or on the CPU playing one; bytes of memory."""
+    """Figures of a subject on an accelerator, real or emulated; memory in bytes."""
 
     about: dict[str, str]  # provider, device, driver, variant of the graphs
-    planned: int  # by the memory plan, weights and all
-    row_cache_planned: int  # of that the slots
+    planned: int  # in the memory plan, weights included
+    row_cache_planned: int  # slots, a part of that
     slots: int
     host_slots: int
-    allocated: int  # KV cache, slots, hidden states: all but what onnxruntime takes for itself
-    driver_says: int | None  # of the whole process, if NVIDIA's driver tells
-    host_hit_rate: float | None  # of records that the slots lacked
+    allocated: int  # KV cache, slots, hidden states, but not what onnxruntime takes for itself
+    driver_says: int | None  # for the whole process, if NVIDIA's driver tells
+    host_hit_rate: float | None  # share of the records missing in the slots
     uploaded_rows_per_token: float
     uploaded_bytes_per_token: float
     uploaded_bytes_per_prompt_token: float
@@ -44,20 +44,20 @@ class Round:
     """A prompt and the tokens after it, on one subject."""
 
     prompt_tokens: int
-    before: dict[str, float]  # counters before the prompt; none: all began at 0
+    before: dict[str, float]  # counters before the prompt; a missing one was 0
     prefill: Answer
     decode: Answer
 
     def of_prompt(self) -> dict[str, float]:
-        """Growth of the counters for a token of the prompt."""
+        """Return the growth of the counters for a token of the prompt."""
         return _grown(self.before, self.prefill.counters, self.prompt_tokens)
 
     def of_steps(self) -> dict[str, float]:
-        """Growth of the counters for a decode step."""
+        """Return the growth of the counters for a decode step."""
         return _grown(self.prefill.counters, self.decode.counters, len(self.decode.steps))
 
     def rates(self) -> dict[str, float]:
-        """Tokens a second."""
+        """Return the tokens a second."""
         steps = self.decode.steps
         return {
             "prefill": self.prompt_tokens / self.prefill.seconds,
@@ -68,19 +68,19 @@ class Round:
 
 @dataclass
 class Measured:
-    """One subject while it is measured."""
+    """Everything measured of one subject so far."""
 
     rounds: list[Round] = field(default_factory=list)
     loads: list[tuple[float, float]] = field(default_factory=list)  # seconds: loaded, first token
     cold_loads: list[tuple[float, float]] = field(default_factory=list)
     peaks: dict[str, PhasePeak] = field(default_factory=dict)  # by phase
-    about: dict[str, str] = field(default_factory=dict)  # what it runs on
+    about: dict[str, str] = field(default_factory=dict)  # the accelerator
     driver_says: int | None = None  # bytes on NVIDIA GPUs after all rounds
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Medians over the rounds of one subject; None where nothing is counted or was measured."""
+    """Medians over the rounds of one subject; None for what was not counted or measured."""
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
@@ -100,10 +100,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast the bundle is, over the rounds."""
+    """Speed of the bundle over that of another subject, in the same rounds."""
 
     against: str
-    rate: str  # of Round.rates
+    rate: str  # key of Round.rates
     median: float
     least: float
     most: float
@@ -111,9 +111,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a bench was run."""
+    """Settings of a bench."""
 
-    text: str  # where the tokens come from, in words
+    text: str  # source of the tokens, in words
     prompt_tokens: int
     new_tokens: int
     rounds: int
@@ -122,12 +122,12 @@ class Settings:
     threads: int
     cold: bool
     engine: EngineName
-    options: dict[str, Any]  # others of stem_edge.load
+    options: dict[str, Any]  # the other options of stem_edge.load
 
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Everything that a bench found. Sizes in bytes, rates a second."""
+    """Results of a bench. Sizes in bytes, rates a second."""
 
     bundle: str
     machine: str
@@ -135,19 +135,19 @@ class BenchReport:
     settings: Settings
     subjects: dict[str, Figures]  # the first one is the bundle
     ratios: list[Ratio]
-    # Of the machine's memory, before each round: it changes where others share the machine. Empty,
-    # and None, where the bundle runs on a device, whose memory has another.
+    # Of the machine's memory, before each round, because it changes if others use the machine. Empty
+    # for a device, which has its own memory.
     bandwidth: list[float]
     token_nbytes: int
-    bandwidth_reached: float | None  # of what the bandwidth allows by the bytes of a token
+    bandwidth_reached: float | None  # share of the speed that bandwidth and token_nbytes allow
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all results, for JSON."""
         return asdict(self)
 
 
 def figures_of(measured: Measured) -> Figures:
-    """All figures of a subject."""
+    """Return the figures of a subject."""
     steps = [counted for each in measured.rounds if (counted := each.of_steps())]
     speeds = [each.rates() for each in measured.rounds]
     rounds = {rate: [speed[rate] for speed in speeds] for rate in speeds[0]}
@@ -171,7 +171,7 @@ def figures_of(measured: Measured) -> Figures:
 
 
 def ratios(subjects: dict[str, Figures]) -> list[Ratio]:
-    """The first subject against each of the others."""
+    """Compare the first subject with each of the others."""
     (_, bundle), *others = subjects.items()
     found = []
     for name, other in others:
@@ -182,7 +182,7 @@ def ratios(subjects: dict[str, Figures]) -> list[Ratio]:
 
 
 def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
-    """Peaks by phase. Kinds are sampled more rarely than totals: so is `mapped`."""
+    """Return the peaks by phase. `mapped` is sampled more rarely than `unevictable`."""
     peaks = {}
     for name, phase in sampler.phases.items():
         samples = [sample.memory for sample in sampler.samples if sample.phase == name]
@@ -193,7 +193,7 @@ def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
 
 
 def token_nbytes(bundle: Bundle, engine: EngineName, position: int) -> int:
-    """Bytes that a decode step at this position reads from memory."""
+    """Return the bytes that a decode step at this position reads from memory."""
     footprint = footprint_of(bundle.manifest, engine)
     record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
     return footprint.step_nbytes + footprint.kv_nbytes(position) + record

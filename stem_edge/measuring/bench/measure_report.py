@@ -12,7 +12,7 @@ from stem_edge.measuring.bench.measurement import Measurement, Phase
 from stem_edge.text_table import seconds, table, wrapped
 from stem_edge.units import format_rate, format_size
 
-LEAST_STEPS = 10  # to speak of one in ten
+LEAST_STEPS = 10  # fewer cannot tell the slowest tenth
 LABELS = {
     "anonymous": "anonymous",
     "swap": "swap",
@@ -22,41 +22,41 @@ LABELS = {
     "other_files": "mapped: other files",
     "shared": "shared",
 }
-# What --explain says beside the definitions of the kinds of memory, which depend on the system.
+# Words that --explain explains after the kinds of memory, whose meaning depends on the system.
 EXPLAINED = {
-    "phases": "start: Python alone; import: of stem-edge and what it needs; load: of the bundle; "
+    "phases": "start: Python alone; import: stem-edge and what it needs; load: the bundle; "
     "prefill: the prompt, up to the choice of a first token; decode: the tokens that follow in "
-    "the text, one by one, each with the choice of a next one. Memory is that at the end of each",
-    "backbone": "all weights but the tables; they are quantized",
-    "tables": "one row a layer for each token of the vocabulary; they stay on flash, which is any "
-    "disk, and a token reads its rows (together: a record) when it is not in the row cache",
+    "the text, one by one, each with the choice of a next one. Memory is at the end of each",
+    "backbone": "all weights except for the tables; they are quantized",
+    "tables": "one row a layer for each token of the vocabulary; they stay on flash (any disk), and "
+    "a token whose rows are not in the row cache reads them there (together: a record)",
     "KV cache": "keys and values of the tokens so far",
-    "row cache": "slots in memory with rows of tokens used before; counted are those filled. Some "
+    "row cache": "slots in memory for rows of tokens used before; only filled ones are counted. Some "
     "are filled while loading, from counts of text or of earlier runs (--no-warm-start: none)",
-    "resident": "all that is in memory, which tools like top show; most of what is mapped could go",
-    "peak": "the most anonymous memory and swap at any moment of a phase: what a device must have, "
-    "and what --memory limits",
-    "page cache": "what the system holds of the bundle's files, whoever read them; it is free to "
-    "drop it. Rows that are read from flash pass through it",
-    "GPU memory": "of this process, as the driver says; shown if a GPU is used",
+    "resident": "everything in memory, as tools like top show it; most mapped pages could be dropped",
+    "peak": "the most anonymous memory and swap at any moment of a phase, which a device must have, "
+    "and which --memory limits",
+    "page cache": "pages of the bundle's files that the system keeps, whoever read them, and may "
+    "drop. Rows that are read from flash pass through it",
+    "GPU memory": "of this process, as the driver reports it; shown if a GPU is used",
     "load and prefill": "their times together; with start and import, the time from nothing to a "
     "first token",
-    "by median step": "1 / median time of a decode step: without what else the machine did; the "
-    "line above is tokens / time of all steps",
+    "by median step": "1 / median time of a decode step, which leaves out what else the machine "
+    "did; the line above is tokens / time of all steps",
     "hit rate": "share of tokens whose rows were in the row cache when they were needed",
     "stall": "time that a decoded token waited for rows, on average",
     "predicted": "from sizes, the memory plan, and the speed of this machine's kernels, timed "
     "before and after the run, without the model; the difference is relative to what was measured. "
     "Steps of less than a millisecond vary by half from run to run",
-    "checks": "resident by kind against the system's own sum; the greatest resident size that was "
-    "sampled against the one that the kernel noted itself (the high-water mark)",
-    "real, emulated": "of a device: real limits are enforced by the system; emulated ones are "
-    "delays, or a smaller plan, which nothing enforces",
+    "checks": "the sum of all kinds against the system's own sum; the greatest resident size that "
+    "was sampled against the kernel's own record of it (the high-water mark)",
+    "real, emulated": "limits of a device: the system enforces real ones; emulated ones are delays, "
+    "or a smaller plan, which nothing enforces",
 }
 
 
 def to_dict(found: Measurement) -> dict[str, object]:
-    """All figures, for JSON. Sizes in bytes, times in seconds."""
+    """Return everything measured, for JSON. Sizes in bytes, times in seconds."""
     plain, work = asdict(found), found.workload
     del plain["round"]
     workload = {
@@ -73,7 +73,7 @@ def to_dict(found: Measurement) -> dict[str, object]:
 
 
 def figures(found: Measurement) -> dict[str, float | None]:
-    """What the run comes to."""
+    """Return the main figures of a run."""
     speed = found.speed
     return {
         "peak_unevictable": found.peak,
@@ -91,13 +91,13 @@ def figures(found: Measurement) -> dict[str, float | None]:
 
 
 def accounted(found: Measurement) -> float:
-    """All kinds together over what the kernel counts as resident, where they agree least."""
+    """Return the sum of all kinds over the kernel's resident size, in the phase that differs most."""
     shares = [phase.memory.at_end.resident / phase.memory.resident_at_end for phase in found.phases]
     return max(shares, key=lambda share: abs(share - 1))
 
 
 def to_csv(found: Measurement) -> str:
-    """A line for each phase. Sizes in bytes, times in seconds."""
+    """Return a line for each phase. Sizes in bytes, times in seconds."""
     out = io.StringIO()
     writer = csv.DictWriter(out, _csv_row(found.phases[0]), lineterminator="\n")
     writer.writeheader()
@@ -114,13 +114,13 @@ def _csv_row(phase: Phase) -> dict[str, object]:
 
 
 def report_table(found: Measurement) -> str:
-    """For people, 80 columns wide."""
+    """Return the report for people, 80 columns wide."""
     sections = [_head(found), _phases(found), _speed(found), _predicted(found), _checks(found)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
 def explanation(found: Measurement) -> str:
-    """What every word of the table means on this system."""
+    """Explain every word of the table, as it applies to this system."""
     kinds = {LABELS[name]: text for name, text in found.definitions.items()}
     lines = [f"{name}: {text}." for name, text in (kinds | EXPLAINED).items()]
     return "\n".join(part for line in lines for part in wrapped(line, "  "))
@@ -136,7 +136,7 @@ def _head(found: Measurement) -> list[str]:
     if found.runs_on:
         lines.append(", ".join(f"{key} {value}" for key, value in found.runs_on.items()))
     if found.prepared_seconds > 1:
-        lines.append(f"preparing what a first load prepares took {found.prepared_seconds:.0f} s")
+        lines.append(f"preparations of a first load took {found.prepared_seconds:.0f} s")
     if found.device is not None:
         lines.append(f"on {found.device.name} ({found.device.what}):")
         lines += [f"  {limit.what + ':':<8}{limit.how}; {limit.words}" for limit in found.limits]
@@ -145,7 +145,7 @@ def _head(found: Measurement) -> list[str]:
 
 def _phases(found: Measurement) -> list[str]:
     def sizes(label: str, value: Callable[[Phase], int | None]) -> list[tuple[str, ...]]:
-        """A row, where there is anything to say: nothing of kinds that the system does not tell."""
+        """Return a row, or none if there is nothing to show, or the system does not tell the kind."""
         values = [value(phase) for phase in found.phases]
         if not any(values) and (values[0] == 0 or label in LABELS.values()):
             return []
@@ -199,7 +199,7 @@ def _slow(steps: list[float]) -> str:
 
 def _predicted(found: Measurement) -> list[str]:
     expected, speed = found.prediction, found.decode_tokens_per_second
-    # The prediction is of kernels of the CPU.
+    # Speed on an accelerator cannot be compared, because the prediction is for kernels of the CPU.
     elsewhere = found.runs_on.get("provider", "cpu") != "cpu"
     known = None if elsewhere or len(found.steps) < LEAST_STEPS else speed
     hits: Callable[[float], str] = "{:.1%}".format
@@ -221,8 +221,8 @@ def _checks(found: Measurement) -> list[str]:
     lines = [f"Needs {format_size(found.peak)} of RAM that cannot be reclaimed."]
     if found.mapped:
         lines += [
-            f"Beside it, {format_size(found.mapped)} of weights are mapped: fast while they stay in",
-            "memory, read again when they were dropped.",
+            f"In addition, {format_size(found.mapped)} of weights are mapped: fast while they stay",
+            "in memory, read again if they were dropped.",
         ]
     lines += [
         f"checks: the kinds add up to {accounted(found):.1%} of what the system counts as",
@@ -230,4 +230,4 @@ def _checks(found: Measurement) -> list[str]:
     ]
     if found.sampler_saw is not None:
         lines[-1] += f" saw {found.sampler_saw:.1%} of the kernel's mark"
-    return [*lines, "Meanings of all words: --explain"]
+    return [*lines, "--explain says what every word means"]

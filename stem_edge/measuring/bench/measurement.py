@@ -1,4 +1,4 @@
-"""Runs a bundle once, in a process of its own, and says what that took, phase by phase."""
+"""One run of a bundle in a process of its own: time and memory, phase by phase."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0
-MOST_LEFT = 0.05  # of the files in the page cache, in a run that is called cold
+MOST_LEFT = 0.05  # share of the files that may stay in the page cache in a run called cold
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase. Sizes in bytes."""
+    """A phase of the run. Sizes in bytes."""
 
     name: str
     seconds: float
-    tokens: int  # that went through the model
+    tokens: int  # processed by the model
     memory: PhaseMemory
-    cached_backbone: int | None  # of the bundle's files in the system's page cache, at the end
+    cached_backbone: int | None  # in the system's page cache at the end, of the bundle's files
     cached_tables: int | None
     kv_cache: int
     row_cache: int
-    device: int | None  # memory of a GPU; None if the system does not tell
+    device: int | None  # memory of a GPU; None if the driver does not tell
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run took. Sizes in bytes, times in seconds."""
+    """Results of one run. Sizes in bytes, times in seconds."""
 
     bundle: str
     engine: EngineName
     system: str
     threads: int
     context_length: int
-    options: dict[str, Any]  # others of stem_edge.load, where they are not its defaults
+    options: dict[str, Any]  # other options of stem_edge.load that differ from its defaults
     workload: Workload
     device: Device | None
     limits: list[Limit]
@@ -67,15 +67,15 @@ class Measurement:
     samples: list[Sample]  # memory by kind over time
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
-    prepared_seconds: float  # spent before on what only a first load does
-    round: Round  # what the worker said of loading, prompt and decoding
+    prepared_seconds: float  # spent before the run, on what only a first load does
+    round: Round  # the worker's answers
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
-    runs_on: dict[str, str]  # provider, device, driver; empty where no provider was asked for
+    runs_on: dict[str, str]  # provider, device, driver; empty if no provider was asked for
 
     def phase(self, name: str) -> Phase:
-        """A phase by its name: start, import, load, prefill, decode."""
-        return next(one for one in self.phases if one.name == name)
+        """Return a phase by its name: start, import, load, prefill or decode."""
+        return next(phase for phase in self.phases if phase.name == name)
 
     @property
     def speed(self) -> Figures:
@@ -89,12 +89,12 @@ class Measurement:
 
     @property
     def counters(self) -> dict[str, float]:
-        """What the engine had counted at the end."""
+        """Counters of the engine at the end."""
         return self.round.decode.counters
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Speed by the median step, which leaves out what else the machine did."""
+        """Speed by the median step, which other load on the machine hardly changes."""
         return self.speed.median_step_tokens_per_second
 
     @property
@@ -104,12 +104,12 @@ class Measurement:
 
     @property
     def peak(self) -> int:
-        """Anonymous memory and swap of the process at its peak."""
+        """Peak of the process's anonymous memory and swap."""
         return max(phase.memory.peak_unevictable for phase in self.phases)
 
     @property
     def mapped(self) -> int | None:
-        """Pages of the backbone's files at the end; None where the system does not tell."""
+        """Mapped pages of the backbone's files at the end; None if the system does not tell."""
         return self.phases[-1].memory.at_end.backbone
 
     @property
@@ -135,28 +135,31 @@ def measure(
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> Measurement:
-    """Load a bundle, process a prompt, decode: all in a process of its own, watched from here.
+    """Load a bundle, process a prompt and decode, in a process of its own that is watched from here.
 
-    text: a text or token ids (stem_edge.measuring.run.workload); its first tokens are the prompt, those
-        that follow are fed one by one as in decoding. Default: the text inside this package.
-    device: run inside the limits of a device (stem_edge.measuring.memory.devices), as far as can be.
-    cold: take the bundle's files out of the page cache first. Always, on a device.
+    text: a text or token ids (stem_edge.measuring.run.workload). The first tokens are the prompt,
+        those after it are fed one by one as in decoding. Default: the text inside this package.
+    device: name of a device (stem_edge.measuring.memory.devices) within whose limits to run, as far
+        as this machine can enforce them.
+    cold: take the bundle's files out of the page cache first; always done for a device.
     interval: seconds between two samples of the process's totals.
-    notify: gets what is going on, in words; an empty text at the end.
+    notify: called with what is going on, in words; at the end with an empty text.
     options: of stem_edge.load.
 
     Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
     """
     opened, given = open_bundle(bundle), LoadOptions(**options)
     if not 0 < interval <= LONGEST_INTERVAL:
-        raise InputError(f"interval is {interval}; expected up to {LONGEST_INTERVAL:g} seconds")
-    known = None if device is None else find_device(device)
+        raise InputError(
+            f"interval is {interval} seconds; expected more than 0, at most {LONGEST_INTERVAL:g}"
+        )
+    stated = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
     engine = choose_backbone(opened, given.engine)
-    flash = given.emulate_flash or (known.flash if known else None)
+    flash = given.emulate_flash or (stated.flash if stated else None)
     reads = opened.manifest.tables is not None and not given.resident
     try:
-        with Limits(known, flash if reads else None) as limits:
+        with Limits(stated, flash if reads else None) as limits:
             chosen = replace(
                 given,
                 engine=engine,
@@ -165,18 +168,18 @@ def measure(
                 threads=given.threads or limits.cpus or usable_cpus(),
             )
             loader = loaders(opened, engine, chosen)[0]
-            if known is not None and given.memory is None and given.slots is None:
-                fitting = fit_on_device(opened, loader.needs, known.memory, chosen.context(opened))
+            if stated is not None and given.memory is None and given.slots is None:
+                fitting = fit_on_device(opened, loader.needs, stated.memory, chosen.context(opened))
                 chosen = replace(chosen, memory=fitting)
             run = _Run(opened, engine, workload, chosen, loader, limits, notify)
-            return run.measure(interval, cold=cold or known is not None)
+            return run.measure(interval, cold=cold or stated is not None)
     finally:
         notify("")
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of one worker through all phases."""
+    """A run of a worker through all phases."""
 
     bundle: Bundle
     engine: EngineName
@@ -187,14 +190,14 @@ class _Run:
     notify: Callable[[str], None]
 
     def measure(self, interval: float, *, cold: bool) -> Measurement:
-        """Prepare what is not measured, run, and put everything together."""
+        """Prepare what is not measured, run, and put the results together."""
         self.notify("preparing")
         started = time.perf_counter()
         self.loader.prepare(None)
         prepared = time.perf_counter() - started
         device, options = self.limits.device, self.options
         room = None if device is None else device.memory
-        expected = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
+        predict_at, curve = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
         before, phases = self._rates(), list[Phase]()
         kept = load_options(options)
         subject = bundle_subject("bundle", self.bundle, self.engine, kept)
@@ -218,8 +221,9 @@ class _Run:
             interval=interval,
             prepared_seconds=prepared,
             round=done,
-            hit_curve=expected.hit_curve,
-            prediction=expected.at(between(before, self._rates())),
+            hit_curve=curve,
+            # Rates are measured twice, because others may begin or stop to use the machine meanwhile.
+            prediction=predict_at(between(before, self._rates())),
             runs_on=worker.about,
         )
 
@@ -229,8 +233,9 @@ class _Run:
         return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
-        """Run all phases in order."""
-        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF  # of prepared graphs, too
+        """Run all phases in order, and append them to `phases`."""
+        # By the suffix, too, because names of prepared graphs are not in BACKBONE_FILES.
+        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF
         files, own = worker.subject.files(), BACKBONE_FILES[self.engine]
         backbone = [path for path in files if path.name in own or suffix in path.name]
         tables = [path for path in files if TABLES in path.parts]
@@ -265,13 +270,13 @@ class _Run:
 
 
 def _drop_pages(files: list[Path]) -> None:
-    """Take files out of the page cache, and warn of what stays in it."""
+    """Take files out of the page cache, and warn if many pages stay."""
     drop_pages(files)
     left, whole = cached_nbytes(files), sum(file.stat().st_size for file in files)
     if left is not None and left > MOST_LEFT * whole:
         warnings.warn(
-            f"{left / whole:.0%} of the bundle stay in the page cache, so this run is not cold: "
-            "another process uses them, or their file system lies in memory",
+            f"{left / whole:.0%} of the bundle stays in the page cache, so this run is not cold: "
+            "another process uses it, or its file system lies in memory",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""A measurement as a picture: memory over time, hit rate by cache size, bytes of a token."""
+"""Plot of a measurement: memory over time, hit rate by cache size, bytes of a token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".pdf", ".svg")
-# Two columns of a paper, in inches; letters as large as a caption's.
+# Inches, as wide as two columns of a paper; letters in points, as large as a caption's.
 WIDTH, HEIGHT, LETTERS = 7.0, 4.6, 8
-# Told apart without colours, too, and by the colour-blind (Okabe and Ito).
+# Colours of Okabe and Ito, which can also be told apart in grey, and by the colour-blind.
 COLOURS = {
     "anonymous": "#D55E00",
     "shared": "#CC79A7",
@@ -31,14 +31,14 @@ COLOURS = {
     "backbone": "#56B4E9",
 }
 MB = 1e6
-# Shares of the whole time from which on a phase has room for its name, upright and as it is.
+# Least shares of the whole time that a phase needs to show its name, upright and level.
 NARROWEST, WIDE_ENOUGH = 0.02, 0.09
 
 
 def check_plot(path: Path) -> None:
-    """Whether a plot could be written there. Raises InputError, StemEdgeError."""
+    """Raise InputError if a plot cannot be written there, StemEdgeError without matplotlib."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
+        raise InputError(f"{path}: a plot can only be written as one of {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{path.parent}: no such folder; make it first")
     try:
@@ -50,16 +50,12 @@ def check_plot(path: Path) -> None:
 
 
 def plot(found: Measurement, path: str | Path) -> None:
-    """Draw a measurement into a file: .png, .pdf or .svg. Raises as check_plot does."""
+    """Draw a measurement into a .png, .pdf or .svg file. Raises as check_plot does."""
     path = Path(path)
     check_plot(path)
     figure = new_figure(HEIGHT)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    for draw_panel, place in (
-        (_memory, grid[0, :]),
-        (_hit_rate, grid[1, 0]),
-        (_token, grid[1, 1]),
-    ):
+    for draw_panel, place in ((_memory, grid[0, :]), (_hit_rate, grid[1, 0]), (_token, grid[1, 1])):
         axes = figure.add_subplot(place)
         draw_panel(axes, found)
         plain(axes)
@@ -67,22 +63,22 @@ def plot(found: Measurement, path: str | Path) -> None:
 
 
 def draw(path: Path, plot: Callable[[Path], None]) -> None:
-    """Plot into a file, and say on stderr which one was written or replaced."""
+    """Plot into a file, and report on stderr that it was written or replaced."""
     done = "replaced" if path.exists() else "wrote"
     plot(path)
     print(f"{done} {path}", file=sys.stderr)
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure of this size in inches, where matplotlib is installed."""
-    from matplotlib.figure import Figure  # without pyplot, which may open windows
+    """Return an empty figure of this size in inches; matplotlib must be installed."""
+    from matplotlib.figure import Figure  # rather than pyplot, which may open windows
 
     settings: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
     return Figure(**settings)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of its name, whole or not at all. Raises InputError."""
+    """Write a figure in the format of the file's suffix, atomically. Raises InputError."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=200, format=path.suffix[1:].lower())
     try:
@@ -92,7 +88,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def plain(axes: Axes) -> None:
-    """Small letters, and no frame but the two axes."""
+    """Set small letters, and remove the frame except for the two axes."""
     axes.tick_params(labelsize=LETTERS)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(LETTERS)
@@ -102,9 +98,7 @@ def plain(axes: Axes) -> None:
 
 def _memory(axes: Axes, found: Measurement) -> None:
     seconds = [sample.seconds for sample in found.samples]
-    kinds = [
-        kind for kind in COLOURS if any(getattr(sample.memory, kind) for sample in found.samples)
-    ]
+    kinds = [kind for kind in COLOURS if any(getattr(s.memory, kind) for s in found.samples)]
     values = [[(getattr(s.memory, kind) or 0) / MB for s in found.samples] for kind in kinds]
     axes.stackplot(
         seconds,
@@ -119,23 +113,16 @@ def _memory(axes: Axes, found: Measurement) -> None:
     axes.set(xlabel="time, seconds", ylabel="resident memory, MB", ylim=(0, top))
     axes.set_xlim(0, max(seconds))
     _mark_phases(axes, found, top)
-    axes.set_title(
-        f"{_subject(found)}; dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB",
-        loc="left",
-        fontsize=LETTERS,
-    )
+    name = Path(found.bundle).resolve().name + (f" on {found.device.name}" if found.device else "")
+    peak = f"dashed: peak of anonymous memory and swap, {found.peak / MB:,.0f} MB"
+    axes.set_title(f"{name}; {peak}", loc="left", fontsize=LETTERS)
     axes.legend(
         fontsize=LETTERS, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, reverse=True
     )
 
 
-def _subject(found: Measurement) -> str:
-    device = f" on {found.device.name}" if found.device else ""
-    return f"{Path(found.bundle).resolve().name}{device}"
-
-
 def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
-    """A line where each phase ends; names of phases too short for theirs are left out."""
+    """Draw a line at the end of each phase, and the names of phases that are long enough."""
     whole = max(sample.seconds for sample in found.samples)
     for phase in found.phases:
         times = [sample.seconds for sample in found.samples if sample.phase == phase.name]
@@ -145,15 +132,8 @@ def _mark_phases(axes: Axes, found: Measurement, top: float) -> None:
         share, middle = phase.seconds / whole, (max(0.0, begin) + end) / 2
         if share > NARROWEST:
             turned = 0 if share > WIDE_ENOUGH else 90
-            axes.text(
-                middle,
-                0.97 * top,
-                phase.name,
-                ha="center",
-                va="top",
-                fontsize=LETTERS,
-                rotation=turned,
-            )
+            place: dict[str, Any] = {"ha": "center", "va": "top", "rotation": turned}
+            axes.text(middle, 0.97 * top, phase.name, fontsize=LETTERS, **place)
 
 
 def _hit_rate(axes: Axes, found: Measurement) -> None:
@@ -162,31 +142,27 @@ def _hit_rate(axes: Axes, found: Measurement) -> None:
         axes.set_axis_off()
         return
     slots = sorted(found.hit_curve)
-    rates = [100 * found.hit_curve[one] for one in slots]
+    rates = [100 * found.hit_curve[count] for count in slots]
     axes.semilogx(slots, rates, color=COLOURS["tables"], marker="o", markersize=3, linewidth=1)
     mine = found.counters.get("slots", 0)
     if slots[0] <= mine <= 3 * slots[-1]:
         axes.axvline(mine, color="black", linewidth=0.6, linestyle=":")
-        words = f"dotted: the {mine:,.0f} slots of this run"
-        axes.set_title(words, loc="left", fontsize=LETTERS)
+        axes.set_title(f"dotted: the {mine:,.0f} slots of this run", loc="left", fontsize=LETTERS)
     axes.set(xlabel="slots of the row cache", ylabel="hit rate while decoding, %")
     axes.set_ylim(0, 102)
 
 
 def _token(axes: Axes, found: Measurement) -> None:
     expected = found.prediction
-    rows = found.speed.flash_bytes_per_token or 0
     parts = {
-        "weights": expected.weights_per_token,
+        "rows, from flash": found.speed.flash_bytes_per_token or 0,
         "KV cache": expected.kv_per_token,
-        "rows, from flash": rows,
+        "weights": expected.weights_per_token,
     }
-    names = list(parts)[::-1]
-    values = [max(parts[name], 1.0) for name in names]
+    names, values = list(parts), [max(nbytes, 1.0) for nbytes in parts.values()]
     axes.barh(names, values, color=[COLOURS["tables"], COLOURS["anonymous"], COLOURS["backbone"]])
     axes.set_xscale("log")
     axes.set_xlim(1, 100 * max(values))
-    for at, name in enumerate(names):
-        words = format_size(parts[name])
-        axes.text(1.5 * values[at], at, words, va="center", fontsize=LETTERS)
+    for at, (name, value) in enumerate(zip(names, values, strict=True)):
+        axes.text(1.5 * value, at, format_size(parts[name]), va="center", fontsize=LETTERS)
     axes.set(xlabel="bytes that a decoded token reads (logarithmic)")

@@ -1,15 +1,15 @@
-"""The tables of `stem-edge bench`."""
+"""Tables of `stem-edge bench`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
 
-from stem_edge.measuring.bench.figures import BenchReport, Figures, OnDevice, PhasePeak
+from stem_edge.measuring.bench.figures import BenchReport, Figures, OnDevice
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 
-# Title, unit, name among the figures, digits, and the factor to the unit.
+# Title, unit, name in the figures, digits, factor from the figure to the unit.
 COLUMNS = (
     ("prefill", "tok/s", "prefill_tokens_per_second", 0, 1),
     ("decode", "tok/s", "decode_tokens_per_second", 1, 1),
@@ -26,14 +26,14 @@ COLUMNS = (
     ("slots", "", "slots", 0, 1),
 )
 LEGEND = """\
-by step: by the median step; +first: from nothing to a first token; cold: the same, with no file in
-the page cache; anon: anonymous memory and swap; file: mapped from files of backbone and tables;
-slots: records that the row cache holds"""
+by step: by the median step; +first: from nothing to a first token; cold: +first with no file in the
+page cache; anon: anonymous memory and swap; file: mapped from files of backbone and tables;
+slots: records that the row cache can hold"""
 PEAKS = "peak memory by phase, anonymous and swap + mapped from backbone and tables, MB"
 
 
 def report_table(report: BenchReport) -> str:
-    """Everything, for people."""
+    """Return the report for people."""
     subjects = report.subjects
     titles, units, *_ = zip(*COLUMNS, strict=True)
     rows = [("", *titles), ("", *units), *((n, *_cells(each)) for n, each in subjects.items())]
@@ -59,7 +59,7 @@ def _head(report: BenchReport) -> Iterator[str]:
         f"{settings.rounds} rounds{cold}; {settings.text}"
     )
     if "emulate_flash" in settings.options or any(n.startswith("flash=") for n in report.subjects):
-        yield "flash is EMULATED where a profile is named: delays only"
+        yield "flash is EMULATED where a profile is named, by delays only"
 
 
 def _cells(figures: Figures) -> list[str]:
@@ -67,25 +67,27 @@ def _cells(figures: Figures) -> list[str]:
     values = vars(figures) | {
         "anonymous": max(peak.unevictable for peak in peaks),
         "mapped": max((peak.mapped for peak in peaks if peak.mapped is not None), default=None),
-        "slots": figures.slots or None,  # a dense model has none
+        "slots": figures.slots or None,  # no cell rather than 0 for a dense model
     }
-    return [_cell(values[name], digits, factor) for _, _, name, digits, factor in COLUMNS]
+    return [
+        "" if (value := values[name]) is None else f"{value * factor:,.{digits}f}"
+        for _, _, name, digits, factor in COLUMNS
+    ]
 
 
 def _phases(figures: Figures) -> str:
-    return ",  ".join(f"{phase} {_peak(peak)}" for phase, peak in figures.peak_memory.items())
-
-
-def _peak(peak: PhasePeak) -> str:
-    anonymous = _cell(peak.unevictable, 0, 1e-6)
-    return anonymous if peak.mapped is None else f"{anonymous} + {_cell(peak.mapped, 0, 1e-6)}"
+    words = []
+    for phase, peak in figures.peak_memory.items():
+        mapped = "" if peak.mapped is None else f" + {peak.mapped / 1e6:,.0f}"
+        words.append(f"{phase} {peak.unevictable / 1e6:,.0f}{mapped}")
+    return ",  ".join(words)
 
 
 def _devices(subjects: dict[str, Figures]) -> list[str]:
     found = {name: each.on_device for name, each in subjects.items() if each.on_device}
     if not found:
         return []
-    lines = ["on devices: memory as planned (of that slots) and as allocated, without weights"]
+    lines = ["on devices: memory planned (slots thereof), and allocated without weights"]
     for name, device in found.items():
         lines.append(f"{name}: {', '.join(f'{key} {word}' for key, word in device.about.items())}")
         if device.planned:
@@ -125,7 +127,3 @@ def _bandwidth(report: BenchReport) -> Iterator[str]:
         f"{max(rates) / 1e9:.1f}); a token reads {format_size(nbytes)}: at most "
         f"{rate / nbytes:.1f} tok/s, {report.bandwidth_reached:.2f} of it reached"
     )
-
-
-def _cell(value: float | None, digits: int, factor: float = 1) -> str:
-    return "" if value is None else f"{value * factor:,.{digits}f}"

@@ -1,1 +1,1 @@
-"""What a process holds, by kind, and limits that make a device of this machine."""
+"""Memory of a process by kind, and limits that let this machine stand in for a smaller device."""

@@ -1,7 +1,7 @@
-"""Devices that a bundle may be meant for: what one program can have of each.
+"""Devices that a bundle may be meant for, and what one program can have of each.
 
-Round numbers in the middle of what such devices offer, for planning and for runs inside limits. A
-device at hand is better measured than looked up here.
+The numbers are round, from the middle of what such devices offer, for planning and for runs inside
+limits. If you have the device, measure there instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from stem_edge.runtime.rows.flash import FlashName
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device."""
+    """Memory, cores and flash that one program can count on."""
 
     name: str
-    memory: int  # bytes that one program may take, mapped files included, before it gets killed
+    memory: int  # bytes, mapped files included, that a program may take before it gets killed
     cpus: int  # fast cores
-    bandwidth: float  # bytes a second that these cores read from memory together
+    bandwidth: float  # bytes a second that these cores together read from memory
     flash: FlashName
     what: str
 
@@ -39,7 +39,7 @@ DEVICES = {
 
 
 def find_device(name: str) -> Device:
-    """The device of a name. Raises InputError, which lists them."""
+    """Return the device of this name. Raises InputError, which lists all names."""
     if name not in DEVICES:
         raise InputError(f"device {name!r} is not known; expected one of {', '.join(DEVICES)}")
     return DEVICES[name]

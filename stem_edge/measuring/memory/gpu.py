@@ -1,4 +1,4 @@
-"""What an execution provider runs on, in words, and what a process holds there."""
+"""The accelerator that an execution provider runs on, and the memory that a process holds there."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from stem_edge.system.memory import ask_nvidia
 
 NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 MEMORY_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
-# Names of Vulkan in software, and what onnxruntime lists where there is nothing but the CPU.
+# Vulkan drivers that compute in software, and "CPU", which onnxruntime lists if it finds no GPU.
 SOFTWARE = re.compile(r"llvmpipe|lavapipe|lvp|swiftshader|\bcpu\b", re.IGNORECASE)
-# The display adapter of SwiftShader, and the stand-in of tools/software_gpu.py.
+# Vendor and device id of SwiftShader's display adapter, and of the stand-in in
+# tools/software_gpu.py.
 SOFTWARE_IDS = (0x1AE0, 0xC0DE)
 NVIDIA = ("cuda", "tensorrt")
-VULKAN_DRIVER = "VK_DRIVER_FILES"  # that the Vulkan loader was told to take
+VULKAN_DRIVER = "VK_DRIVER_FILES"  # the driver that the Vulkan loader must use
 
 
 def about_accelerator(
     providers: Providers, libraries: Mapping[str, str | Path] | None = None
 ) -> dict[str, str]:
-    """Provider, device and driver as far as they are known, and whether it is a device at all.
+    """Return provider, device and driver as far as they are known, and if the device is software.
 
     Raises what resolving providers raises.
     """
@@ -50,15 +51,16 @@ def about_accelerator(
 
 
 def about_nvidia(device_id: str) -> dict[str, str]:
-    """Name and driver of an NVIDIA GPU; nothing where its driver does not tell."""
+    """Return name and driver of an NVIDIA GPU, or nothing if nvidia-smi gives no answer."""
     name, _, driver = "".join(ask_nvidia(*NAME_QUERY, f"--id={device_id}")[:1]).rpartition(",")
     return {"device": name.strip(), "driver": driver.strip()} if name else {}
 
 
 def device_nbytes(pid: int, providers: Providers) -> int | None:
-    """Bytes on NVIDIA GPUs; 0 if none is used, None where nobody tells. providers: as of load.
+    """Return the bytes that a process holds on NVIDIA GPUs; None if the driver does not list it.
 
-    The driver lists what computes by CUDA, by the ids outside of a container.
+    0 without `providers` (as in stem_edge.load). The driver lists processes that use CUDA, by the
+    ids that they have outside of any container.
     """
     if providers is None:
         return 0

@@ -1,8 +1,8 @@
-"""Runs a process inside the limits of a device, where this machine allows, and says which are real.
+"""Limits of a device around a process, as far as this machine can enforce them.
 
-Memory: a cgroup of its own, version 1 or 2, which takes rights that root and some user sessions have.
-CPUs: affinity. Flash: delays (stem_edge.runtime.rows.flash), always emulated. The speed of a core and of
-memory cannot be limited, so times on a faster machine are not those of the device.
+Memory: a cgroup of its own, version 1 or 2; root and some user sessions may make one.
+CPUs: affinity. Flash: delays (stem_edge.runtime.rows.flash), always emulated. The speed of cores and
+of memory cannot be limited, so times on a faster machine are not those of the device.
 """
 
 from __future__ import annotations
@@ -18,41 +18,40 @@ from stem_edge.measuring.memory.devices import Device
 from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 
-How = Literal["real", "emulated", "not applied"]
 PREFIX = "stem-edge-"
-# Version of cgroups -> limits of memory; of memory and swap together, or of swap.
+# Version of cgroups -> files that limit memory, and memory with swap (version 1) or swap alone (2).
 LIMIT_FILES = {
     1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
     2: ("memory.max", "memory.swap.max"),
 }
-REMOVE_TRIES = 50  # a cgroup is busy for a moment after its last process has ended
+REMOVE_TRIES = 50  # because a cgroup stays busy for a moment after its last process has ended
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit, and whether it holds."""
+    """A limit of the device, and if it is enforced here."""
 
     what: str
-    how: How
+    how: Literal["real", "emulated", "not applied"]
     words: str
 
 
 class Limits(contextlib.ExitStack):
-    """A context manager around a process that `confine` is called with, before it works."""
+    """Context manager around a process: call `confine` with its pid before it starts to work."""
 
     def __init__(self, device: Device | None, flash: str | None = None) -> None:
-        """`flash`: what reads are delayed as; None: nothing is read, or not delayed."""
+        """`flash`: the profile that delays reads; None if nothing is read, or not delayed."""
         super().__init__()
         self.device, self.flash = device, flash
         self.limits: list[Limit] = []
 
     @property
     def cpus(self) -> int | None:
-        """CPUs that the process gets; None: all it may use."""
+        """CPUs that the process gets; None without a device: all that it may use."""
         return None if self.device is None else min(self.device.cpus, usable_cpus())
 
     def confine(self, pid: int) -> None:
-        """Apply what can be applied to a process that has not begun to work."""
+        """Apply what can be applied to a process that has not started to work."""
         if self.device is None:
             return
         flash = Limit("flash", "not applied", "this run reads no rows from flash")
@@ -75,12 +74,13 @@ class Limits(contextlib.ExitStack):
         _sweep(parent)
         self.callback(_remove, folder)  # first, so that an interrupt leaves nothing behind
         try:
-            folder.mkdir(exist_ok=True)  # one of a process that was killed and had the same number
+            # It may exist, because a killed process with the same pid could not remove its own.
+            folder.mkdir(exist_ok=True)
             limit, with_swap = LIMIT_FILES[version]
-            _write(folder / limit, device.memory)
-            with contextlib.suppress(OSError):  # only where swap is accounted
-                _write(folder / with_swap, device.memory if version == 1 else 0)
-            _write(folder / "cgroup.procs", pid)
+            (folder / limit).write_text(str(device.memory))
+            with contextlib.suppress(OSError):  # kernels that do not account swap cannot limit it
+                (folder / with_swap).write_text(str(device.memory if version == 1 else 0))
+            (folder / "cgroup.procs").write_text(str(pid))
         except OSError as error:
             _remove(folder)
             why = f"{size}, not enforced: no cgroup in {parent} ({error.strerror})"
@@ -101,7 +101,7 @@ class Limits(contextlib.ExitStack):
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what runs that were killed have left."""
+    """Remove the groups of runs that were killed."""
     import psutil
 
     for folder in parent.glob(f"{PREFIX}*"):
@@ -123,18 +123,15 @@ def _remove(folder: Path) -> None:
 
 
 def _parent(own: Path, version: int) -> Path | None:
-    """Where a cgroup with a limit can be made. In version 2, only groups without processes of their
-    own hand memory to their children, so it is a group above, where the new one is a neighbour."""
+    """Return the cgroup in which one with a limit can be made, or None."""
+    # In version 2, a group with processes of its own cannot limit its children's memory, so take
+    # one above it, in which the new group will be a sibling of ours.
     if version == 1:
         return own
     for folder in (own, *own.parents):
         try:
             if "memory" in (folder / "cgroup.subtree_control").read_text().split():
                 return folder
-        except OSError:  # above the top
+        except OSError:  # above the root of the hierarchy
             return None
     return None
-
-
-def _write(path: Path, value: int) -> None:
-    path.write_text(str(value))

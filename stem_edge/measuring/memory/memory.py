@@ -1,7 +1,7 @@
-"""What the memory of a process is made of, and what each kind means on this system.
+"""Memory of a process by kind, and what each kind means on this system.
 
-People argue about "uses 5 GB" because one number is made of kinds that behave differently: anonymous
-memory can get a process killed, pages of files the system takes back whenever it likes.
+"Uses 5 GB" says little, because the kinds behave differently: too much anonymous memory gets a
+process killed, while the system takes back pages of files whenever it likes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import psutil
 
 PROC = Path("/proc")
 ENDED = "the process has ended"
-STATUS = ("VmRSS", "VmHWM", "VmSwap", "RssAnon")  # read in /proc/PID/status
+STATUS = ("VmRSS", "VmHWM", "VmSwap", "RssAnon")  # lines of /proc/PID/status
 LIBRARY = re.compile(r"\.so(\.[\w.]+)?$")
-DELETED = " (deleted)"  # what Linux appends to the name of a file that is gone
+DELETED = " (deleted)"  # Linux appends this to the name of a mapped file that is gone
 SHARED_NAMES = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero", "[anon_shmem:")
 FileKind = Literal["backbone", "tables", "libraries", "other_files"]
 
@@ -36,7 +36,7 @@ DEFINITIONS = {
     "other_files": "pages mapped from any other file",
     "shared": "memory that may be shared with other processes and belongs to no file on disk",
 }
-# Where the system tells less: psutil's figures, under the names that mean most nearly the same.
+# Systems other than Linux tell less: psutil's figures go under the nearest of these names.
 PORTABLE_DEFINITIONS = {
     "anonymous": "USS of psutil: memory that no other process uses and that would be free if this "
     "one ended, with pages of files that only it has mapped; all resident memory where psutil may "
@@ -47,7 +47,7 @@ PORTABLE_DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of a process by kind, and what is in swap; None where the system is silent."""
+    """Resident bytes of a process by kind, and bytes in swap; None if the system does not tell."""
 
     anonymous: int
     swap: int | None = None
@@ -59,37 +59,37 @@ class Memory:
 
     @property
     def resident(self) -> int:
-        """Bytes in memory: all kinds but swap."""
+        """Bytes in memory: the sum of all kinds except swap."""
         return sum(self.kinds().values()) - (self.swap or 0)
 
     @property
     def unevictable(self) -> int:
-        """Anonymous memory and swap: what `memory=` of stem_edge.load limits."""
+        """Anonymous memory and swap, which `memory=` of stem_edge.load limits."""
         return self.anonymous + (self.swap or 0)
 
     def kinds(self) -> dict[str, int]:
-        """Kind -> bytes, of those that are known."""
+        """Return kind -> bytes, for the kinds that are known."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What is cheap to ask for many times a second."""
+    """Sums that are cheap enough to read many times a second."""
 
     unevictable: int  # anonymous memory and swap
     resident: int
 
 
 class FileKinds:
-    """Which kind a mapped file is, by its place."""
+    """Kinds of mapped files, told by their paths."""
 
     def __init__(self, tables: Path, backbone: tuple[Path, ...]) -> None:
         self._tables, self._backbone = _as_shown(tables), [_as_shown(path) for path in backbone]
 
     def kind(self, path: str) -> FileKind:
-        """Kind of a mapped file; the table store lies inside the bundle, so it comes first."""
-        if _inside(path, self._tables):
+        """Return the kind of a mapped file."""
+        if _inside(path, self._tables):  # first, because the tables lie in the bundle's folder, too
             return "tables"
         if any(_inside(path, folder) for folder in self._backbone):
             return "backbone"
@@ -99,9 +99,9 @@ class FileKinds:
 
 
 class MemoryReader:
-    """Reads the memory of one process: what psutil tells on macOS, Windows and elsewhere.
+    """Reads the memory of one process through psutil, on macOS, Windows and elsewhere.
 
-    Methods raise OSError when it has ended.
+    Methods raise OSError when the process has ended.
     """
 
     definitions: Mapping[str, str] = PORTABLE_DEFINITIONS
@@ -111,32 +111,32 @@ class MemoryReader:
             self._process = psutil.Process(pid)
 
     def memory(self) -> Memory:
-        """Ask for memory by kind: resident, and what no other process uses. Takes milliseconds."""
+        """Return memory by kind: what only this process uses, and the rest. Takes milliseconds."""
         with _psutil_errors():
             resident = alone = self._process.memory_info().rss
             with suppress(psutil.AccessDenied):
                 alone = getattr(self._process.memory_full_info(), "uss", resident)
-        if not resident:  # not waited for yet
+        if not resident:  # ended, but its parent has not waited for it yet
             raise ProcessLookupError(ENDED)
         return Memory(alone, other_files=max(0, resident - alone))
 
     def totals(self) -> Totals:
-        """Ask for sums, which takes microseconds on Linux."""
+        """Return the sums, on Linux in microseconds."""
         memory = self.memory()
         return Totals(memory.unevictable, memory.resident)
 
     def begin_peak(self) -> None:
-        """Let the system's own high-water mark begin anew; else it stays that of the whole life."""
+        """Reset the system's high-water mark if it can be reset; else it covers the whole life."""
 
     def peak_resident(self) -> int | None:
-        """The system's high-water mark of resident bytes, which Windows has; None without one."""
+        """Return the system's high-water mark of resident bytes; None without one."""
         with _psutil_errors():
             peak = getattr(self._process.memory_info(), "peak_wset", None)
         return None if peak is None else int(peak)
 
 
 class LinuxReader(MemoryReader):
-    """Reads /proc/PID: smaps, where each mapping names its file, and status."""
+    """Reads /proc/PID/smaps, where each mapping names its file, and /proc/PID/status."""
 
     definitions = DEFINITIONS
 
@@ -144,23 +144,24 @@ class LinuxReader(MemoryReader):
         self._folder, self._files = proc / str(pid), files
 
     def memory(self) -> Memory:
-        """Walk over all mappings once, so that the kinds belong together."""
+        """Return memory by kind, of all mappings at one moment."""
         sums = dict.fromkeys(DEFINITIONS, 0)
         kind, in_shared = "anonymous", False
         text = os.fsdecode((self._folder / "smaps").read_bytes())
-        if not text:  # of a process that has ended and was not waited for
+        if not text:  # ended, but its parent has not waited for it yet
             raise ProcessLookupError(ENDED)
-        for line in text.split("\n"):  # splitlines would also split names at other characters
+        for line in text.split("\n"):  # not splitlines, which would cut names at other characters
             first, _, rest = line.partition(" ")
             if not first.endswith(":"):  # a mapping: addresses, flags, offset, device, inode, path
                 kind, in_shared = self._kind(rest), rest[3:4] == "s"
             elif first == "Rss:":
                 sums[kind] += _kilobytes(rest)
             elif first == "Anonymous:" and kind != "anonymous":
-                # Pages of a private mapping that were written to are copies, the file's no longer.
+                # Pages that were written to through a private mapping are copies: the system cannot
+                # read them from the file again.
                 sums[kind] -= _kilobytes(rest)
                 sums["anonymous"] += _kilobytes(rest)
-            elif first == "Swap:" and not in_shared:  # VmSwap has none of shared memory, either
+            elif first == "Swap:" and not in_shared:  # as in VmSwap, so that both agree
                 sums["swap"] += _kilobytes(rest)
         return Memory(**sums)
 
@@ -172,26 +173,23 @@ class LinuxReader(MemoryReader):
         return self._files.kind(path) if path.startswith("/") else "anonymous"
 
     def totals(self) -> Totals:
-        """Read status, or walk over all mappings where it has no such line."""
+        """Return the sums of status, or of all mappings if it lacks them."""
         status = self._status()
-        if "RssAnon" not in status:  # sandboxes that only resemble Linux
-            memory = self.memory()
-            return Totals(memory.unevictable, memory.resident)
+        if "RssAnon" not in status:  # some sandboxes imitate /proc without this line
+            return super().totals()
         return Totals(status["RssAnon"] + status.get("VmSwap", 0), status["VmRSS"])
 
     def begin_peak(self) -> None:
-        """Ask the kernel to forget the mark."""
-        # Without the right, or in a sandbox without the file, the mark stays. A process that has
-        # ended is noticed by whatever is read next.
+        # A process without the right, or in a sandbox without the file, cannot reset it: the mark
+        # stays. One that has ended is noticed at the next reading.
         with suppress(OSError):
             (self._folder / "clear_refs").write_text("5")
 
     def peak_resident(self) -> int | None:
-        """Read VmHWM of status."""
         return self._status().get("VmHWM")
 
     def _status(self) -> dict[str, int]:
-        # A program may call itself anything.
+        # Not strictly ASCII, because a program may choose any bytes as its name.
         lines = (self._folder / "status").read_text("ascii", "replace").splitlines()
         pairs = (line.partition(":")[::2] for line in lines)
         found = {name: _kilobytes(rest) for name, rest in pairs if name in STATUS}
@@ -201,15 +199,16 @@ class LinuxReader(MemoryReader):
 
 
 def open_reader(pid: int, files: FileKinds) -> MemoryReader:
-    """The reader that tells most on this system."""
-    if sys.platform == "linux" and (PROC / "self" / "smaps").exists():  # small kernels have none
+    """Return the reader that tells most on this system."""
+    # Linux kernels can be built without smaps.
+    if sys.platform == "linux" and (PROC / "self" / "smaps").exists():
         return LinuxReader(pid, files)
     return MemoryReader(pid)
 
 
 @contextmanager
 def _psutil_errors() -> Iterator[None]:
-    """Errors of psutil as those of the system."""
+    """Raise errors of psutil as OSError."""
     try:
         yield
     except psutil.Error as error:
@@ -217,7 +216,7 @@ def _psutil_errors() -> Iterator[None]:
 
 
 def _as_shown(path: Path) -> str:
-    """A path as /proc shows it, which escapes the one character that would end the line."""
+    """Return a path as /proc shows it: only newlines, which would end its line, are escaped."""
     return str(path.resolve()).replace("\n", "\\012")
 
 

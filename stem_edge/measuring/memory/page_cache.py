@@ -1,4 +1,4 @@
-"""How much of a file the system holds in its page cache, whoever read it."""
+"""Files in the system's page cache: how much of them is there, and how to take them out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from stem_edge.errors import InputError
 
 
 def cached_nbytes(paths: Iterable[Path]) -> int | None:
-    """Bytes of these files that are in memory; None where the system does not tell.
+    """Return how many bytes of these files are in memory; None if the system does not tell.
 
-    By mincore(2), which says of a file that this user may not write to that all of it is.
+    It tells by mincore(2), but claims that all is in memory of files that this user neither owns nor
+    may write to.
     """
     mincore = getattr(ctypes.CDLL(None), "mincore", None) if os.name == "posix" else None
     total = 0
@@ -29,23 +30,24 @@ def cached_nbytes(paths: Iterable[Path]) -> int | None:
 
 
 def files_in(root: Path) -> list[Path]:
-    """All files of a folder."""
+    """Return all files in a folder and the folders in it, sorted."""
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def drop_pages(paths: Iterable[Path]) -> None:
-    """Take files out of the page cache; what a process has mapped and touched stays.
+    """Take files out of the page cache, except for pages that a process has mapped and touched.
 
-    Raises InputError where the system takes nothing out when asked.
+    Raises InputError if the system has no call for that.
     """
     if not hasattr(os, "posix_fadvise"):
         raise InputError(
-            "cold is not possible here: this system lets no program take files out of the page "
-            "cache (Linux does); leave out --cold and --device"
+            "cold is not possible here: this system does not let programs take files out of the "
+            "page cache (Linux does); leave out --cold and --device"
         )
     for path in paths:
         with path.open("rb") as file:
-            with suppress(OSError):  # only pages that are on disk can go; some mounts cannot sync
+            # Sync first, because only pages that are on disk can go. Some mounts cannot sync.
+            with suppress(OSError):
                 os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -55,14 +57,14 @@ def _may_ask(path: Path) -> bool:
 
 
 def _cached(path: Path, mincore: ctypes._NamedFuncPointer) -> int | None:
-    if not path.stat().st_size:  # cannot be mapped
+    if not path.stat().st_size:  # an empty file cannot be mapped
         return 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         nbytes = len(mapped)
         pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
-        view = np.frombuffer(mapped, np.uint8)  # ctypes takes no read-only buffer
+        view = np.frombuffer(mapped, np.uint8)  # numpy, because ctypes takes no read-only buffer
         address = view.ctypes.data
-        del view
+        del view  # the mapping cannot be closed while an array refers to it
         status = mincore(
             ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_void_p(pages.ctypes.data)
         )

@@ -1,4 +1,4 @@
-"""Samples the memory of another process while it works, in phases."""
+"""A sampler of another process's memory while that works, in phases."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 from stem_edge.measuring.memory.memory import Memory, MemoryReader, Totals
 
-# By kind, the system walks every mapping: milliseconds, which the measured process would feel.
+# Kinds are sampled more rarely than totals, because the system then walks every mapping: that takes
+# milliseconds, which would slow the measured process down.
 TOTALS_SECONDS, KINDS_SECONDS = 0.01, 0.25
-# With gigabytes mapped a walk takes tens of milliseconds: then they come more rarely.
+# Share of the time that walks may take: with gigabytes mapped, one needs tens of milliseconds.
 MOST_OF_TIME = 0.02
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory by kind at a moment."""
+    """Memory by kind at one moment."""
 
     seconds: float  # since the sampler began
     phase: str
@@ -30,14 +31,14 @@ class PhaseMemory:
     """Memory in one phase, in bytes."""
 
     at_end: Memory
-    resident_at_end: int  # as the system sums it up, to compare the kinds with
+    resident_at_end: int  # the system's own sum, so that the kinds can be checked by it
     peak_unevictable: int  # anonymous memory and swap
     peak_resident: int  # as sampled
     kernel_peak_resident: int | None  # the system's own high-water mark of this phase
 
 
 class Sampler:
-    """Watches through a reader; `phase` says what goes on. One phase at a time."""
+    """Samples through a reader while a `phase` is open, one at a time."""
 
     def __init__(
         self,
@@ -49,12 +50,12 @@ class Sampler:
         self.samples: list[Sample] = []
         self.phases: dict[str, PhaseMemory] = {}
         self._seen: dict[str, list[Totals]] = {}  # by phase
-        self._marks: dict[str, list[int]] = {}  # of the kernel
+        self._marks: dict[str, list[int]] = {}  # by phase: the kernel's high-water marks
         self._started = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Sample while the body runs. A phase of the same name again keeps the higher peaks."""
+        """Sample while the body runs. Phases of the same name keep the higher peaks."""
         done = threading.Event()
         self._seen.setdefault(name, []).append(self.reader.totals())
         self.reader.begin_peak()
@@ -71,8 +72,8 @@ class Sampler:
         self.phases[name] = PhaseMemory(
             memory,
             totals.resident,
-            max(one.unevictable for one in (*seen, totals)),
-            max(one.resident for one in (*seen, totals)),
+            max(each.unevictable for each in (*seen, totals)),
+            max(each.resident for each in (*seen, totals)),
             max(marks, default=None),
         )
 
@@ -85,7 +86,7 @@ class Sampler:
                     self._sample(name)
                     took = time.perf_counter() - now
                     next_kinds = now + max(self.kinds_interval, took / MOST_OF_TIME)
-        except OSError:  # it has ended; whoever waits for its answer says so
+        except OSError:  # it has ended, which must be reported by whoever waits for its answer
             return
 
     def _sample(self, name: str) -> Memory:

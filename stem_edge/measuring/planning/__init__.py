@@ -1,1 +1,1 @@
-"""What to expect of a bundle on a device, before it runs there."""
+"""Memory and speed to expect of a bundle on a device, before it runs there."""

@@ -1,12 +1,12 @@
-"""Plans a bundle for a device, without running it: bits, context, slots, and what to expect.
+"""Plans of a bundle for a device, without running it: bits, context, slots, expected figures.
 
-One memory figure is shared by everything that must stay in memory for decoding to be fast: anonymous
-memory, and the mapped weights that every token reads. What is left beside both goes to the row cache.
+The memory that is allowed is for everything that must stay there for fast decoding: anonymous memory,
+and the mapped weights that every token reads. What is left goes to the row cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from stem_edge.measuring.planning.rates import derived_rates, measure_rates
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.ggml.loading import ggml_needs
+from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
 from stem_edge.runtime.backends.plan import MemoryPlan, Needs, Planner
@@ -48,31 +48,32 @@ from stem_edge.system.memory import available_memory, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
-# Contexts that are tried where none was asked for, and so many slots that a longer one is worth them.
+# Contexts to try if none is asked for, the longest first, and the slots for which there must be room
+# beside one; otherwise a shorter one is better.
 CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
 WANTED_SLOTS = 1024
-LEAST_BANDWIDTH = 10**8  # less is a slip of the keyboard
+LEAST_BANDWIDTH = 10**8  # less must be a typing error
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One way to run a model on a device."""
+    """Plan and expected figures of a model on a device."""
 
-    needs: Needs  # of the context that was chosen
+    needs: Needs  # at the context that was chosen
     plan: MemoryPlan
-    hit_source: str  # where the hit rate comes from, in words
-    rates_source: str  # where the speed of memory comes from, in words
+    hit_source: str  # of the hit rate, in words
+    rates_source: str  # of the speed of memory, in words
     flash: FlashName | None
     prediction: Prediction
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes of the bundle, part by part."""
+        """Sizes of the bundle's parts."""
         return self.needs.footprint
 
     @property
     def types(self) -> BackboneFormat | GgufFormat:
-        """How the weights are stored."""
+        """Types of the weights."""
         return self.footprint.backbone
 
     @property
@@ -82,17 +83,17 @@ class Fit:
 
     @property
     def load_memory(self) -> int:
-        """What to give to stem_edge.load(memory=) or --memory."""
+        """Bytes to give to stem_edge.load(memory=) or --memory."""
         return self.plan.total
 
     @property
     def mapped(self) -> int:
-        """Weights that every token reads in place in mapped files."""
+        """Bytes of weights that every token reads in place, in mapped files."""
         return read_in_place(self.needs)
 
     @property
     def memory(self) -> int:
-        """Expected anonymous memory, and those weights."""
+        """Bytes of expected anonymous memory and of those weights."""
         return self.prediction.anonymous + self.mapped
 
 
@@ -109,17 +110,16 @@ def fit(
     engine: EngineChoice = "auto",
     repack: bool = False,
 ) -> list[Fit]:
-    """Ways to run a bundle, or to export a checkpoint, that fit; the one to take first.
+    """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
-    memory: what the program may take. Default: what this machine leaves.
-    device: a device by name (stem_edge.measuring.memory.devices), with its memory, flash and bandwidth.
-    bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth the
-        rates of this machine are measured, which takes a second or two.
-    text: a text, or token ids, like those that the model will see: for the hit rate.
-    engine: that runs it, as of stem_edge.load; of a checkpoint, "auto" is onnxruntime.
-    repack: of ggml, as of stem_edge.load.
+    memory: what the program may take. Default: what is available on this machine.
+    device: name of a device (stem_edge.measuring.memory.devices): its memory, flash and bandwidth.
+    bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
+        the rates of this machine are measured, which takes a second or two.
+    text: a text, or token ids, like those that the model will see, for the hit rate.
+    engine, repack: as in stem_edge.load; for a checkpoint, "auto" is onnxruntime.
 
-    Raises MemoryPlanError, naming the least that is needed, if nothing fits; InputError,
+    Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
     """
     root = Path(path)
@@ -128,43 +128,64 @@ def fit(
         footprints = of_checkpoint(root, engine)
     else:
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
-    _check(footprints[0], flash, context_length, threads, repack=repack)
-    known = None if device is None else find_device(device)
+    first = footprints[0]
+    _check(first, flash, context_length, threads, repack=repack)
+    stated = None if device is None else find_device(device)
     if memory is not None:
         allowed = parse_size(memory)
     else:
-        allowed = known.memory if known is not None else available_memory()
-    rates = _rates(footprints[0], known, bandwidth, threads or usable_cpus(), repack=repack)
-    hits, source = _hits(bundle, footprints[0], text)
-    tokenizer, flash = tokenizer_nbytes(root), flash or (known.flash if known else None)
-    most = footprints[0].model.max_context
-    contexts = sorted({min(context_length or one, most) for one in CONTEXTS}, reverse=True)
+        allowed = available_memory() if stated is None else stated.memory
+    flash = flash or (stated.flash if stated else None)
+    contexts = {min(context_length or each, first.model.max_context) for each in CONTEXTS}
+    rates = _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack)
+    hits, source = _hits(bundle, first, text)
+    target = _Target(root, bundle, allowed, contexts, rates, hits, source, flash, repack)
     fits, refused = list[Fit](), list[MemoryPlanError]()
     for footprint in footprints:
-        prepared = _will_be_prepared(footprint, bundle)
-        needs_at = partial(_needs, footprint, prepared=prepared, repack=repack)
         try:
-            plan = _plan(root, needs_at, allowed, contexts, tokenizer)
+            fits.append(target.fit(footprint))
         except MemoryPlanError as error:
             refused.append(error)
-            continue
-        usage = _usage(plan, hits)
-        expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
-        needs = needs_at(plan.context_length)
-        fits.append(Fit(needs, plan, source, rates.source, flash, expected))
     if not fits:
-        raise refused[-1]  # which takes the least
+        raise refused[-1]  # the last, because it needs least
     return fits
 
 
+@dataclass(frozen=True)
+class _Target:
+    """Machine and use that plans are made for."""
+
+    root: Path
+    bundle: Bundle | None
+    memory: int
+    contexts: set[int]
+    rates: Rates
+    hits: Callable[[int], float]
+    hit_source: str
+    flash: FlashName | None
+    repack: bool
+
+    def fit(self, footprint: Footprint) -> Fit:
+        """Plan for one of the possible bundles. Raises MemoryPlanError."""
+        tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
+        needs_at = partial(_needs, footprint, prepared=prepared, repack=self.repack)
+        plan = _plan(self.root, needs_at, self.memory, self.contexts, tokenizer)
+        context, hit_rate = plan.context_length, self.hits(plan.slots)
+        prompt = context // 2  # and the other half decoded, so that the context is full
+        usage = Usage(prompt, context - prompt, min(context, 500), plan.slots, hit_rate)
+        rates, flash = self.rates, self.flash
+        expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
+        return Fit(needs_at(context), plan, self.hit_source, rates.source, flash, expected)
+
+
 def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
-    """What to give to load as `memory` on a device that has so much for one program, in bytes.
+    """Return the bytes to give to load as `memory` if a device has so much for one program.
 
     Raises MemoryPlanError as fit does.
     """
     tokenizer = tokenizer_nbytes(bundle.path)
     words = "for one program", "take a larger device"
-    return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
+    return _plan(bundle.path, needs_at, memory, {context_length}, tokenizer, *words).total
 
 
 def _check(
@@ -175,7 +196,7 @@ def _check(
     *,
     repack: bool,
 ) -> None:
-    """Judge what was given. Raises InputError."""
+    """Raise InputError for arguments out of range."""
     most = footprint.model.max_context
     if threads is not None and threads < 1:
         raise InputError(f"threads is {threads}; expected at least 1")
@@ -184,7 +205,9 @@ def _check(
     if context_length is not None and not 1 <= context_length <= most:
         raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
     if repack and footprint.engine != "ggml":
-        raise InputError("repack belongs to ggml, and this is planned for onnxruntime")
+        raise InputError(
+            "repack is for ggml, and this plan is for onnxruntime; leave it out or choose ggml"
+        )
 
 
 def _rates(
@@ -195,10 +218,12 @@ def _rates(
     *,
     repack: bool,
 ) -> Rates:
-    """Derive rates from a bandwidth that is given or stated, else measure them."""
+    """Return rates derived from a bandwidth that is given or stated, else measure them."""
     if bandwidth is not None:
         if parse_size(bandwidth) < LEAST_BANDWIDTH:
-            raise InputError(f"bandwidth is {bandwidth} bytes a second; write for example 17GB")
+            raise InputError(
+                f"bandwidth is {bandwidth} bytes a second, which is too little; write for example 17GB"
+            )
         return derived_rates(parse_size(bandwidth), "as given")
     if device is not None:
         return derived_rates(device.bandwidth, f"stated for {device.name}")
@@ -208,7 +233,7 @@ def _rates(
 def _hits(
     bundle: Bundle | None, footprint: Footprint, text: str | Path | None
 ) -> tuple[Callable[[int], float], str]:
-    """Slots -> hit rate by the best that is known of the text to come; where it comes from."""
+    """Return slots -> hit rate, by the best that is known of texts to come, and its source."""
     config, warm = footprint.model, None
     if footprint.tables is None:
         return lambda slots: 1.0, "a dense model reads no rows"
@@ -231,7 +256,7 @@ def _hits(
 
 
 def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
-    """Whether load will find or make a prepared backbone, which onnxruntime alone has."""
+    """Return whether load will find or make a prepared backbone."""
     if footprint.engine != "onnxruntime":
         return False
     from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, is_worth_it
@@ -242,7 +267,7 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
 
 
 def _needs(footprint: Footprint, context: int, *, prepared: bool, repack: bool) -> Needs:
-    """What the engine needs, with all processors of this machine."""
+    """Return the memory needs of the engine, with all processors of this machine."""
     if footprint.engine == "ggml":
         return ggml_needs(footprint, context, usable_cpus(), repack=repack)
     prefill = footprint.prefill_nbytes > 0
@@ -253,32 +278,24 @@ def _plan(
     path: Path,
     needs_at: NeedsAt,
     memory: int,
-    contexts: Sequence[int],
+    contexts: set[int],
     tokenizer: int,
     whose: str = "of memory",
     advice: str = "allow more",
 ) -> MemoryPlan:
-    """The plan with the longest of the contexts that leaves room for rows. Raises MemoryPlanError."""
-    for context in contexts:
+    """Return the plan with the longest context that leaves room for rows. Raises MemoryPlanError."""
+    for context in sorted(contexts, reverse=True):
         needs = needs_at(context)
         planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous:
             plan = planner.filled(smallest, anonymous)
-            if plan.slots >= min(WANTED_SLOTS, planner.records) or context == contexts[-1]:
+            if plan.slots >= min(WANTED_SLOTS, planner.records) or context == min(contexts):
                 return plan
     least = format_size(smallest.total + memory - anonymous)
     raise MemoryPlanError(
         f"{path}: {format_size(memory)} {whose} are too little: with a context of {context} tokens, "
-        f"at least {least} must stay in memory, the weights that every token reads included; "
+        f"at least {least} must stay in memory, including the weights that every token reads; "
         f"{advice}, shorten the context, or export with fewer bits"
-    )
-
-
-def _usage(plan: MemoryPlan, hits: Callable[[int], float]) -> Usage:
-    """A full context, half of it prompt."""
-    context = plan.context_length
-    return Usage(
-        context // 2, context - context // 2, min(context, 500), plan.slots, hits(plan.slots)
     )

@@ -1,4 +1,4 @@
-"""Hit rate of the row cache on given tokens, without a model: the runtime's own cache, simulated."""
+"""Hit rates of the row cache without a model: the runtime's own cache, run on given tokens."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def simulate(
     prompt: int = 0,
     chunk: int = 1,
 ) -> tuple[float, int]:
-    """Hit rate of the ids after the first `prompt` ones, and the slots that are filled in the end.
+    """Return the hit rate of the ids after the first `prompt` ones, and the slots filled at the end.
 
     Ids are numbers of records below `records`: see record_ids. The prompt is taken `chunk` ids at a
     time, as an engine cuts it, the others one by one. `counts` fill the cache first, as a warm start
-    does. Rows are of the smallest size there is: only which are kept matters.
+    does.
     """
+    # The smallest possible rows, because only which of them are kept matters.
     layout = make_layout(records, (0,), ((16,),), "int8", 16)
     slots = min(slots, records)
     cache = RowCache(ArraySlots(layout, slots))
@@ -54,22 +55,22 @@ def simulate(
 
 
 def record_ids(bundle: Bundle, token_ids: I64) -> I64:
-    """Records of tokens."""
+    """Return the records of tokens."""
     index = token_index(bundle)
     return token_ids if index is None else index[token_ids].astype(np.int64)
 
 
 def token_index(bundle: Bundle) -> I32 | None:
-    """Record of each token of a bundle; None: the one of its own number."""
+    """Return the record of each token of a bundle; None if each has the record of its own number."""
     return open_table_store(bundle.file(TABLES)).index if bundle.manifest.indexed else None
 
 
 def from_counts(counts: Counts, slots: int) -> float:
-    """Hit rate if tokens come independently, as often as counted, and the best are in the slots."""
+    """Return the hit rate if tokens come independently, as counted, and the best are in the slots."""
     ordered = np.sort(counts)[::-1].astype(np.float64)
     return float(ordered[:slots].sum() / max(1.0, ordered.sum()))
 
 
 def zipf_counts(records: int) -> Counts:
-    """Counts of a text that nobody counted: the n-th most frequent record is n times as rare."""
+    """Return counts by Zipf's law: the n-th most frequent record is n times as rare as the first."""
     return (1e6 / np.arange(1, records + 1)).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""A path that a user gave: a bundle, or a checkpoint, and the bundles that could be made of it."""
+"""Models at a path that a user gave: a bundle, or a checkpoint and the bundles it could become."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stem_edge.tables.store import TableFormat
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
-# What may be written from a checkpoint, most exact first.
+# Types that an export may choose, most exact first.
 CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
     ("int8", "int8", 128),
     ("int4", "int8", 32),
@@ -34,14 +34,17 @@ GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a folder is a bundle, not a checkpoint. Raises InputError if there is no folder."""
+    """Return whether a path is a bundle, not a checkpoint. Raises InputError if nothing is there."""
     if not path.exists():
         raise InputError(f"{path}: no such folder; give a bundle, or the folder of a checkpoint")
     return (path / MANIFEST).is_file()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint that stem-edge export takes. Raises CheckpointError, or says what to install."""
+    """Open a checkpoint as stem-edge export does.
+
+    Raises CheckpointError, or StemEdgeError if the extra [export] is not installed.
+    """
     try:
         from stem_edge.export.checkpoints.readers import read_checkpoint
     except ImportError as error:
@@ -55,7 +58,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
-    """Sizes of the bundles that an export could make for an engine, most exact first.
+    """Return the sizes of the bundles that an export could make for an engine, most exact first.
 
     Raises InputError, CheckpointError.
     """
@@ -76,7 +79,7 @@ def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
             )
             for weights, rows, block in CHOICES
         ]
-    return found if config.stem_layers else found[:-1]  # the last differs in its tables
+    return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
 
 
 def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:

@@ -1,13 +1,12 @@
-"""What a bundle will take and how fast it will decode: its needs, as measured runs had them.
+"""Predictions of the memory that a bundle will take and of the speed at which it will decode.
 
-The memory plan is a promise, so it is the most that may be taken. This is what is expected: of the
-same needs, the shares that were taken in measured runs (`stem-edge measure` prints both). It holds
-within 10 % for memory and 15 % for the speed of decoding with large models; docs/measuring.md has the runs.
+The memory plan is a promise, so it is an upper limit. A prediction starts from the same needs, and
+takes of each the share that measured runs took (`stem-edge measure` prints both). With large models
+it holds within 10 % for memory and 15 % for the speed of decoding; docs/measuring.md has the runs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,27 +32,27 @@ from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.token_counts import Counts
 
-NeedsAt: TypeAlias = Callable[[int], Needs]  # of a context of so many tokens
+NeedsAt: TypeAlias = Callable[[int], Needs]  # context length -> needs
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Memory of processes that run an engine, in bytes."""
+    """Anonymous memory of processes that run an engine, in bytes."""
 
-    imported: int  # anonymous, of a worker with all imports
-    generating: int  # anonymous, of the command `generate` when it begins to load
-    library: int  # of sessions and threads, descriptions of tensors and graphs
+    imported: int  # in a worker, after all imports
+    generating: int  # in the command `generate`, when it begins to load
+    library: int  # sessions and threads, descriptions of tensors and graphs
 
 
-# What people are told to give follows from `generating`, so it is 2 MB more than most machines take:
-# a process that finds no compiled modules takes 1 MB more, and so do numpy's kernels for some
-# processors.
+# `generating` is 2 MB more than most machines take, because the advice what to give as --memory
+# follows from it: a process that finds no compiled modules takes 1 MB more, and so do numpy's kernels
+# for some processors.
 OBSERVED: dict[EngineName, Observed] = {
     "onnxruntime": Observed(30_200_000, 36_000_000, 6_000_000),
     "ggml": Observed(21_100_000, 30_000_000, 3_000_000),
 }
-# Of the activations that are planned for, those alive at once; of onnxruntime's it depends on whether
-# there are tables, and a graph for prompts.
+# Share of the planned activations that is alive at once. For onnxruntime: by whether there are
+# tables, and a graph for prompts.
 GGML_ACTIVATIONS = 0.7
 ORT_ACTIVATIONS = {
     (True, True): 0.54,
@@ -61,35 +60,36 @@ ORT_ACTIVATIONS = {
     (False, True): 0.32,
     (False, False): 0.43,
 }
-# Of onnxruntime: packed in memory, matrices are padded; packed in a file, too.
+# Packed matrices over their data, because onnxruntime pads them: in memory, and in a prepared file.
 PACKED_OVER_DATA, PREPARED_OVER_DATA = 1.05, 1.07
-# The session for prompts; and what of its mapped weights is in memory for a moment while it is made.
+# The session for prompts, and the share of its mapped weights that is in memory for a moment while
+# the session is made.
 PREFILL_SESSION_NBYTES, LOADING_SHARE = 4_500_000, 0.07
-# Of onnxruntime's embedding, its scales are read whole; the system maps so much around each row, and
-# around the small tensors of all graphs.
+# onnxruntime reads this share of the embedding, its scales, as a whole. Around each row, and around
+# the small tensors of all graphs, the system maps more than is needed.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
-# A tokenizer in memory over its tokenizer.json, of vocabularies from 2,000 to 128,000 tokens.
+# Size of a tokenizer in memory over its tokenizer.json, with 2,000 to 128,000 tokens.
 MEMORY_OVER_TOKENIZER = 12
-# Cache sizes of a curve, as shares of the vocabulary.
+# Cache sizes of a hit curve, as shares of the vocabulary.
 CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What is done with the bundle."""
+    """Tokens that a run processes, and what the row cache makes of them."""
 
     prompt_tokens: int
     new_tokens: int
-    distinct_tokens: int  # of both together
-    filled_slots: int  # of the row cache, in the end
-    hit_rate: float  # of the row cache, while decoding
+    distinct_tokens: int  # in prompt and new tokens together
+    filled_slots: int  # at the end
+    hit_rate: float  # while decoding
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Expected figures. Sizes in bytes, times in seconds."""
 
-    anonymous: int  # at its peak, of the whole process
+    anonymous: int  # peak of the whole process
     mapped: int  # pages of the backbone's files at the end
     kv_cache: int
     row_cache: int
@@ -101,16 +101,8 @@ class Prediction:
     decode_tokens_per_second: float
 
     def to_dict(self) -> dict[str, float]:
-        """All figures, for JSON."""
+        """Return all figures, for JSON."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class ExpectedRun:
-    """All that is known of a run before it, but for the speed of the machine."""
-
-    at: Callable[[Rates], Prediction]
-    hit_curve: dict[int, float]  # slots -> hit rate while decoding; empty for a dense model
 
 
 def predict(
@@ -123,47 +115,47 @@ def predict(
     tokenizer_nbytes: int = 0,
     room: int | None = None,
 ) -> Prediction:
-    """Expected figures of one run. `tokenizer_nbytes`: what the loaded tokenizer takes.
+    """Predict the figures of one run.
 
-    `flash`: None if records come out of the page cache. `room`: what process and mapped files may
-    take together; None: as much as they like.
+    `flash`: None if records come out of the page cache. `tokenizer_nbytes`: memory of the loaded
+    tokenizer. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
     footprint, stored = needs.footprint, needs.footprint.table_format
     kv_cache = footprint.kv_nbytes(min(plan.context_length, usage.prompt_tokens + usage.new_tokens))
     row_cache = usage.filled_slots * footprint.slot_nbytes if stored else 0
-    anonymous = OBSERVED[footprint.engine].imported + tokenizer_nbytes
-    anonymous += _loaded(needs) + max(
-        int(LOADING_SHARE * footprint.prefill_nbytes) if needs.prepared and needs.prefill else 0,
-        kv_cache + row_cache + _activations(needs_at(usage.prompt_tokens), plan, usage),
-    )
-    mapped, of_prompts = _mapped(needs, usage)
-    # Where not both fit, the pages that decoding reads push out the others.
-    both_fit = anonymous + mapped + of_prompts <= (math.inf if room is None else room)
+    peak = kv_cache + row_cache + _activations(needs_at(usage.prompt_tokens), plan, usage)
+    if needs.prepared and needs.prefill:
+        peak = max(peak, int(LOADING_SHARE * footprint.prefill_nbytes))
+    anonymous = OBSERVED[footprint.engine].imported + tokenizer_nbytes + _loaded(needs) + peak
+    mapped, for_prompts = _mapped(needs, usage)
+    if room is None or anonymous + mapped + for_prompts <= room:
+        mapped += for_prompts  # otherwise the pages that decoding reads push these out
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
+    missed = 1 - usage.hit_rate
     kv_per_token = footprint.kv_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
-    step, stall = _times(footprint, kv_per_token, rates, record, flash)
-    stall *= 1 - usage.hit_rate
+    step, wait = _times(footprint, kv_per_token, rates, record, flash)
     return Prediction(
         anonymous=anonymous,
-        mapped=mapped + (of_prompts if both_fit else 0),
+        mapped=mapped,
         kv_cache=kv_cache,
         row_cache=row_cache,
         weights_per_token=footprint.step_nbytes,
         kv_per_token=kv_per_token,
-        rows_per_token=round((1 - usage.hit_rate) * record),
+        rows_per_token=round(missed * record),
         hit_rate=usage.hit_rate,
-        stall_per_token=stall,
-        decode_tokens_per_second=1 / (step + stall),
+        stall_per_token=missed * wait,
+        decode_tokens_per_second=1 / (step + missed * wait),
     )
 
 
 def expect_run(
     bundle: Bundle, needs_at: NeedsAt, workload: Workload, options: LoadOptions, room: int | None
-) -> ExpectedRun:
-    """What follows from needs, options and what is in the cache folder. Raises MemoryPlanError.
+) -> tuple[Callable[[Rates], Prediction], dict[int, float]]:
+    """Return a function from rates to a prediction, and slots -> hit rate while decoding.
 
-    room: what process and mapped files may take together; None: as much as they like.
+    The latter is empty for a dense model. room: limit of process and mapped files together; None
+    without one. Raises MemoryPlanError.
     """
     tokenizer, context = tokenizer_nbytes(bundle.path), options.context(bundle)
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
@@ -187,34 +179,26 @@ def expect_run(
         sizes = sorted({max(4, int(share * records)) for share in CURVE_SHARES})
         curve = {size: simulated(size)[0] for size in sizes}
     usage = Usage(len(workload.prompt), len(workload.following), len(np.unique(ids)), filled, hits)
-    at = partial(
-        predict,
-        needs_at,
-        plan,
-        usage,
-        flash=options.emulate_flash,
-        tokenizer_nbytes=tokenizer,
-        room=room,
-    )
-    return ExpectedRun(at, curve)
+    at = partial(predict, needs_at, plan, usage, flash=options.emulate_flash, room=room)
+    return partial(at, tokenizer_nbytes=tokenizer), curve
 
 
 def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
-    """Uses of records that a warm start will begin with, if there will be one."""
+    """Return the counts that a warm start will begin with; None if there will be none."""
     if not options.warm_start:
         return None
     return known_counts(bundle, token_index(bundle), options.cache_dir)
 
 
 def tokenizer_nbytes(root: Path) -> int:
-    """What a bundle's tokenizer will take in memory; of a checkpoint nobody knows."""
+    """Return the memory of a bundle's tokenizer; 0 for a checkpoint, whose tokenizer is unknown."""
     if not is_bundle(root):
         return 0
     return int(MEMORY_OVER_TOKENIZER * (root / TOKENIZER).stat().st_size)
 
 
 def read_in_place(needs: Needs) -> int:
-    """Bytes of weights that every token reads in mapped files."""
+    """Return the bytes of weights that every token reads in mapped files."""
     footprint = needs.footprint
     if footprint.engine == "ggml":
         return footprint.step_nbytes - (footprint.repacked_nbytes if needs.repack else 0)
@@ -222,7 +206,7 @@ def read_in_place(needs: Needs) -> int:
 
 
 def _loaded(needs: Needs) -> int:
-    """Anonymous memory that loading adds: the library's, and weights that stay in no file."""
+    """Return the anonymous memory that loading adds: the library's, and weights not mapped."""
     footprint, library = needs.footprint, OBSERVED[needs.footprint.engine].library
     if footprint.engine == "ggml":
         return library + (footprint.repacked_nbytes if needs.repack else 0)
@@ -233,7 +217,7 @@ def _loaded(needs: Needs) -> int:
 
 
 def _activations(needs: Needs, plan: MemoryPlan, usage: Usage) -> int:
-    """Bytes for the last chunk of the prompt, which attends to all of it, and its records."""
+    """Return the bytes for the last chunk of the prompt, which attends to all of it."""
     chunk = min(plan.chunk_tokens, usage.prompt_tokens)
     share = GGML_ACTIVATIONS
     if needs.footprint.engine == "onnxruntime":
@@ -243,7 +227,7 @@ def _activations(needs: Needs, plan: MemoryPlan, usage: Usage) -> int:
 
 
 def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
-    """Bytes of mapped pages that decoding reads, and of those that only prompts read."""
+    """Return the bytes of mapped pages that decoding reads, and of those that only prompts read."""
     footprint = needs.footprint
     touched = usage.distinct_tokens * MAPPED_AROUND_ROW
     if isinstance(footprint.backbone, GgufFormat):
@@ -267,13 +251,13 @@ def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
 def _times(
     footprint: Footprint, kv_nbytes: int, rates: Rates, record: int, flash: FlashName | None
 ) -> tuple[float, float]:
-    """Seconds of computing in a decode step, and of waiting for a record of so many bytes."""
+    """Return seconds of computing in a decode step, and of waiting for a record of so many bytes."""
     model, head = footprint.model, footprint.head_nbytes
     layers = (footprint.step_nbytes - head) / rates.weights + model.n_layers * rates.layer_seconds
     layers += kv_nbytes / rates.kv
     step = layers + head / rates.head
     if flash is None or not record:
         return step, 0.0
-    # The layers before the first STEM layer run while a record is read.
+    # Only the rest is waited for, because layers before the first STEM layer run meanwhile.
     early, profile = model.stem_layers[0] / model.n_layers, PROFILES[flash]
     return step, max(0.0, profile.latency + record / profile.bandwidth - early * layers)

@@ -1,26 +1,27 @@
-"""How fast a machine decodes, without a model: the rates that a prediction multiplies with.
+"""Rates of a machine, measured without the model, from which the speed of decoding is predicted.
 
 A decode step reads every weight and the whole KV cache once, so its time is bytes over rates, plus
-what small operators take in each layer. Here, the rates are timed on single operators of the engine
-(rates_ort, rates_ggml) in the time of a breath; of a device that is not at hand they are derived
-from its memory bandwidth.
+the time of small operators in each layer. The rates are timed on single operators of the engine
+(rates_ort, rates_ggml); those of a device that is not at hand are derived from its memory bandwidth.
 """
 
 from __future__ import annotations
+
+from statistics import harmonic_mean
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.planning.timing import Rates
 
-# Of the memory bandwidth, what the kernels reached where both were measured (docs/results.md); and the time
-# of a layer's small operators on a core of a phone's class.
+# Shares of the memory bandwidth that the kernels reached where both were measured (docs/results.md),
+# and the time of a layer's small operators on a core like a phone's.
 WEIGHTS_SHARE, KV_SHARE, SLOW_LAYER_SECONDS = 0.8, 0.3, 150e-6
 
 
 def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -> Rates:
     """Time the kernels of the footprint's engine, which must be installed, on this machine.
 
-    Takes a second or two, and 200 MB for that time. Raises BackendError.
+    Takes a second or two, and 200 MB of memory meanwhile. Raises BackendError.
     """
     backbone = footprint.backbone
     if isinstance(backbone, GgufFormat):
@@ -33,22 +34,18 @@ def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -
 
 
 def between(before: Rates, after: Rates) -> Rates:
-    """The mean in time of two measurements: others may have begun to use the machine, or ended."""
+    """Return the mean of two measurements; of rates, the harmonic mean, which is that of times."""
     return Rates(
-        _mean_rate(before.weights, after.weights),
-        _mean_rate(before.head, after.head),
-        _mean_rate(before.kv, after.kv),
+        harmonic_mean((before.weights, after.weights)),
+        harmonic_mean((before.head, after.head)),
+        harmonic_mean((before.kv, after.kv)),
         (before.layer_seconds + after.layer_seconds) / 2,
         before.source,
     )
 
 
-def _mean_rate(one: float, other: float) -> float:
-    return 2 / (1 / one + 1 / other)
-
-
 def derived_rates(bandwidth: float, whose: str) -> Rates:
-    """Derive those of a device from its memory bandwidth, in bytes a second."""
+    """Derive the rates of a device from its memory bandwidth, in bytes a second."""
     weights = WEIGHTS_SHARE * bandwidth
     source = f"from {bandwidth / 1e9:g} GB/s of memory bandwidth, {whose}"
     return Rates(weights, weights, KV_SHARE * bandwidth, SLOW_LAYER_SECONDS, source)

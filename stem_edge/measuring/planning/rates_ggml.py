@@ -1,7 +1,7 @@
-"""The rates of ggml: graphs of single operators beyond the size of a cache, and a tiny model.
+"""Rates of ggml, timed on graphs of one operator with more data than a cache holds, and a tiny model.
 
-Every byte of the data is FILL, which makes a small number of every type and of every scale; zeros
-would be pages that the system need not have.
+Every byte of the data is FILL, which is a small number in every type and as a scale. It is not zero,
+because the system need not keep pages of zeros in memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.gguf_schema import (
-    ALIGNMENT,
-    backbone_nbytes,
-    kv_type,
-    repacks,
-    tensor_types,
-)
+from stem_edge.ggml.gguf_schema import ALIGNMENT, backbone_nbytes, kv_type, repacks, tensor_types
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
@@ -48,13 +42,13 @@ FILL = 0x11
 PROBE_NBYTES = 96 << 20  # of matrices, or of keys and values
 ATTENTION_TOKENS = 2048
 MOST_LAYERS = 64
-SLOTS = 64  # of the tiny model's row cache
+SLOTS = 64  # in the tiny model's row cache
 
-Kind = tuple[TensorType, bool]  # of matrices, and whether they are rearranged
+Kind = tuple[TensorType, bool]  # type of matrices, and whether they are rearranged
 
 
 def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: bool) -> Rates:
-    """Time matrices, attention, and what else a layer does; `repack` as load would."""
+    """Time matrices, attention, and the rest of a layer; `repack` as in stem_edge.load."""
     ggml = checked_ggml()
     processor = Processor(ggml, threads)
     layers, head = _nbytes(config, gguf, repack=repack)
@@ -71,7 +65,7 @@ def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: b
 def _nbytes(
     config: ModelConfig, gguf: GgufFormat, *, repack: bool
 ) -> tuple[Counter[Kind], Counter[Kind]]:
-    """Kind -> bytes of the matrices in the layers, and in the head."""
+    """Return kind -> bytes of the matrices in the layers, and in the head."""
     types, sizes = tensor_types(config, gguf.weights), backbone_nbytes(config, gguf.weights)
     layers, head = Counter[Kind](), Counter[Kind]()
     of_head = "embedding" if config.tied_head else "head"
@@ -85,12 +79,12 @@ def _nbytes(
 
 
 def _mean_rate(nbytes: Counter[Kind], rates: dict[Kind, float]) -> float:
-    """Bytes a second where so many bytes are of each kind."""
+    """Return the bytes a second of a mixture with so many bytes of each kind."""
     return nbytes.total() / sum(count / rates[kind] for kind, count in nbytes.items())
 
 
 def _product_rate(processor: Processor, kind: TensorType, repacked: bool) -> float:
-    """Bytes a second of matrices that are multiplied with one vector, there and back in turn."""
+    """Return the bytes a second of products with one vector, through pairs of matrices in turn."""
     inner, outer = MATRIX_SHAPE
     nbytes = kind.row_nbytes(inner) * outer
     pairs = max(1, PROBE_NBYTES // (2 * nbytes))
@@ -107,7 +101,7 @@ def _product_rate(processor: Processor, kind: TensorType, repacked: bool) -> flo
 
 
 def _attention_rate(processor: Processor, config: ModelConfig, kind: TensorType) -> float:
-    """Bytes a second of keys and values that one token attends to, in heads as the model's."""
+    """Return the bytes a second of keys and values that one token attends to, in the model's heads."""
     heads, kv_heads, width = config.n_heads, config.n_kv_heads, config.head_dim
     cell = kind.row_nbytes(width) * kv_heads
     layers = min(MOST_LAYERS, max(1, PROBE_NBYTES // (2 * cell * ATTENTION_TOKENS)))
@@ -134,12 +128,12 @@ def _attention_rate(processor: Processor, config: ModelConfig, kind: TensorType)
 def _graph_seconds(
     graph: Graph, inputs: Mapping[Tensor, npt.NDArray[Any]], memory: object
 ) -> float:
-    """Time a graph over memory, which has to live so long."""
+    """Time a graph; `memory`, which its tensors lie in, is passed to keep it alive meanwhile."""
     scratch = Scratch(graph.ggml)
     scratch.place(graph)
 
     def run() -> None:
-        for tensor, values in inputs.items():  # whose memory results may have taken
+        for tensor, values in inputs.items():  # again, because results may have taken their memory
             graph.set(tensor, values)
         graph.run()
 
@@ -147,7 +141,7 @@ def _graph_seconds(
 
 
 def _place(ggml: Ggml, tensors: list[Tensor]) -> Memory:
-    """Memory of our own for tensors, filled."""
+    """Return filled memory of our own for tensors."""
     sizes = [-(-ggml.nbytes(tensor) // ALIGNMENT) * ALIGNMENT for tensor in tensors]
     data = page_aligned((sum(sizes),))
     data.fill(FILL)
@@ -158,7 +152,7 @@ def _place(ggml: Ggml, tensors: list[Tensor]) -> Memory:
 
 
 def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
-    """Memory for tensors, filled and rearranged. Raises BackendError if this build cannot."""
+    """Return memory for tensors, filled and rearranged. Raises BackendError if this build cannot."""
     memory = RepackedMemory(ggml, tensors)
     values = np.full(max(ggml.nbytes(tensor) for tensor in tensors), FILL, np.uint8)
     for tensor in tensors:
@@ -167,9 +161,9 @@ def _place_repacked(ggml: Ggml, tensors: list[Tensor]) -> RepackedMemory:
 
 
 def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
-    """Time a model shaped as the one inside this package, whose layers hardly compute anything.
+    """Time a model shaped as the one inside this package, in which matrices hardly take time.
 
-    Its weights are zeros, its rows are read.
+    Its weights are zeros, its rows are those of that model.
     """
     bundle = open_bundle(DEMO)
     config, tables = bundle.manifest.model, bundle.manifest.table_format

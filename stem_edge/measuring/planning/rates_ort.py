@@ -1,6 +1,6 @@
-"""The rates of onnxruntime: graphs of single operators at sizes beyond any cache, and a tiny model.
+"""Rates of onnxruntime, timed on graphs of one operator, larger than any cache, and a tiny model.
 
-Weights are constants that onnxruntime makes while it loads the graph.
+Weights are constants that onnxruntime makes while it loads a graph.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
 from stem_edge.runtime.loading import load
 
 PAIRS = {4: 8, 8: 4, 32: 1}  # bits -> pairs of matrices in a probe: 128 MiB of codes
-ATTENTION_SHAPE = (16, 32, 8, 64, 2048)  # layers, heads, of keys and values, width, tokens
-# Of the rate of a probe's large matrices, what a model reaches with its smaller ones between them.
+ATTENTION_SHAPE = (16, 32, 8, 64, 2048)  # layers, heads, those of keys and values, width, tokens
+# Share of the rate of a probe's large matrices that a model reaches, because it has smaller ones, too.
 MODEL_SHARE = 0.9
 
 
 def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
-    """Time matrices, attention, and what else a layer does."""
+    """Time matrices, attention, and the rest of a layer."""
     weights = _matmul_rate(backbone.weights, backbone.block_size, threads)
     same = backbone.head == backbone.weights
     head = weights if same else _matmul_rate(backbone.head, backbone.block_size, threads)
@@ -57,7 +57,7 @@ def _attention_rate(threads: int) -> float:
             array[...] = tokens - (value.name == "seqlens_k")
         kept.append(ort.OrtValue.ortvalue_from_numpy(array))
         binding.bind_ortvalue_input(value.name, kept[-1])
-        if value.name.startswith(("keys", "values")):  # as in the engine: the same memory
+        if value.name.startswith(("keys", "values")):  # in place, as the engine must bind them
             binding.bind_ortvalue_output("new_" + value.name, kept[-1])
     for layer in range(layers):
         binding.bind_output(f"mixed{layer}")
@@ -66,17 +66,17 @@ def _attention_rate(threads: int) -> float:
 
 
 def _layer_seconds(threads: int) -> float:
-    """Time the model inside this package, whose layers hardly compute anything."""
+    """Time the model inside this package, in which matrices hardly take time."""
     with load(DEMO, threads=threads, engine="onnxruntime", warm_start=False) as model:
         return steps_seconds(model.engine) / model.config.n_layers
 
 
 def products(bits: int, block: int) -> Graph:
-    """x [1, 1, K] through pairs of matrices [N, K] and [K, N]."""
+    """Return a graph that takes x [1, 1, K] through pairs of matrices [N, K] and [K, N]."""
     graph, shape = Graph(), [1, 1, MATRIX_SHAPE[0]]
     x = graph.input("x", np.float32, shape)
     for pair in range(PAIRS[bits]):
-        # Equal constants would become one, and stay in the cache.
+        # Pairs differ, because equal constants would be merged into one, which stays in the cache.
         scale, code = np.array([1e-3 * (1 + pair)], np.float32), np.array([0x77 + pair], np.uint8)
         for width, rows in (MATRIX_SHAPE, MATRIX_SHAPE[::-1]):
             at = f"{pair}.{width}"
@@ -105,7 +105,7 @@ def products(bits: int, block: int) -> Graph:
 
 
 def attention() -> Graph:
-    """One new token attending to all others, in several layers after another."""
+    """Return a graph of several layers in which one new token attends to all others."""
     layers, heads, kv_heads, width, tokens = ATTENTION_SHAPE
     graph, kv = Graph(), [1, kv_heads, tokens, width]
     mixed = graph.input("qkv", np.float32, [1, 1, (heads + 2 * kv_heads) * width])
@@ -130,5 +130,5 @@ def attention() -> Graph:
 
 
 def _filled(graph: Graph, name: str, value: Array, shape: list[int]) -> str:
-    """A tensor of one value, which onnxruntime takes for a constant."""
+    """Add a tensor of one value, which onnxruntime folds into a constant; return its name."""
     return graph.fill(graph.sizes(shape), name, value)

@@ -1,4 +1,4 @@
-"""Timing kernels: what is computed, how often, and the rates that come of it."""
+"""Timing of kernels: sizes and numbers of runs that all engines share, and the rates found."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ DEMO = Path(__file__).parents[2] / "demo_model"
 MATRIX_SHAPE = (2048, 8192)
 PROBE_SECONDS = 0.4
 LEAST_RUNS, MOST_RUNS = 5, 200
-DISTINCT_TOKENS = 8  # so few that their rows are in memory, as most are in a real text
+DISTINCT_TOKENS = 8  # few, so that their rows are in memory, as most are in a real text
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second that a decode step reads, and the time of what is not reading."""
+    """Bytes a second that a decode step reads, and the time of what does not depend on bytes."""
 
     weights: float  # matrices of the layers
     head: float
     kv: float
-    layer_seconds: float  # small operators of one layer, at one token
-    source: str  # where these come from, in words
+    layer_seconds: float  # small operators of one layer, for one token
+    source: str  # of these figures, in words
 
 
 def steps_seconds(engine: Engine) -> float:
-    """Seconds of a decode step, with what belongs to it: prefetching a row, choosing a token."""
+    """Return the seconds of a decode step, prefetching a row and choosing a token included."""
     context = engine.open_context(MOST_RUNS + 2)
 
     def step() -> None:
@@ -43,7 +43,7 @@ def steps_seconds(engine: Engine) -> float:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Median seconds of a run, after one that warms up."""
+    """Return the median seconds of a run, after one that warms up."""
     run()
     times: list[float] = []
     while len(times) < LEAST_RUNS or (sum(times) < PROBE_SECONDS and len(times) < MOST_RUNS):

@@ -1,1 +1,1 @@
-"""Perplexity, divergence, the lm-evaluation-harness."""
+"""Quality of a bundle: perplexity, divergence from a reference, the lm-evaluation-harness."""

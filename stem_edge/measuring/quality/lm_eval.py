@@ -6,14 +6,14 @@
     with StemEdgeLM("model", memory="600MB") as model:
         results = lm_eval.simple_evaluate(model, tasks=["arc_easy"])
 
-or `stem-edge lm-eval run --tasks arc_easy --model_args bundle=model,memory=600MB`. The harness looks
-for models in its own list only, and finds this one once this module is imported.
+or `stem-edge lm-eval run --tasks arc_easy --model_args bundle=model,memory=600MB`. The harness finds
+models only in its own list, to which importing this module adds.
 
-Where the harness leaves a choice:
+The harness leaves these choices open:
 - The begin token stands before a text if and only if the model was trained with it, and never
   twice. A text that is scored from its first token follows the begin token, or else the end token.
-- What is longer than the context loses its beginning, as with the harness' own models.
-- Sampling is reproducible: the seed of a request is its number, plus a `seed` if one was given.
+- Texts longer than the context lose their beginning, as with the harness's own models.
+- Sampling is reproducible: the seed of a request is its number, plus `seed` if one was given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any, Self
 
-import lm_eval.models  # noqa: F401  the harness fills its list of models only while it is empty
+import lm_eval.models  # noqa: F401  first, because the harness only fills an empty list of models
 import msgspec
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -42,11 +42,11 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.text.chat_template import read_template
 
-Encoded = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and ids of both
+Encoded = tuple[tuple[str, str] | None, list[int], list[int]]  # context and continuation: text, ids
 Message = dict[str, str]  # role and content
 
-DEFAULT_NEW_TOKENS = 256  # as the harness' own models
-# Names under which tasks give the most tokens to generate; the first that is there counts.
+DEFAULT_NEW_TOKENS = 256  # as in the harness's own models
+# Names that tasks use for the most tokens to generate; the first one given counts.
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
 GENERATION = (*LENGTHS, "until", "do_sample", "temperature", "seed", *FILTERS)
@@ -59,11 +59,11 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     """A loaded bundle; close it, or use it as a context manager.
 
     bundle: folder that stem-edge export wrote.
-    max_gen_toks: to generate where a task does not say; default 256, or half of the context.
-    reuse: False computes every request from its beginning, for comparing.
+    max_gen_toks: tokens to generate if a task does not say; default 256, or half of the context.
+    reuse: False computes every request from its beginning, to compare with.
     options: of stem_edge.load, by the same names; texts are converted.
-    The other arguments are what the harness hands to every model, and change nothing: one request
-    is computed at a time, where `providers` of stem_edge.load says.
+    The harness passes the other arguments to every model; they change nothing, because requests are
+    computed one at a time, on the `providers` of stem_edge.load.
 
     Raises InputError for options that are unknown or wrong, and what stem_edge.load raises.
     """
@@ -77,14 +77,15 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         batch_size: object = None,
         max_batch_size: object = None,
         device: object = None,
-        trust_remote_code: object = None,  # of data sets
+        trust_remote_code: object = None,
         **options: object,
     ) -> None:
         super().__init__()
         if bundle is None:
             raise InputError("no bundle; give bundle=FOLDER among the model's arguments")
         self.model = load(str(bundle), **_load_options(options))
-        self._finalize = weakref.finalize(self, self.model.close)  # the harness closes no model
+        # A finalizer, because the harness does not close models.
+        self._finalize = weakref.finalize(self, self.model.close)
         self._scorer = Scorer(self.model, reuse=_converted("reuse", reuse, bool))
         self._max_new = _converted("max_gen_toks", max_gen_toks, int | None) or min(
             DEFAULT_NEW_TOKENS, self.max_length // 2
@@ -99,29 +100,29 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     @property
     def eot_token_id(self) -> int | None:
-        """Id of the token that ends a text."""
+        """Id of the end-of-text token."""
         return next(iter(self.model.config.eos_ids), None)
 
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token that the first token of a text is predicted from."""
+        """Id of the token from which the first token of a text is predicted."""
         for token in (*self._begin, self.eot_token_id, self.model.config.bos_id):
             if token is not None:
                 return token
         raise InputError(
             f"{self.model.bundle.path} has neither begin nor end token, so the first token of a "
-            "text has no probability; choose a task that gives every text a context"
+            "text cannot be predicted; choose a task that gives every text a context"
         )
 
     @property
     def tokenizer_name(self) -> str:
-        """Under this name the harness keeps requests that it has built before."""
+        """Name under which the harness caches the requests that it has built."""
         return f"stem_edge-{self.model.bundle.manifest.files[TOKENIZER].sha256}"
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Token ids of a text; by default after one begin token, if the model was trained so."""
+        """Return token ids; by default after one begin token, if the model was trained with it."""
         ids = self.model.tokenize(string, add_special_tokens=False, special_tokens_in_text=True)
         if add_special_tokens is False or ids[: len(self._begin)] == self._begin:
             return ids
@@ -130,10 +131,16 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def _loglikelihood_tokens(
         self, requests: Sequence[Encoded], disable_tqdm: bool = False, **_: object
     ) -> list[tuple[float, bool]]:
-        """(log probability, whether it is the greedy choice) of each continuation, in order."""
-        # A context of nothing but spaces has moved to the continuation as a whole.
+        """Return (log probability, whether it is the greedy choice) of each continuation, in order."""
+        # A context can be empty, because the harness moves its trailing spaces to the continuation.
         pairs = [(context or [self.prefix_token_id], rest) for _, context, rest in requests]
-        self._warn_of_length([len(context) + len(rest) - 1 for context, rest in pairs])
+        lengths = [len(context) + len(rest) - 1 for context, rest in pairs]
+        if cut := sum(length > self.max_length for length in lengths):
+            log.warning(
+                "%d of %d requests are longer than the context of %d tokens and lose their "
+                "beginning; the longest has %d",
+                *(cut, len(lengths), self.max_length, max(lengths)),
+            )
         answers: dict[int, tuple[float, bool]] = {}
         scores = self._scorer.scores(pairs)
         for number, score in tqdm(scores, "Scoring", len(pairs), disable=disable_tqdm):
@@ -145,7 +152,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log probability of each text from its first token on, in windows of the whole context."""
+        """Return the log probability of each text from its first token on, in windows of a context."""
         windows, ends = list[Encoded](), [0]
         for request in requests:
             found = get_rolling_token_windows(
@@ -164,7 +171,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to one of `until`, in order."""
+        """Return the text that follows each context, up to one of `until`, in order."""
         jobs = [self._job(number, *request.args) for number, request in enumerate(requests)]
         texts = []
         for request, (prompt, params) in zip(
@@ -177,42 +184,33 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def _job(
         self, number: int, context: str, options: Mapping[str, Any]
     ) -> tuple[list[int], SamplingParams]:
-        """Prompt and sampling of a request; checked before the first of them is computed."""
+        """Return prompt and sampling of a request, checked."""
         params = sampling_params(options, self._max_new, number)
         room = self.max_length - params.max_new_tokens
         if room < 1:
             raise InputError(
-                f"a task asks for up to {params.max_new_tokens} new tokens, but prompt and answer "
-                f"have {self.max_length} together; give a larger context_length (this model takes "
+                f"a task asks for up to {params.max_new_tokens} new tokens, but the context holds "
+                f"{self.max_length} with the prompt; give a larger context_length (this model takes "
                 f"up to {self.model.config.max_context}) or --gen_kwargs max_gen_toks=N"
             )
         return (self.tok_encode(context) or [self.prefix_token_id])[-room:], params
 
-    def _warn_of_length(self, lengths: Sequence[int]) -> None:
-        cut = sum(length > self.max_length for length in lengths)
-        if cut:
-            log.warning(
-                "%d of %d requests are longer than the context of %d tokens and lose their "
-                "beginning; the longest has %d",
-                *(cut, len(lengths), self.max_length, max(lengths)),
-            )
-
     def apply_chat_template(
         self, chat_history: list[Message], add_generation_prompt: bool = True
     ) -> str:
-        """The text of a conversation. Without a prompt for it, the last message can go on."""
+        """Return the text of a conversation; without a prompt, it ends in the last message."""
         text = self.model.chat_prompt(
             chat_history, add_generation_prompt, special_tokens_in_text=True
         )
         return text if add_generation_prompt else without_end(text, chat_history)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The template itself, which the harness notes in its results."""
+        """Return the template itself, which the harness notes in its results."""
         path = self.model.bundle.file(TOKENIZER_CONFIG)
         return read_template(path)[0] if chat_template else ""
 
     def close(self) -> None:
-        """Release memory, threads and files; closing twice is fine."""
+        """Release memory, threads and files; may be called more than once."""
         self._finalize()
 
     def __enter__(self) -> Self:
@@ -223,7 +221,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
 
 def _converted(name: str, value: object, wanted: Any) -> Any:
-    """A value as the type `wanted`; from the command line come texts, numbers, True and None."""
+    """Convert a value; the command line gives texts, numbers, True and None. Raises InputError."""
     try:
         return msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
@@ -231,7 +229,7 @@ def _converted(name: str, value: object, wanted: Any) -> Any:
 
 
 def _load_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Options of stem_edge.load, with the types that LoadOptions declares."""
+    """Convert options of stem_edge.load to the types that LoadOptions declares."""
     known = list(inspect.signature(LoadOptions).parameters)
     if unknown := sorted(set(given) - set(known)):
         raise InputError(
@@ -245,9 +243,9 @@ def _load_options(given: Mapping[str, object]) -> dict[str, Any]:
 def sampling_params(
     options: Mapping[str, Any], max_new_tokens: int, number: int = 0
 ) -> SamplingParams:
-    """How to generate, from the `generation_kwargs` of a task.
+    """Convert the `generation_kwargs` of a task.
 
-    `max_new_tokens` counts if they give no length. As in the harness, a temperature asks for
+    `max_new_tokens` is used if they give no length. As in the harness, a temperature asks for
     sampling unless `do_sample` is False. Raises InputError for options unknown or out of range.
     """
     if unknown := sorted(set(options) - set(GENERATION)):
@@ -271,6 +269,6 @@ def sampling_params(
 
 
 def without_end(text: str, messages: Sequence[Message]) -> str:
-    """The text of a conversation up to the content of the last message, which then can go on."""
+    """Cut a conversation's text after the content of the last message, so that it can go on."""
     last = messages[-1]["content"].strip()
     return text[: text.rfind(last) + len(last)] if last in text else text

@@ -1,4 +1,4 @@
-"""Where logits come from: a loaded bundle, or a checkpoint through the plain reference model."""
+"""Sources of logits: a loaded bundle, or a checkpoint through the plain reference model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from stem_edge.units import parse_size
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
-# Logits of the reference model at a time: its head is read anew for each such piece.
+# Logits of the reference model at a time; not fewer, because its head is read anew for each piece.
 PIECE_NBYTES = 128 << 20
 
 
 def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F32]:
-    """Logits of a loaded bundle. Raises BundleError for some that are no numbers."""
+    """Yield logits of a loaded bundle. Raises BundleError for NaN and infinity."""
     for piece in model.logits_chunks(token_ids):
         if not np.isfinite(piece).all():
             raise BundleError(
@@ -44,10 +44,10 @@ def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F3
 
 
 def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> Iterator[F32]:
-    """Logits of a checkpoint by the reference model in float32, as the exporter's probe.
+    """Yield logits of a checkpoint by the reference model in float32, like the exporter's probe.
 
-    Of the tables only the rows of a window's tokens are read; the backbone is read once a window.
-    Raises CheckpointError for logits that are no numbers.
+    Only the rows of a window's tokens are read from the tables; the backbone is read once a window.
+    Raises CheckpointError for NaN and infinity.
     """
     from stem_edge.export.checkpoints.checkpoint import check_finite
 
@@ -59,11 +59,11 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
 
 
 class Reference(NamedTuple):
-    """What a bundle is compared with."""
+    """A reference to compare a bundle with."""
 
     logits: Logits
-    engine: str | None  # of a bundle
-    memory: int | str | None  # that it leaves
+    engine: str | None  # None for a checkpoint
+    memory: int | str | None  # what it leaves of the limit
 
 
 def open_reference(
@@ -76,24 +76,15 @@ def open_reference(
     progress: bool | None,
     engine: EngineChoice,
 ) -> Reference:
-    """The reference, open until the stack closes.
+    """Open a reference, which is closed with the stack.
 
-    Raises InputError when its distributions cannot be compared with those of the bundle.
+    Raises InputError if its distributions cannot be compared with those of the bundle.
     """
     if not is_bundle(path):
         checkpoint = open_checkpoint(path)
         _check_vocabulary(path, checkpoint.config, bundle)
         return Reference(partial(checkpoint_logits, checkpoint), None, memory)
-    other = open_bundle(path)
-    _check_vocabulary(path, other.manifest.model, bundle)
-    context = other.manifest.model.max_context
-    if task.window > context:
-        raise InputError(f"window is {task.window} tokens; {path} takes 1 to {context}")
-    if split(other, task.text, lines=task.lines) != task.documents:
-        raise InputError(
-            f"{path}: its tokenizer gives other ids for this text than that of {bundle.path}; "
-            "compare bundles of one model"
-        )
+    _check_bundle(open_bundle(path), bundle, task)
     limit = None if memory is None else parse_size(memory)
     model = load(
         path,
@@ -107,14 +98,29 @@ def open_reference(
     )
     stack.enter_context(model)
     if limit is not None:
-        limit -= max(0, model.plan.total - own_memory())  # what it will take yet
+        # The bundle is planned with this process's memory as it is, so only what the reference has
+        # planned and not yet taken must be left out.
+        limit -= max(0, model.plan.total - own_memory())
     return Reference(partial(bundle_logits, model), model.plan.engine, limit)
+
+
+def _check_bundle(reference: Bundle, bundle: Bundle, task: Task) -> None:
+    """Raise InputError if another bundle cannot be the reference."""
+    path, model = reference.path, reference.manifest.model
+    _check_vocabulary(path, model, bundle)
+    if task.window > model.max_context:
+        raise InputError(f"window is {task.window} tokens; {path} takes 1 to {model.max_context}")
+    if split(reference, task.text, lines=task.lines) != task.documents:
+        raise InputError(
+            f"{path}: its tokenizer gives other ids for this text than that of {bundle.path}; "
+            "compare bundles of one model"
+        )
 
 
 def _check_vocabulary(path: Path, reference: ModelConfig, bundle: Bundle) -> None:
     found, expected = reference.vocab_size, bundle.manifest.model.vocab_size
     if found != expected:
         raise InputError(
-            f"{path}: has {found:,} tokens, {bundle.path} has {expected:,}; distributions can be "
-            "compared over one vocabulary only"
+            f"{path}: has {found:,} tokens, {bundle.path} has {expected:,}; distributions can only "
+            "be compared over one vocabulary"
         )

@@ -1,6 +1,6 @@
-"""What a bundle has kept of its model: perplexity on a text, divergence from a reference.
+"""Quality of a bundle: perplexity on a text, divergence from a reference.
 
-Divergence says more than perplexity, which can fall by chance when a model is changed.
+Divergence says more than perplexity, which can fall by chance if a model is changed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice
 from stem_edge.runtime.text.codec import TextCodec
 
-# Tokens shown beside one that was predicted badly.
+# Tokens shown around one that was predicted badly.
 BEFORE, AFTER = 8, 4
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a model thought the most probable token."""
+    """The most probable token according to a model."""
 
     text: str
     probability: float
@@ -48,7 +48,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class WorstToken:
-    """One of the tokens at which the two distributions differ most."""
+    """A token at which the two distributions differ much."""
 
     document: int  # from 0
     position: int  # in the document's tokens, from 0
@@ -62,18 +62,18 @@ class WorstToken:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A bundle's next-token distributions against a reference's: KL(reference || bundle), nats."""
+    """Next-token distributions of a bundle against a reference's: KL(reference || bundle), nats."""
 
     reference: str
-    reference_engine: str | None  # of a bundle
+    reference_engine: str | None  # None for a checkpoint
     reference_perplexity: float
     mean: float
     median: float
     percentile_99: float
     greatest: float
-    agreement: float  # share of tokens where both think the same token the most probable
-    # Mean of log P(bundle) - log P(reference) of the tokens that came, in nats, and its standard
-    # error as if tokens were independent (of a single token: None).
+    agreement: float  # share of tokens where the same one is the most probable to both
+    # Mean of log P(bundle) - log P(reference) of the text's tokens, in nats, and its standard error
+    # if tokens were independent (None for a single token).
     log_likelihood_difference: float
     standard_error: float | None
     worst: tuple[WorstToken, ...]
@@ -81,7 +81,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of one bundle on one text."""
+    """Figures of a bundle on a text."""
 
     bundle: str
     documents: int
@@ -89,11 +89,11 @@ class Quality:
     nbytes: int  # of the documents, in UTF-8
     characters: int
     window: int  # tokens seen at once
-    window_asked: int  # greater if no document has that many
+    window_asked: int  # greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
     engine: str
-    prefill_graph: bool  # whether the graph for prompts computed this
-    edits: int  # that were in effect
+    prefill_graph: bool  # the graph for prompts computed this
+    edits: int  # number of edits in effect
     ids_sha256: str  # of the token ids: perplexities over other tokens cannot be compared
     log_likelihood: float  # mean over tokens, nats
     perplexity: float  # exp(-log_likelihood)
@@ -132,27 +132,22 @@ def evaluate(
         window - stride + 1 tokens before it, or all. Default: half the window.
     against: a bundle, or a checkpoint that export_bundle takes, to compare distributions with. A
         checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
-    worst: how many of the tokens to name that diverge most.
-    edits: of the bundle, not of `against`, with scope everywhere: the same bundle against itself
-        shows what they change beside what they are for.
-    engine, repack: as of stem_edge.load.
-    against_engine: that runs `against`, if it is a bundle: the same one on another engine, too.
-    prefill_graph: of onnxruntime: measure the graph for prompts instead of those that decode.
-    memory: what loading may take, a reference included (see load). Logits of some tokens and, of a
+    worst: number of tokens to report, those that diverge most.
+    edits: of the bundle, not of `against`, with scope everywhere: compare a bundle with itself to
+        see side effects.
+    engine, repack: as in stem_edge.load.
+    against_engine: for `against`, if it is a bundle, which may be the same one on another engine.
+    prefill_graph: with onnxruntime, measure the graph for prompts instead of those that decode.
+    memory: limit of loading, a reference included (see load). Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top.
-    device: providers, provider_libraries, device_memory, host_slots as of stem_edge.load, for the
+    device: providers, provider_libraries, device_memory, host_slots as in stem_edge.load, for the
         bundle; `against` runs on the CPU.
 
     Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
     opened = open_bundle(bundle)
-    if prefill_graph and not opened.manifest.has_prefill:
-        raise InputError(f"{bundle}: no prefill graph in it; measure without, or export with one")
-    if worst < 0:
-        raise InputError(f"worst is {worst}; expected 0 tokens or more")
-    if any(edit.scope != "everywhere" for edit in edits):
-        raise InputError("an edit at positions is of a prompt; give edits of scope everywhere")
+    _check(opened, worst, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     with ExitStack() as stack:
         reference = None
@@ -179,11 +174,11 @@ def evaluate(
         sources: list[Logits] = [partial(bundle_logits, model)]
         sources += [reference.logits] if reference else []
         scores, nats = score(task, sources, bar.advance)
+    documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None
     if reference is not None:
-        named = _worst(opened, task.documents, scores, nats, worst)
+        named = _worst(opened, documents, scores, nats, worst)
         divergence = _divergence(str(against), reference.engine, scores, nats, named)
-    documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     bits = -likelihood * documents.predicted / math.log(2)
     return Quality(
         bundle=str(bundle),
@@ -204,6 +199,19 @@ def evaluate(
         bits_per_character=bits / documents.characters,
         divergence=divergence,
     )
+
+
+def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
+    if prefill_graph and not bundle.manifest.has_prefill:
+        raise InputError(
+            f"{bundle.path}: has no graph for prompts; measure without it, or export again with it"
+        )
+    if worst < 0:
+        raise InputError(f"worst is {worst}; expected 0 tokens or more")
+    if any(edit.scope != "everywhere" for edit in edits):
+        raise InputError(
+            "an edit at positions belongs to a prompt; give edits of scope everywhere only"
+        )
 
 
 def _divergence(
@@ -234,7 +242,7 @@ def _divergence(
 def _worst(
     bundle: Bundle, documents: Documents, scores: list[Scores], nats: F64, count: int
 ) -> tuple[WorstToken, ...]:
-    """The tokens of greatest divergence, the worst first."""
+    """Return the tokens of greatest divergence, the worst first."""
     codec = TextCodec(bundle.file(TOKENIZER))
     starts = np.cumsum([0, *(len(ids) - 1 for ids in documents.token_ids)])
 

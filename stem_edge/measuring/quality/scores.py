@@ -1,7 +1,7 @@
-"""A text as documents and windows, and how well models predict its tokens, each once, side by side.
+"""Scores of models on a text, which is cut into documents and windows; every token counts once.
 
-Logits are asked for and dropped piece by piece: those of a whole text can be a thousand times its
-size in memory.
+Models are scored side by side. Their logits are computed and dropped piece by piece, because those of
+a whole text can be a thousand times its size in memory.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ class Documents:
 
     @property
     def predicted(self) -> int:
-        """Tokens that another token comes before."""
+        """Number of tokens that are predicted: all but the first of each document."""
         return sum(len(ids) - 1 for ids in self.token_ids)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document that another token comes after."""
+        """Most tokens of a document from which one is predicted: all but the last."""
         return max(len(ids) - 1 for ids in self.token_ids)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be scored, and how."""
+    """Documents to score, and the windows to do it in."""
 
     text: str
     lines: bool
     documents: Documents
     window: int  # tokens seen at once
-    window_asked: int  # greater if no document has that many
+    window_asked: int  # greater than window if no document has that many tokens
     stride: int  # tokens between the starts of windows
 
 
 def make_task(
     bundle: Bundle, text: str, *, lines: bool, window: int | None, stride: int | None
 ) -> Task:
-    """Fill in defaults; raises InputError for what the bundle cannot do."""
+    """Split a text and fill in defaults. Raises InputError for what the bundle cannot do."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
     if not 0 < asked <= context:
@@ -69,10 +69,10 @@ def make_task(
 
 
 def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
-    """One document, or one a line that is not blank, closed by the end-of-text token.
+    """Split a text into a document for each line that is not blank, or return it as a single one.
 
-    A line counts with its end, for which that token stands. Raises InputError when there is nothing
-    to predict.
+    Lines are closed by the end-of-text token, which stands for the line's end: its length counts.
+    Raises InputError if there is nothing to predict.
     """
     codec, closing, end = TextCodec(bundle.file(TOKENIZER)), list[int](), ""
     texts = [text]
@@ -95,7 +95,7 @@ def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
 
 
 def read_text(path: Path) -> str:
-    """A file as it is, line ends included. Raises InputError."""
+    """Read a text in UTF-8 and keep its line ends. Raises InputError."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -106,26 +106,26 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-# Asks a model for logits [n, V] of positions first, first + 1, ... of tokens, from an empty context,
-# in pieces. The next piece may overwrite the last one.
+# (tokens, first) -> logits [n, V] at the positions from `first` on, from an empty context, in pieces,
+# each of which must be used before the next one, which may overwrite it.
 Logits: TypeAlias = Callable[[list[int], int], Iterator[F32]]
 
 
 class Window(NamedTuple):
-    """Tokens that a model sees at once, and those of its predictions that count."""
+    """Tokens that a model sees at once, and which of its predictions count."""
 
-    start: int  # first token of the document that goes in
+    start: int  # first token of the document in the window
     stop: int  # one past the last
-    first: int  # first position whose prediction, of the token after it, counts; all others follow
+    first: int  # first position that counts, for its prediction of the next token; all after it do
 
 
 def windows(tokens: int, window: int, stride: int) -> list[Window]:
-    """Windows over a document: every token but the first is predicted once.
+    """Return windows over a document in which every token but the first is predicted once.
 
-    Each window starts `stride` tokens after the one before. So a token is predicted from at least
+    Each window starts `stride` tokens after the one before it, so a token is predicted from at least
     window - stride + 1 tokens, or from all before it.
     """
-    inputs = tokens - 1  # nothing comes after the last token
+    inputs = tokens - 1  # not the last token, because none comes after it
     starts = range(0, max(1, inputs - window + stride), stride)
     stops = [min(start + window, inputs) for start in starts]
     return [Window(*each) for each in zip(starts, stops, [0, *stops], strict=False)]
@@ -133,9 +133,9 @@ def windows(tokens: int, window: int, stride: int) -> list[Window]:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one model said at each prediction, in the order of the text."""
+    """Predictions of a model, in the order of the text."""
 
-    likelihood: F64  # natural log of the probability of what came
+    likelihood: F64  # natural log of the probability of the text's token
     top: I64  # the most probable token
     top_probability: F64
 
@@ -143,9 +143,10 @@ class Scores:
 def score(
     task: Task, sources: Sequence[Logits], advance: Callable[[int], object]
 ) -> tuple[list[Scores], F64]:
-    """Score all tokens but the first of each document; `advance` hears how many bytes are done.
+    """Score all tokens but the first of each document; `advance` is called with bytes done.
 
-    The second is KL(second source || first) in nats at each token; of one source it is empty.
+    Return the scores of each source, and KL(second source || first) in nats at each token, which is
+    empty for a single source.
     """
     documents, at = task.documents, 0
     count, nbytes = documents.predicted, documents.nbytes
@@ -173,7 +174,7 @@ def score(
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:
-    """Logits of every stream at the same positions, few enough to compute with in float64."""
+    """Yield the logits of all streams at the same positions, few enough to compute in float64."""
     held = [next(stream) for stream in streams]
     most = positions_at_once(held[0].shape[1])
     while True:

@@ -1,7 +1,7 @@
-"""llama.cpp, through llama-cpp-python, on a dense model of random weights: what bench compares with.
+"""llama.cpp, through llama-cpp-python, on a dense model of random weights, for bench --against.
 
-The model is quantized by ggml's own functions into llama.cpp's own mixtures of types, once, in a
-work folder. Needs pip install 'stem-edge[bench]'.
+ggml's own functions quantize the model into llama.cpp's mixtures of types, once, in a work folder.
+Needs pip install 'stem-edge[bench]'.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
 
-# A mixture of tensor types, and the type of all matrices where that is another.
-# By default llama.cpp keeps the head of a 4-bit model at six bits; "pure" gives it four, as our
-# int4 head has.
+# Name -> mixture of tensor types, and the one type of all matrices if they are not mixed.
+# "pure" is there because llama.cpp keeps the head of a 4-bit model at six bits by default, while our
+# int4 head has four.
 TYPES: dict[str, tuple[GgufType, TensorType | None]] = {
     "Q4_0": ("q4_0", None),
     "Q4_0-pure": ("q4_0", ggml_types.Q4_0),
@@ -39,12 +39,12 @@ TYPES: dict[str, tuple[GgufType, TensorType | None]] = {
     "Q8_0": ("q8_0", None),
     "F16": ("f16", None),
 }
-USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # of no type that is asked for
+USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # if no type is asked for
 BATCH = 512
 
 
 def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Path:
-    """The quantized GGUF of a dense model of this shape; made if it is not in the folder yet.
+    """Return the quantized GGUF of a dense model of this shape; write it unless it is there.
 
     Raises BackendError, ExportError.
     """
@@ -55,7 +55,7 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
     from stem_edge.ggml.library import open_ggml
 
     if not config.plain:
-        raise BackendError("llama.cpp's models are made for STEM's layers, and these are others")
+        raise BackendError("llama.cpp models are made for STEM layers, and this model has others")
     sizes = (config.vocab_size, config.dim, config.d_ff, config.n_layers)
     heads = (config.n_heads, config.n_kv_heads, config.head_dim)
     name = "x".join(str(size) for size in (*sizes, *heads)) + "-tied" * config.tied_head
@@ -65,7 +65,7 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
     source, (weights, pure) = _random(config), TYPES[kind]
     types = tensor_types(source.config, weights)
     if pure is not None:
-        # Where a row cannot be cut into blocks, the mixture has taken float16.
+        # The mixture has chosen float16 where a row cannot be cut into blocks: keep that.
         types = {name: type if type.block == 1 else pure for name, type in types.items()}
     tokenizer: dict[str, GgufValue] = {"tokenizer.ggml.model": "no_vocab"}
     with publish_file(path, force=False) as part:
@@ -74,15 +74,15 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
 
 
 class LlamaModel(MeasuredEngine):
-    """A loaded GGUF that takes token ids and keeps one context; freed with the last reference.
+    """A loaded GGUF with one context, freed with the last reference.
 
-    exact: keys and values in float32, as they are multiplied, where llama.cpp's default is float16.
+    exact: keep keys and values in float32 instead of llama.cpp's default, float16.
     """
 
     def __init__(
         self, path: str | Path, context: int, threads: int, *, exact: bool = False
     ) -> None:
-        _silence()
+        llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
@@ -90,7 +90,7 @@ class LlamaModel(MeasuredEngine):
             raise BackendError(f"llama.cpp cannot load {path}")
         weakref.finalize(self, llama_cpp.llama_model_free, self._model)
         params = llama_cpp.llama_context_default_params()
-        # A batch is what one call takes: llama.cpp ends the process if a prompt is longer.
+        # A batch must hold a whole prompt, because llama.cpp aborts if a call passes more tokens.
         params.n_ctx, params.n_batch, params.n_ubatch = context, context, BATCH
         params.n_threads = params.n_threads_batch = threads
         if exact:
@@ -99,20 +99,19 @@ class LlamaModel(MeasuredEngine):
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(f"llama.cpp cannot make a context of {context} tokens for {path}")
-        weakref.finalize(self, llama_cpp.llama_free, self._context)  # runs before the other
+        # Finalizers run in reverse order: the context must go before its model.
+        weakref.finalize(self, llama_cpp.llama_free, self._context)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
 
     def clear(self) -> None:
-        """Empty the context."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids; the most probable next token."""
         return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:
-        """Process ids; logits [V] of the last, overwritten by the next call."""
+        """Process ids and return the logits [V] of the last; the next call overwrites them."""
         ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
         batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))
         status = llama_cpp.llama_decode(self._context, batch)
@@ -124,21 +123,17 @@ class LlamaModel(MeasuredEngine):
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Takes the log lines that llama.cpp writes while it loads."""
-
-
-def _silence() -> None:
-    llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
+    """Drop a line of llama.cpp's log."""
 
 
 class _Repeated(ArrayMatrix):
-    """A tensor of one row again and again, which takes no memory: only sizes matter."""
+    """A matrix that repeats one row, which takes no memory: only sizes matter here."""
 
     nbytes = 0
 
 
 def _random(config: ModelConfig) -> Checkpoint:
-    """A dense model of this shape, which llama.cpp can compute."""
+    """Return a dense model of this shape, without the parts that llama.cpp cannot compute."""
     from stem_edge.export.checkpoints.checkpoint import Checkpoint, SourceMatrix, TokenizerSource
 
     config = replace(

@@ -1,8 +1,8 @@
-"""A STEM model in torch bfloat16 as the public trainer computes it: what bench compares with.
+"""A STEM model in torch bfloat16 as the public trainer computes it, for bench --against.
 
-Same shapes and operations (RMSNorm, fused scaled-dot-product attention with a KV cache, SwiGLU or a
-row of a table), random weights. The tables are allocated and not filled: only rows that are used
-take memory here, where the trainer's own model holds all of them.
+It has the same shapes and operations (RMSNorm, fused scaled-dot-product attention with a KV cache,
+SwiGLU or a row of a table) and random weights. The tables are allocated but not filled: only rows
+that are used take memory here, while the trainer's own model holds all of them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from stem_edge.measuring.run.worker import MeasuredEngine
 
 
 class TorchModel(MeasuredEngine):
-    """Takes token ids and keeps one context."""
+    """A model in torch with one context."""
 
     def __init__(self, bundle: str, context: int, threads: int) -> None:
         torch.set_num_threads(threads)
         config = self._config = stem_edge.open_bundle(bundle).manifest.model
         if config.stem_ffn != "stem" or config.row_rank or not config.plain:
             raise BackendError(
-                f"{bundle}: its layers are {config.stem_ffn}, rank {config.row_rank}; torch is there "
-                "for plain STEM layers and dense ones: bench without it"
+                f"{bundle}: its layers are {config.stem_ffn}, rank {config.row_rank}; torch computes "
+                "plain STEM layers and dense ones only: leave out --against torch"
             )
         generator = torch.Generator().manual_seed(0)
         self._weights = {
@@ -45,12 +45,10 @@ class TorchModel(MeasuredEngine):
         self._position = 0
 
     def clear(self) -> None:
-        """Empty the context."""
         self._position = 0
 
     @torch.inference_mode()
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids; the most probable next token."""
         ids, weights = torch.tensor(token_ids), self._weights
         x = functional.embedding(ids, weights["embedding"])
         for layer in range(self._config.n_layers):

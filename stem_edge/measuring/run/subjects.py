@@ -1,4 +1,4 @@
-"""What is measured: a bundle, and what names after --against stand for beside it."""
+"""Subjects of a bench: the bundle, and what the names after --against stand for."""
 
 from __future__ import annotations
 
@@ -16,43 +16,51 @@ from stem_edge.runtime.backends.engines import check_installed, choose_engine
 from stem_edge.runtime.backends.options import EngineChoice, LoadOptions
 from stem_edge.runtime.rows.flash import FlashName, open_flash
 
-# Options of load that are for accelerators, and that a dense model has no use for.
+# Options of load: those for accelerators, those that a dense model has no use for, and those that
+# every subject has apart from its options.
 DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
 OF_ROWS = ("memory", "slots", "host_slots", "resident", "emulate_flash")
 APART = ("engine", "threads", "context_length")
 UNLIMITED = 1 << 62
 
 
-class Way(NamedTuple):
-    """Another way to run the same bundle."""
+class Alternative(NamedTuple):
+    """The same bundle with other options, or on another engine."""
 
     what: str
-    options: Mapping[str, object] = {}  # more of them
-    without: tuple[str, ...] = ()
+    options: Mapping[str, object] = {}  # added to those of the bundle
+    without: tuple[str, ...] = ()  # names of options that are dropped
     engine: EngineName | None = None
 
 
-# What may follow --against, and what it means.
-WAYS = {
-    "resident": Way(
-        "the same bundle with all tables in memory, of the device if it runs on one",
+ALTERNATIVES = {
+    "resident": Alternative(
+        "the same bundle with all tables in memory, that of the device if it runs on one",
         {"resident": True},
         without=("slots",),
     ),
-    "unprepared": Way("the same bundle without a prepared backbone", {"prepare": False}),
-    "mmap": Way("the same bundle, records read through a mapping", {"reads": "mmap"}),
-    "plain": Way("the same bundle, no rows read ahead", {"overlap": False}),
-    "cpu": Way("the same bundle on the CPU, where it runs on another provider", without=DEVICE),
-    "onnxruntime": Way("the same bundle on onnxruntime", without=("repack",), engine="onnxruntime"),
-    "ggml": Way("the same bundle on ggml", without=("repack", *DEVICE), engine="ggml"),
-    "repacked": Way(
-        "the same bundle on ggml, matrices rearranged in memory", {"repack": True}, DEVICE, "ggml"
+    "unprepared": Alternative("the same bundle without a prepared backbone", {"prepare": False}),
+    "mmap": Alternative("the same bundle, records read through a mapping", {"reads": "mmap"}),
+    "plain": Alternative("the same bundle, no rows read ahead", {"overlap": False}),
+    "cpu": Alternative(
+        "the same bundle on the CPU, if it runs on another provider", without=DEVICE
+    ),
+    "onnxruntime": Alternative(
+        "the same bundle on onnxruntime", without=("repack",), engine="onnxruntime"
+    ),
+    "ggml": Alternative("the same bundle on ggml", without=("repack", *DEVICE), engine="ggml"),
+    "repacked": Alternative(
+        "the same bundle on ggml, matrices rearranged in memory",
+        {"repack": True},
+        without=DEVICE,
+        engine="ggml",
     ),
 }
-AGAINST = {name: way.what for name, way in WAYS.items()} | {
+# Words that may follow --against, and what they mean.
+AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()} | {
     "flash=NAME": "the same bundle on emulated flash",
     "dense=BUNDLE": "another bundle in the same engine",
-    "block=BUNDLE": "the same, where only the block size differs",
+    "block=BUNDLE": "the same as dense=BUNDLE, for one in which only the block size differs",
     "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
     "Q5_K_M, Q6_K, ...",
     "torch": "the public trainer's way of computing, in bfloat16",
@@ -61,19 +69,19 @@ AGAINST = {name: way.what for name, way in WAYS.items()} | {
 
 @dataclass(frozen=True)
 class Common:
-    """What all subjects share."""
+    """Settings that all subjects share."""
 
     bundle: Bundle
     engine: EngineName
-    options: dict[str, Any]  # others of stem_edge.load
+    options: dict[str, Any]  # the other options of stem_edge.load
     threads: int
-    work: Path  # GGUF files are made there
+    work: Path  # folder for GGUF files
 
 
 def load_options(options: LoadOptions) -> dict[str, Any]:
-    """Options of load that differ from what it does anyway, as JSON can hold them.
+    """Return the options of load that differ from its defaults, as JSON can hold them.
 
-    Without engine, threads and context, which a subject has apart.
+    Engine, threads and context are left out, because a subject has them apart.
     """
     defaults = LoadOptions()
     found = {
@@ -87,23 +95,23 @@ def load_options(options: LoadOptions) -> dict[str, Any]:
 
 
 def on_device(options: Mapping[str, Any]) -> bool:
-    """Whether options of load put the backbone on a device, or on the CPU playing one."""
+    """Return whether options of load put the backbone on a device, real or emulated."""
     return options.get("providers") is not None or options.get("device_memory") is not None
 
 
 def bundle_subject(
     name: str, bundle: Bundle, engine: EngineChoice, options: dict[str, Any]
 ) -> Subject:
-    """A bundle on an engine. Raises BackendError if it has no backbone for it, or it is missing."""
+    """Return a bundle on an engine. Raises BackendError if its backbone or the engine is missing."""
     chosen = choose_engine(bundle, engine)
     check_installed(bundle, chosen)
     return Subject(name, "stem-edge", str(bundle.path.resolve()), options | {"engine": chosen})
 
 
 def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
-    """The bundle, and what it is compared with, each once.
+    """Return the bundle and what it is compared with, each once.
 
-    Raises InputError for a name that is not known, BackendError if an engine is not installed.
+    Raises InputError for an unknown name, BackendError if an engine is not installed.
     """
     subjects = [bundle_subject("bundle", common.bundle, common.engine, common.options)]
     for wanted in against:
@@ -119,15 +127,15 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
             bundle = open_bundle(value)
             options = options if bundle.manifest.tables else _without(options, *OF_ROWS)
         case "flash", True:
-            open_flash(cast(FlashName, value))  # raises if it is none
+            open_flash(cast(FlashName, value))  # only to raise InputError for an unknown name
             options = options | {"emulate_flash": value}
         case "torch", False:
             _need("torch", name)
             return [Subject(wanted, name, str(bundle.path.resolve()))]
         case "llama.cpp", _:
             return _llama(common, value)
-        case known, False if known in WAYS:
-            engine, options = _way(name, engine, options)
+        case known, False if known in ALTERNATIVES:
+            engine, options = _alternative(name, engine, options)
         case _:
             raise InputError(
                 f"--against {wanted} is not known; expected one of {', '.join(AGAINST)}"
@@ -135,29 +143,29 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
     return [bundle_subject(wanted, bundle, engine, options)]
 
 
-def _way(
+def _alternative(
     name: str, engine: EngineName, options: dict[str, Any]
 ) -> tuple[EngineName, dict[str, Any]]:
-    """Engine and options of another way to run the same bundle. Raises InputError if it is none."""
-    way, device = WAYS[name], on_device(options)
+    """Return engine and options of an alternative. Raises InputError if it would change nothing."""
+    alternative, device = ALTERNATIVES[name], on_device(options)
     if name == "cpu" and not device:
         raise InputError(
-            "--against cpu: the bundle runs on the CPU itself; leave it out, or name another "
-            "provider with --providers"
+            "--against cpu: the bundle runs on the CPU itself; leave out this comparison, or name "
+            "another provider with --providers"
         )
     if name == "unprepared" and (engine != "onnxruntime" or device):
         accelerated = engine == "onnxruntime"
         raise InputError(
             "--against unprepared: nothing is prepared on "
-            f"{'accelerators' if accelerated else engine}; leave it out, or "
-            f"{'run it on the CPU' if accelerated else 'add --engine onnxruntime'}"
+            f"{'accelerators' if accelerated else engine}; leave out this comparison, or "
+            f"{'run on the CPU' if accelerated else 'add --engine onnxruntime'}"
         )
-    options = _without(options, *way.without) | dict(way.options)
+    options = _without(options, *alternative.without) | dict(alternative.options)
     if name == "resident" and device:
-        # What the host tier would be asked for is in the slots; a limit is for them.
+        # No host tier, because all records are in the slots; no limit, because it would cap them.
         limit = {"device_memory": UNLIMITED} if "device_memory" in options else {}
         options |= {"host_slots": 0, **limit}
-    return way.engine or engine, options
+    return alternative.engine or engine, options
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -165,7 +173,7 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _llama(common: Common, kind: str) -> list[Subject]:
-    """Dense models of the bundle's shape for llama.cpp, made in the work folder."""
+    """Return dense models of the bundle's shape for llama.cpp, made in the work folder."""
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
     from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model

@@ -1,7 +1,8 @@
-"""One engine in a process of its own, told what to do: a line of JSON in, one out.
+"""Process of one engine that is measured: it reads requests and writes answers, a line of JSON each.
 
-A process each, so that memory is what that engine takes, from the first import on; several may be
-alive at once, so that measurements can take turns. stem_edge.measuring.run.workers is the other end.
+Every engine has its own process, so that the memory is that engine's, from the first import on.
+Several may be alive at once, so that measurements can take turns. The other end is
+stem_edge.measuring.run.workers.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
-# Kind of subject -> module and class of its engine. What loading would import is imported before, so
-# that both are measured apart: of stem-edge, that is a module for each of its engines.
+# Kind of subject -> module and class of its engine. The module is imported before loading, so that
+# both are measured apart; for stem-edge, it is one of LOADERS instead.
 ENGINES = {
     "stem-edge": ("stem_edge.measuring.run.worker", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.run.engine_llama", "LlamaModel"),
     "torch": ("stem_edge.measuring.run.engine_torch", "TorchModel"),
 }
 LOADERS = {
-    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loading",
-    "ggml": "stem_edge.runtime.backends.ggml.loading",
+    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
+    "ggml": "stem_edge.runtime.backends.ggml.loader",
 }
 
 
@@ -30,22 +31,22 @@ class MeasuredEngine(Protocol):
     """A model that is measured. Engines other than stem-edge count nothing and run on the CPU."""
 
     def clear(self) -> None:
-        """Begin with an empty context."""
+        """Empty the context."""
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids after those before; the most probable next token."""
+        """Process ids after those before and return the most probable next token."""
 
     def counters(self) -> dict[str, float]:
-        """What the engine counted so far."""
+        """Return the engine's counters."""
         return {}
 
     def about(self) -> dict[str, str]:
-        """What it runs on, if that is more than the CPU."""
+        """Describe the accelerator, real or emulated; return nothing on the CPU."""
         return {}
 
 
 class StemEdge(MeasuredEngine):
-    """stem-edge itself. Tokens are those of a real text, not its own: their rows are what counts."""
+    """stem-edge itself, fed with tokens of a real text: its own could repeat the same few rows."""
 
     def __init__(self, bundle: str, context: int, threads: int, **options: Any) -> None:
         import numpy as np
@@ -58,11 +59,10 @@ class StemEdge(MeasuredEngine):
         self._context = self._engine.open_context(1)
 
     def clear(self) -> None:
-        """Open another context."""
         self._context = self._engine.open_context(self._length)
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process a prompt in chunks, or a token as generating does."""
+        """Process a prompt in chunks, or a single token as generating does."""
         if len(token_ids) == 1:
             ids = self._array(token_ids)
             self._engine.expect(ids)
@@ -73,7 +73,7 @@ class StemEdge(MeasuredEngine):
         return best
 
     def counters(self) -> dict[str, float]:
-        """Counters of the rows, and what the plan and the caches hold, in bytes."""
+        """Return the counters of the rows, and the sizes of plan and caches in bytes."""
         plan, rows = self._model.plan, self._engine.rows
         cache = getattr(rows, "cache", None)
         filled, slot_nbytes = (0, 0) if cache is None else (cache.filled, cache.slot_nbytes)
@@ -87,7 +87,7 @@ class StemEdge(MeasuredEngine):
             "kv_nbytes": self._context.backend.nbytes,
         }
         if plan.device is not None:
-            memory = getattr(self._engine.backend, "memory", None)  # not of portable graphs
+            memory = getattr(self._engine.backend, "memory", None)  # portable graphs keep none
             found |= {
                 "device_planned": plan.device.total,
                 "device_row_cache_planned": plan.device.row_cache,
@@ -97,7 +97,6 @@ class StemEdge(MeasuredEngine):
         return found
 
     def about(self) -> dict[str, str]:
-        """Name the accelerator, or the CPU that plays one."""
         from stem_edge.measuring.memory.gpu import about_accelerator
 
         device, providers = self._model.plan.device, self._options.get("providers")
@@ -107,18 +106,18 @@ class StemEdge(MeasuredEngine):
         if device is not None:
             found["variant"] = str(device.variant)
         elif found["provider"] != "cpu":
-            found["variant"] = "portable"  # whose memory is this process's
+            found["variant"] = "portable"  # it has no device plan, because its memory is the host's
         return found
 
 
 class Worker:
-    """Does what requests say, one after the other."""
+    """Carries out requests, one after the other."""
 
     def __init__(self) -> None:
         self._engine: MeasuredEngine | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do one thing and say how long it took."""
+        """Carry out a request and return its times and the counters."""
         started = time.perf_counter()
         steps = self._do(request)
         seconds = time.perf_counter() - started
@@ -129,7 +128,7 @@ class Worker:
         return answer
 
     def _do(self, request: dict[str, Any]) -> list[float]:
-        """Seconds of each decode step."""
+        """Carry out a request; return the seconds of each decode step."""
         match request["do"], self._engine:
             case "import", _:
                 import_module(LOADERS.get(request["engine"], ENGINES[request["kind"]][0]))
@@ -153,8 +152,8 @@ def _timed(engine: MeasuredEngine, token: int) -> float:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
-    # Libraries write where they like; only answers may go where the other end listens.
+    """Answer requests until stdin ends."""
+    # Only answers may go to the pipe, so what libraries print to stdout goes to stderr instead.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = Worker()
@@ -162,12 +161,13 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 answer = worker.answer(json.loads(line))
-            except Exception as error:  # whatever it is, the other end must hear of it
+            except Exception as error:  # any error: the other end must hear of it
                 answer = {"error": str(error), "type": type(error).__name__}
             print(json.dumps(answer), file=out, flush=True)
     except BrokenPipeError:  # the other end was killed
         os._exit(1)
-    os._exit(0)  # an engine that is measured keeps nothing, least of all counts of its text
+    # Without closing the model, because that would save the counts of this text for warm starts.
+    os._exit(0)
 
 
 if __name__ == "__main__":

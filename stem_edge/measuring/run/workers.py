@@ -1,4 +1,4 @@
-"""This end of a worker process: start it, ask it, watch its memory meanwhile."""
+"""Worker processes: start one, send it requests, and watch its memory meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from stem_edge.measuring.memory.memory import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
 
-# Ctrl-C goes to every process of a terminal; a worker has nothing to say to it.
+# Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
+# something; it also ends them.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from stem_edge.measuring.run.worker import main; main()"
@@ -31,15 +32,15 @@ KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: an engine, what it loads, and how."""
+    """An engine that is measured, the file or folder that it loads, and the options."""
 
     name: str
-    kind: str  # of stem_edge.measuring.run.worker.ENGINES
+    kind: str  # key of stem_edge.measuring.run.worker.ENGINES
     path: str
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 
     def prepared_folders(self) -> tuple[Path, ...]:
-        """Where files of a bundle's backbone are mapped from, beside its own folder."""
+        """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
         if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
             return ()
         from stem_edge.runtime.backends.onnxruntime.prepacked import find
@@ -48,7 +49,7 @@ class Subject:
         return () if found is None else (found[0],)
 
     def files(self) -> list[Path]:
-        """All that loading it may read."""
+        """Return all files that loading may read."""
         path = Path(self.path)
         own = [path] if path.is_file() else files_in(path)
         return [*own, *(file for folder in self.prepared_folders() for file in files_in(folder))]
@@ -56,16 +57,19 @@ class Subject:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says of one thing that it did."""
+    """Answer of a worker to one request."""
 
     seconds: float
     steps: list[float]  # seconds of each decode step
     counters: dict[str, float]
-    about: dict[str, str] = field(default_factory=dict)  # of loading: what it runs on
+    about: dict[str, str] = field(default_factory=dict)  # after loading: the accelerator
 
 
 class WorkerProcess:
-    """A worker and a sampler on it. Raises what the engine raised, StemEdgeError if it died."""
+    """A worker and a sampler of its memory.
+
+    Requests raise what the engine raised, or StemEdgeError if the process died.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class WorkerProcess:
         confine: Callable[[int], None] = lambda pid: None,
         kinds_interval: float = KINDS_SECONDS,
     ) -> None:
-        """Start it. `confine` gets its pid before any work."""
+        """Start the process. `confine` is called with its pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
         self.about: dict[str, str] = {}
         self._process = subprocess.Popen(
@@ -95,16 +99,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the worker's process."""
+        """Process id of the worker."""
         return self._process.pid
 
     def start(self) -> Answer:
-        """Wait until the interpreter runs and has imported nothing of an engine."""
+        """Wait until the interpreter runs, with no engine imported."""
         answer = self._ask("start", {"do": "start"})
         return replace(answer, seconds=time.perf_counter() - self._began)
 
     def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
-        """Import the engine, then load; what each took."""
+        """Import the engine, then load; return both answers."""
         kind, options = self.subject.kind, self.subject.options
         importing = {"do": "import", "kind": kind, "engine": options.get("engine", "")}
         imported = self._ask("import", importing)
@@ -114,20 +118,20 @@ class WorkerProcess:
         return imported, loaded
 
     def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
-        """Process a prompt."""
+        """Process a prompt in an empty context."""
         return self._ask(phase, {"do": "prefill", "ids": ids})
 
     def decode(self, ids: list[int]) -> Answer:
-        """Process tokens one by one after it."""
+        """Process more tokens, one by one."""
         return self._ask("decode", {"do": "decode", "ids": ids})
 
     def _ask(self, phase: str, request: dict[str, Any]) -> Answer:
         try:
             with self.sampler.phase(phase):
-                line = self._say(json.dumps(request))
-        except OSError:  # it ended while it was watched, or before
+                line = self._send(json.dumps(request))
+        except OSError:  # the process has ended
             line = ""
-        if not line.endswith("\n"):  # nothing, or the half of an answer
+        if not line.endswith("\n"):  # no answer, or only a part because it ended meanwhile
             raise StemEdgeError(self._died(phase))
         answer = json.loads(line)
         if "error" in answer:
@@ -138,13 +142,14 @@ class WorkerProcess:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, StemEdgeError):
             return known(words)
-        # What an engine itself raises may have many lines, or none: MemoryError says nothing.
+        # Name the class, because messages of other exceptions may be empty, as MemoryError's, and
+        # join their lines, of which there may be many.
         return StemEdgeError(
             f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
             "if it needs more memory than there is, give it a shorter context"
         )
 
-    def _say(self, line: str) -> str:
+    def _send(self, line: str) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             return ""
@@ -166,7 +171,7 @@ class WorkerProcess:
         return f"{begin}{how}; see what it printed"
 
     def close(self) -> None:
-        """End it: it stops when nobody asks any more."""
+        """End the process, which stops when its stdin is closed."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
@@ -174,7 +179,7 @@ class WorkerProcess:
         self._status()
 
     def _status(self) -> int | None:
-        """Exit status; None if it would not end and had to be killed."""
+        """Return the exit status; None if the process did not end in time and was killed."""
         try:
             return self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -186,6 +191,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # it may be busy for long, with something that nobody wants any more
+        # After an error it may be busy for minutes with a request that nobody needs any more.
+        if kind is not None:
             self._process.kill()
         self.close()

@@ -1,12 +1,13 @@
-"""What is run while something is measured: token ids of a real text.
+"""Token ids of a real text, which are run while something is measured.
 
-Which rows are read, and how often, is decided by the tokens: constants or noise would say nothing.
+The tokens decide which rows are read, and how often: constants or noise would say nothing.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,11 @@ class Workload:
 
     prompt: list[int]
     following: list[int]
-    source: str  # where the tokens come from, in words
+    source: str  # of the tokens, in words
 
     @property
     def tokens(self) -> int:
-        """Tokens of both together: the context that the run needs."""
+        """Number of tokens, for which the context must have room."""
         return len(self.prompt) + len(self.following)
 
 
@@ -45,10 +46,11 @@ def make_workload(
     new_tokens: int | None = None,
     context_length: int | None = None,
 ) -> Workload:
-    """The workload of a file (see read_ids), or of the text inside this package.
+    """Return the workload of a file (see read_ids), or of the text inside this package.
 
-    Without numbers, 512 and 128 tokens, or as many in these parts as context and text hold; with
-    one number, the other gives way. Raises InputError if numbers that were given do not fit.
+    Default numbers are 512 and 128 tokens, or fewer in the same ratio if context or text are too
+    short. If one number is given, the other gives way. Raises InputError if what is given does not
+    fit.
     """
     path = DEFAULT_TEXT if text is None else Path(text)
     ids = read_ids(path, bundle)
@@ -56,8 +58,8 @@ def make_workload(
     prompt, new = _split(min(context, len(ids)), prompt_tokens, new_tokens)
     if prompt < 1 or new < 1 or prompt + new > min(context, len(ids)):
         raise InputError(
-            f"{prompt} prompt tokens and {new} new ones are wanted; expected at least 1 of each, "
-            f"and no more together than the {len(ids)} tokens of {path} and the {context} of the "
+            f"{prompt} prompt tokens and {new} new ones are asked for; expected at least 1 of each, "
+            f"and together no more than the {len(ids)} tokens of {path} and the {context} of the "
             "context: ask for fewer, or give a longer text"
         )
     name = "the text inside this package" if text is None else str(path)
@@ -65,7 +67,7 @@ def make_workload(
 
 
 def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Tokens of prompt and answer; what was given stays as it is, and at least one of the other."""
+    """Return tokens of prompt and answer: a number that is given, and at least 1 of the other."""
     if prompt is None and new is None:
         total = min(room, PROMPT_TOKENS + NEW_TOKENS)
         new = max(1, total * NEW_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
@@ -79,14 +81,14 @@ def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
 def read_ids(
     path: Path, bundle: Bundle, most: int | None = None, *, special: bool = True
 ) -> list[int]:
-    """Token ids of a text in UTF-8, or of a file of ids: .npy, or .int32 (little-endian).
+    """Return the token ids of a text in UTF-8, or of a file of ids: .npy, or little-endian .int32.
 
-    most: read no further than so many tokens; special: with the begin-of-text token, where the
-    model was trained with it. Raises InputError.
+    most: stop after so many tokens; special: begin with the begin-of-text token if the model was
+    trained with it. Raises InputError.
     """
     try:
         if path.suffix == ".npy":
-            with path.open("rb") as file:  # np.load would also open archives and pickles
+            with path.open("rb") as file:  # not np.load, because it would open archives and pickles
                 ids = np.lib.format.read_array(file, allow_pickle=False)
         elif path.suffix == ".int32":
             ids = np.frombuffer(path.read_bytes(), "<i4")
@@ -111,23 +113,24 @@ def read_ids(
 
 
 def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list[int]:
-    """Ids of a text in pieces that end with a line: a tokenizer takes a hundred bytes a character."""
     from stem_edge.runtime.text.codec import TextCodec
 
     codec, ids = TextCodec(bundle.file(TOKENIZER)), list[int]()
     with path.open(encoding="utf-8") as file:
+        # In pieces of whole lines, because a tokenizer needs a hundred bytes a character.
         while (most is None or len(ids) < most) and (lines := file.readlines(READ_CHARS)):
             ids += codec.encode("".join(lines), add_special_tokens=special and not ids)
     return ids
 
 
 def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
-    """The id of a text that is one token, or an id as Python's integer. Raises InputError."""
+    """Return the id of a text that is a single token, or a valid id as int. Raises InputError."""
+    encode = partial(codec.encode, add_special_tokens=False)
     if isinstance(token, str):
-        ids = _plain(codec, token)
+        ids = encode(token)
         if len(ids) != 1:
             others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
-            single = [other for other in others if len(_plain(codec, other)) == 1]
+            single = [other for other in others if len(encode(other)) == 1]
             spaced = "" if token.startswith(" ") else ", or try it with a leading space"
             cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
             advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
@@ -138,12 +141,8 @@ def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
     try:
         number = operator.index(token)
     except TypeError:
-        raise InputError(f"a token is {token!r}; expected integers or text") from None
+        raise InputError(f"a token is {token!r}; expected an integer or a text") from None
     if not 0 <= number < bundle.manifest.model.vocab_size:
-        limit = bundle.manifest.model.vocab_size - 1
-        raise InputError(f"token id {number} is not in 0..{limit}")
+        last = bundle.manifest.model.vocab_size - 1
+        raise InputError(f"token id {number} is out of range; this model has 0 to {last}")
     return number
-
-
-def _plain(codec: TextCodec, text: str) -> list[int]:
-    return codec.encode(text, add_special_tokens=False)

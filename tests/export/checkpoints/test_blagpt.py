@@ -1,4 +1,4 @@
-"""States of BlaGPT's trainer: each option that is supported, and everything else refused by name."""
+"""States of BlaGPT's trainer: every supported option; all others are refused by name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def weights(options: dict[str, Any], tables: set[int]) -> dict[str, torch.Tensor
 
 
 def trainers_logits(options: dict[str, Any], state: dict[str, torch.Tensor]) -> F32:
-    """What the trainer computes, from its tensors as they are."""
+    """Compute the trainer's logits from its own tensors."""
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:
         return functional.linear(x, state[name + ".weight"], state.get(name + ".bias"))
@@ -237,8 +237,8 @@ def test_an_unknown_option_that_is_off_changes_nothing(good: Path, value: object
         ({"bias": False}, ["bias is not part"]),
         ({"rmsnorm_before_qk": False}, ["q_norm", "not part"]),
         ({"use_pre_post_norm": True}, ["attention_post_norm is missing"]),
-        ({"stem_ratio": "full"}, ["tables in layers [1, 2, 3], the weights have them in [1, 3]"]),
-        ({"use_stem": False}, ["tables in layers [], the weights have them in [1, 3]"]),
+        ({"stem_ratio": "full"}, ["tables in layers [1, 2, 3], but the weights have them in [1, 3]"]),
+        ({"use_stem": False}, ["tables in layers [], but the weights have them in [1, 3]"]),
     ],
 )  # fmt: skip
 def test_options_that_contradict_the_tensors(
@@ -278,7 +278,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: object) -> N
 
 
 def test_the_state_of_random_generators_is_ignored(good: Path) -> None:
-    """As the newer of its trainers saves it."""
+    """The newer of the two trainers saves it."""
     states = {"numpy": np.random.get_state(), "python": random.getstate()}
     states |= {"torch": torch.get_rng_state()}
     save(good, OPTIONS, weights(OPTIONS, {1, 3}), rng_state=states)

@@ -1,4 +1,4 @@
-"""Gemma 4's text models: what is read of them, alone and inside multimodal ones, and what is refused."""
+"""Gemma 4's text models, alone and inside multimodal ones: read, and refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stem_edge.numerics.reference import forward
 
 CONFORMANCE = DATA / "conformance"
 IDS = np.random.default_rng(1).integers(90, size=40).tolist()
-# What differs from a small model with two full layers of four, two of which borrow K and V.
+# Changes to a small model of six layers: three have full attention, and two borrow K and V.
 KINDS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "nobody borrows": {"num_kv_shared_layers": 0},
@@ -98,7 +98,7 @@ def test_the_text_model_of_a_multimodal_one(gemma: Path) -> None:
         ({"rope_parameters": {"sliding_attention": {}}}, "expected full_attention in it"),
         ({"per_layer_config": {"1": {"d_ff": 3}}}, "expected layers with head_dim"),
         ({"per_layer_config": {"x": {"head_dim": 8}}}, "expected layers with head_dim"),
-        ({"per_layer_config": {"9": {"head_dim": 8}}}, "outside of the 7 layers"),
+        ({"per_layer_config": {"9": {"head_dim": 8}}}, "outside the 7 layers"),
         ({"num_kv_shared_layers": 6}, "no layer before it has its kind"),
         ({"num_kv_shared_layers": 7}, "borrowed_kv_layers is 7 of 7"),
         ({"hidden_size_per_layer_input": 16}, "[307, 224]; expected [307, 112]"),
@@ -118,9 +118,9 @@ def test_tensors_that_are_missing_or_too_many(gemma: Path) -> None:
 
 
 def test_keys_and_values_that_nobody_reads_may_be_there(gemma: Path) -> None:
-    """transformers does not load them, either."""
+    """Read what transformers reads, which does not load them, either."""
     name = "model.layers.{}.self_attn.k_proj.weight"
     edit_tensors(gemma, lambda tensors: tensors.update({name.format(6): torch.ones(2)}))
     read_checkpoint(gemma)
     edit_tensors(gemma, lambda tensors: tensors.update({name.format(7): torch.ones(2)}))
-    refused(gemma, "tensor model.layers.7.self_attn.k_proj.weight is no part of the model")
+    refused(gemma, "tensor model.layers.7.self_attn.k_proj.weight is not part of the model")

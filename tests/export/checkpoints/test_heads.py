@@ -1,4 +1,4 @@
-"""Heads of any width. What graphs are made of: test_graph."""
+"""Heads of any width, padded to the width that kernels need."""
 
 from __future__ import annotations
 

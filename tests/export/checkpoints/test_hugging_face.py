@@ -1,4 +1,4 @@
-"""Models of the transformers library, and what of theirs is refused."""
+"""Models of the transformers library: supported ones, and options that are refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint
 from stem_edge.numerics.reference import forward
-
-YARN |= {"original_max_position_embeddings": 32}
 
 
 def logits(checkpoint: Checkpoint, ids: list[int]) -> np.ndarray[Any, Any]:
@@ -135,7 +133,7 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
         ({"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 0}, []),
         ({"rope_scaling": YARN}, ["both rope_scaling and rope_parameters"]),
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, ["layer_types", "3 layers"]),
-        ({"model_type": "qwen3", "layer_types": EVERY_SECOND}, ["no sliding_window is in use"]),
+        ({"model_type": "qwen3", "layer_types": EVERY_SECOND}, ["no sliding_window is set"]),
     ],
 )
 def test_a_config_that_is_not_understood(
@@ -145,7 +143,7 @@ def test_a_config_that_is_not_understood(
     refused(llama, "config.json", *parts)
 
 
-def test_keys_that_say_nothing(llama: Path) -> None:
+def test_keys_that_do_not_matter(llama: Path) -> None:
     before = read_checkpoint(llama).config
     nothing = {"pretraining_tp": 2, "attention_dropout": 0.1, "rope_interleaved": False}
     assert config_of(llama, **nothing, num_local_experts=None, use_cache=False) == before
@@ -155,7 +153,7 @@ def test_keys_that_say_nothing(llama: Path) -> None:
     ("change", "said"),
     [
         (lambda tensors: tensors.pop("model.norm.weight"), "no tensor model.norm.weight"),
-        (lambda tensors: tensors.update(BEYOND), f"tensor {next(iter(BEYOND))} is no part of the"),
+        (lambda tensors: tensors.update(BEYOND), f"tensor {next(iter(BEYOND))} is not part of the"),
         (lambda tensors: tensors.update({"score.weight": torch.ones(2)}), "tensor score.weight is"),
         (add_biases, "self_attn.k_proj.bias"),
     ],

@@ -1,4 +1,4 @@
-"""Checkpoints of the public STEM trainer that are not as they should be, and unusual ones that are."""
+"""Checkpoints of the public STEM trainer: unusual ones that are read, and wrong ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def refused(folder: Path, *parts: str) -> None:
 
 def test_shards_are_joined_in_the_order_of_their_numbers() -> None:
     shards = sorted((DATA / "conformance/half/training/stem_shards").iterdir())
-    assert shards[2].name == "stem_model_mp10.pt"  # what sorting by name would put third
+    assert shards[2].name == "stem_model_mp10.pt"  # because sorting by name would put 10 third
     table = read_checkpoint(DATA / "conformance/half/training").tables[1]
     width = table.shape[1] // len(shards)
     last = torch.load(shards[2].with_name("stem_model_mp11.pt"), weights_only=True)
@@ -110,7 +110,7 @@ def test_missing_folder() -> None:
     [
         (
             "consolidated.pth",
-            ["no weights", "consolidated.pth", "found only consolidated_stem.pth"],
+            ["no weights", "consolidated.pth", "found consolidated_stem.pth"],
         ),
         ("consolidated_stem.pth", ["no tables", "stem_shards"]),
     ],
@@ -180,7 +180,7 @@ def test_shards_of_different_vocabularies_are_refused(training: Path) -> None:
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_dense_model_has_no_tables(tmp_path: Path, listed: bool) -> None:
     path = write_checkpoint(tmp_path / "c", Shape(stem_layers=()), layout="consolidated")
-    if not listed:  # as the trainer writes it that the public one is built on
+    if not listed:  # the form of the trainer on which the public one is built
         edit_params(path, stem_layers=...)
     checkpoint = read_checkpoint(path)
     assert checkpoint.config.stem_layers == ()
@@ -227,7 +227,7 @@ def test_tensors_cut_over_the_files_of_several_ranks_are_joined(training: Path) 
 
 def test_rows_that_no_rank_has_are_reported(training: Path) -> None:
     cut_over_two_ranks(training, keep=lambda name, part: part == 0 or "wq" not in name)
-    refused(training, "attention.wq", "16 of 32 rows", "another rank is missing")
+    refused(training, "attention.wq", "16 of 32 rows", "file of a rank is missing")
 
 
 def cut_over_two_ranks(folder: Path, keep: Callable[[str, int], bool] = lambda *_: True) -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters: W + scale B A, by the arithmetic written out here, and what is refused."""
+"""LoRA adapters: W + scale B A, written out here, and adapters that are refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def save(
 
 
 def change(checkpoint: Checkpoint, adapter: Path, name: str) -> F32:
-    """What the adapter adds to a matrix; nothing else may change."""
+    """Return what the adapter adds to a matrix, after checking that nothing else changes."""
     merged = merge_lora(checkpoint, adapter)
     for other, matrix in checkpoint.backbone.items():
         if other != name:
@@ -141,7 +141,7 @@ def test_pieces_of_a_sum_are_its_rows(tmp_path: Path) -> None:
     [
         ({"use_rslora": True}, 2, 6 / 2**0.5),
         ({"lora_alpha": 1.5}, 2, 0.75),
-        ({"fan_in_fan_out": True}, 2, 3.0),  # how the trainer stores W, not what it computes
+        ({"fan_in_fan_out": True}, 2, 3.0),  # changes only how the trainer stores W
         ({"rank_pattern": {"q_proj": 3}}, 3, 2.0),
         ({"alpha_pattern": {"q_proj": 8}}, 2, 4.0),
         ({"alpha_pattern": {"k_proj": 9, r"layers\.0\..*q_proj": 8, "q_proj": 7}}, 2, 4.0),

@@ -1,4 +1,4 @@
-"""Whose checkpoint it is; and what all exports do with it, whoever wrote it."""
+"""Detection of a checkpoint's trainer, and what every reader must support."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_hugging_face_folder_may_hold_params_of_another_kind(llama: Path) -> N
     assert read_checkpoint(llama).config == CONFIG
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "empty").mkdir()
     step = "run/checkpoints/0000000100/params.json"
@@ -85,7 +85,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 def test_the_bundle_may_lie_inside_of_its_checkpoint(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, otherwise: bool
 ) -> None:
-    """What the export writes there does not make a checkpoint another one: it goes on."""
+    """Files written there must not change the checkpoint's identity, or no export could resume."""
     expected = stem_edge.export_bundle(shutil.copytree(llama, tmp_path / "copy"), tmp_path / "out")
     steps, bundle = Steps(monkeypatch), llama / "bundle"
     source = llama / ".." / llama.name if otherwise else llama

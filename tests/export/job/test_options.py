@@ -1,4 +1,4 @@
-"""What an export can be asked for, and what is refused by its name before anything is read."""
+"""Options of an export, and those that are refused by name before anything is read."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ GGUF = {"engine": "gguf"}
         ({"quantizer": "gptq"}, "quantizer 'gptq' needs.*--calibration FILE.*--quantizer search"),
         ({"backbone": "fp32", "quantizer": "rtn"}, "fp32 backbone"),
         ({"backbone": "fp32", "asymmetric": True}, "fp32 backbone"),
-        ({"calibration_tokens": 5}, "calibration_tokens counts tokens.*--calibration FILE"),
+        ({"calibration_tokens": 5}, "calibration_tokens limits.*--calibration FILE"),
         ({"engine": "torch"}, "engine is 'torch'; expected one of onnx, gguf"),
         (
             {"engine": "onnx", "backbone": "q4_0"},
-            r"'q4_0'; expected one of fp32, int8, int4 with the engine onnx; q4_0 is of the engine",
+            r"'q4_0'; expected one of fp32, int8, int4 with the engine onnx; q4_0 needs the engine",
         ),
         (
             GGUF | {"backbone": "q2"},
@@ -42,17 +42,17 @@ GGUF = {"engine": "gguf"}
         ),
         (
             GGUF | {"backbone": "int4"},
-            r"'int4'; expected one of f32, .*q4_0 with the engine gguf; int4 is of the engine onnx",
+            r"'int4'; expected one of f32, .*q4_0 with the engine gguf; int4 needs the engine onnx",
         ),
         ({"backbone": "q4_0", "head": "int8"}, "^head: for the engine onnx"),
         (GGUF | {"bits": {"head": 8}}, "^bits: "),
         (GGUF | {"block_size": 128}, "^block_size: "),
         (GGUF | {"asymmetric": True}, "^asymmetric: "),
         (GGUF | {"quantizer": "rtn", "prefill_graph": False}, "^quantizer, prefill_graph: for the"),
-        (GGUF | {"calibration_tokens": 5}, "calibration_tokens counts tokens"),
-        ({"add": True, "tables": "int8"}, "^tables: with add, the bundle's tables stay"),
-        ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: with add"),
-        ({"add": True}, "there is no bundle that a backbone can be added to; leave --add out"),
+        (GGUF | {"calibration_tokens": 5}, "calibration_tokens limits"),
+        ({"add": True, "tables": "int8"}, "^tables: add keeps the bundle's tables"),
+        ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: add keeps"),
+        ({"add": True}, "is not a bundle, so no backbone can be added to it; leave out --add"),
         ({"add": True, "force": True}, "add keeps what is in the bundle, force replaces it"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The table writer: the same bytes whatever the threads and pieces, many shards, all of them right."""
+"""The table writer: bytes do not depend on threads and pieces, and all shards are right."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rows_come_back_from_any_number_of_shards(
     index: I32 | None,
 ) -> None:
     if row_type == "fp16" and index is not None:
-        return  # refused, see below
+        return  # left out because it is refused, see below
     monkeypatch.setattr(module, "SHARD_NBYTES", shard_nbytes)
     monkeypatch.setattr(module, "PIECE_NBYTES", 5000)
     source = checkpoint(model, index)
@@ -200,14 +200,16 @@ def test_mixed_tables_without_a_text_say_what_to_give() -> None:
 
 
 def test_fp16_experts_are_refused() -> None:
-    with pytest.raises(ExportError, match="experts cannot have fp16 tables"):
+    with pytest.raises(ExportError, match="experts cannot be fp16"):
         plan(checkpoint(EXPERTS, SHARED), "fp16")
 
 
 def test_widths_that_no_group_divides_are_refused() -> None:
     narrow = config(vocab_size=V, n_layers=5, stem_layers=LAYERS, d_ff=24)
     for tables in ("int8", "int4", "mixed"):
-        with pytest.raises(ExportError, match=f"c: {tables} tables do not fit: group_size 0"):
+        with pytest.raises(
+            ExportError, match=f"c: cannot store its tables as {tables}: group_size 0"
+        ):
             plan_tables(checkpoint(narrow), tables, 32, 0.1, zipf([1]))
 
 

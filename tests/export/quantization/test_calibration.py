@@ -40,9 +40,9 @@ def test_a_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.int32", np.array([1, 300], "<i4").tobytes(), "it holds 1 to 300"),
-        ("a.int32", np.array([-1], "<i4").tobytes(), "it holds -1 to -1"),
-        ("a.int32", b"", "it holds none"),
+        ("a.int32", np.array([1, 300], "<i4").tobytes(), "found 1 to 300"),
+        ("a.int32", np.array([-1], "<i4").tobytes(), "found -1 to -1"),
+        ("a.int32", b"", "found none"),
         ("a.txt", b"\xff\xfe", "cannot read"),
         ("a.npy", b"no npy", "cannot read"),
     ],
@@ -92,7 +92,7 @@ def test_divergence() -> None:
 def test_a_prefill_graph_that_is_less_exact_is_left_out(
     tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an int8 backbone it is: int8 in blocks is more exact than int8 by rows."""
+    """An int8 backbone has one, because int8 in blocks is more exact than int8 by rows."""
     found = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a", backbone="int8", block_size=16)
     assert not found.manifest.has_prefill
     assert "no prefill graph: its divergence" in found.manifest.report.notes[0]

@@ -1,4 +1,4 @@
-"""GPTQ on matrices whose best rounding is known, or measured by the products that come out."""
+"""GPTQ on matrices whose best rounding is known, or measured by their products."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_fewer_tokens_than_inputs(tokens: int) -> None:
     solved = solve(exact, inverse_factor(x.T @ x), 4, 32)
     plain = search_blocks(exact, 4, 32)
     assert np.isfinite(solved.scales).all()
-    # What the tokens say nothing about stays as exact as it was, or nearly.
+    # Directions that the tokens do not cover must stay nearly as exact as before.
     everything = np.eye(K, dtype=np.float32)
     assert loss(everything, exact, solved, 4) < 2 * loss(everything, exact, plain, 4)
 
 
-def test_inputs_that_never_come_are_no_reason_to_fail() -> None:
+def test_inputs_that_never_occur_do_not_fail() -> None:
     x = correlated(3)
     x[:, 5] = 0
     x[:, 9] = 1e-30
@@ -137,5 +137,5 @@ def test_inputs_beyond_float32_are_an_error_and_not_an_endless_search(bad: float
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ExportError, match=r"with torch, which cannot be .* --quantizer search"):
+    with pytest.raises(ExportError, match=r"needs torch, which cannot be .* --quantizer search"):
         inverse_factor(np.eye(4, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""A calibration text on its way through the model, and what the quantizer makes of it."""
+"""Hidden states of a calibration text in each layer, and quantization with them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_layer_sees_what_the_reference_model_sees(
         states.advance(stored if replaced and states.layer == 0 else {})
     states.observe_head(see)
     expected = observed(checkpoint, stored if replaced else None)
-    if replaced:  # the layer itself was seen before anything in it was replaced
+    if replaced:  # because the layer was observed before anything in it was replaced
         expected |= {n: x for n, x in observed(checkpoint).items() if n.startswith("layers.0.")}
     assert seen.keys() == expected.keys()
     for name, parts in seen.items():
@@ -71,7 +71,9 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("gptq", [False, True])
 @pytest.mark.parametrize("dim", [64, 48])  # heads of 16, and of 12 that are padded to 16
-def test_the_next_layer_sees_what_became_of_the_text(tmp_path: Path, dim: int, gptq: bool) -> None:
+def test_the_next_layer_sees_the_quantized_hidden_states(
+    tmp_path: Path, dim: int, gptq: bool
+) -> None:
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(dim=dim)))
     config, states = source.config, HiddenStates(source, IDS)
     calibrated = Calibrated(states, config, asymmetric=False, gptq=gptq)
@@ -87,7 +89,7 @@ def test_the_next_layer_sees_what_became_of_the_text(tmp_path: Path, dim: int, g
         kept[name] = np.concatenate([dequantize_blocks(*blocks[:2], 8) for blocks in pieces])
         assert np.abs(kept[name] - exact).max() < 0.05 * np.abs(exact).max()
     seen: list[F32] = []
-    calibrated.worker("layers.1.qkv", "qkv", 8, 16)  # goes to the next layer
+    calibrated.worker("layers.1.qkv", "qkv", 8, 16)  # starts computing the next layer
     assert states.layer == 1
     states.observe(lambda name, x: seen.append(x) if name == "layers.1.qkv" else None)
     exact_inputs = observed(source)["layers.1.qkv"]
@@ -98,7 +100,7 @@ def test_the_next_layer_sees_what_became_of_the_text(tmp_path: Path, dim: int, g
 def test_positions_in_padded_heads(tmp_path: Path) -> None:
     shape = Shape(dim=48, n_heads=4, n_kv_heads=2)
     config = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", shape)).config
-    places = head_positions(config)
+    places = head_positions(config, 0)
     assert {name: (len(p), n) for name, (p, n) in places.items()} == {
         "wq": (48, 64),
         "wk": (24, 32),
@@ -112,7 +114,7 @@ def test_sequences_come_from_all_over_the_text() -> None:
     text = np.arange(10_000)
     found = sequences(text, 3 * SEQUENCE_TOKENS, 4096)
     assert [len(ids) for ids in found] == [SEQUENCE_TOKENS] * 3
-    used = 10_000 - PROBE_TOKENS  # what judges the result guides nothing
+    used = 10_000 - PROBE_TOKENS  # because the text that judges the result must not guide it
     assert (found[0][0], found[-1][-1]) == (0, used - 1)
     assert probe_ids(text, BYTES, 4096) == list(range(used, 10_000))
     everything = [token for ids in sequences(text, 1 << 20, 8) for token in ids]

@@ -1,4 +1,4 @@
-"""Each converted tokenizer against the library that the trainer itself uses."""
+"""Converted tokenizers, compared with the trainer's own library."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiktoken
 from tokenizers import Tokenizer, models
-from trained_tokenizers import POOLS, TEXTS, train_ranks, train_sp, write_ranks
+from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
@@ -21,8 +21,6 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-POOLS += [(0x2150, 0x2500), (0x3000, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0xFF00, 0xFFF0)]
-POOLS += [(0x1F1E6, 0x1F200), (0x1F300, 0x1F700), (0x10000, 0x110000)]
 
 
 def as_trainer(exported: ExportedTokenizer) -> Callable[[str], list[int]]:
@@ -195,7 +193,7 @@ def test_json_alone(tmp_path: Path) -> None:
 
 
 BAD_MODEL = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})
-NULL_MAP = json.dumps(  # makes the library panic
+NULL_MAP = json.dumps(  # because it makes the library panic
     {
         "version": "1.0",
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": None},
@@ -276,7 +274,7 @@ def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
         convert_tokenizer("mock", None, add_bos=False)
     with pytest.raises(CheckpointError, match="no gone; add one or pass --tokenizer FILE"):
         convert_tokenizer("sp", tmp_path / "gone", add_bos=False)
-    with pytest.raises(CheckpointError, match="'sp' needs the path of its file"):
+    with pytest.raises(CheckpointError, match="'sp' needs the path of a file"):
         convert_tokenizer("sp", None, add_bos=False)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face's form: what begins a text, and what ends it."""
+"""Tokenizers in Hugging Face's form: tokens that begin and end a text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Catalogue B: backbones of a wrong size, those that load and are wrong all the same, failing runs.
+"""Catalogue B: backbones of a wrong size, damaged ones that still load, failing runs.
 
-Tokenizers that crash, hang or take all memory: test_b_native.py.
+Tokenizers that crash, hang or take all memory: test_native.py.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ def test_b14_tensors_of_another_model_in_a_file_of_the_same_size(
 
 @needs_ggml
 @pytest.mark.parametrize("nbytes", [0, 31, 1000, -32, -1, 1, 32])
-def test_b8_a_gguf_file_that_is_cut_or_goes_on(
+def test_b8_a_gguf_file_that_is_cut_or_too_long(
     nbytes: int, tiny_gguf: Path, tmp_path: Path
 ) -> None:
-    """Also where the manifest agrees with its size: that of its data follows from the model."""
+    """It is refused even if the manifest lists its size, because the size follows from the model."""
     data = (tiny_gguf / GGUF).read_bytes() + bytes(32)
     end = len(data) - 32 + nbytes if nbytes in (-32, -1, 1, 32) else nbytes
     copy = sealed(tiny_gguf, tmp_path / "copy", {GGUF: data[:end]})
@@ -159,8 +159,8 @@ def with_row(bundle: Path, out: Path) -> Path:
     return copy
 
 
-def test_b17_a_row_that_is_not_finite_fails_those_who_read_it(tmp_path: Path) -> None:
-    """Of its token no request is answered, and others are as if there had been none."""
+def test_b17_a_row_that_is_not_finite_fails_only_its_readers(tmp_path: Path) -> None:
+    """Requests with its token fail; all others are answered as before."""
     others = [token for token in IDS if token != BAD_TOKEN]
     bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")
     with stem_edge.load(bundle, trial=False) as model:

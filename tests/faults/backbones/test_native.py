@@ -1,4 +1,4 @@
-"""Files that crash, hang or bloat the native code that loads them: B9, B10, R7.
+"""Catalogue B9, B10, R7: files that make native code crash, hang or take too much memory.
 
 What loads them first is a process of its own. Here it is either a small one that does what a library
 would do, always in the same way; or the real one without the checks that refuse such files before.
@@ -31,7 +31,7 @@ SAY = f"print({STEP!r}, flush=True)"
 GOOD = "print('done')"
 LONG = 120.0
 QUICK = Limits(1 << 30, 60, 60.0)
-# The worker without what refuses hostile files before native code sees them.
+# The worker without the checks that keep hostile files from native code.
 UNCHECKED = """
 import sys
 from stem_edge.runtime.first_load import trial_worker
@@ -73,10 +73,10 @@ def test_b9_a_crash_at_load_is_an_error_and_is_remembered(
 
     said = (bundle.path, name, STEP, f"stem-edge verify {bundle.path}")
     first = refused(lambda: load(dies(number)), BackendError, *said, kept=[bundle.path])
-    # From now on it is refused without another try, whatever would come of it.
+    # From now on it is refused without another trial, whatever the trial would say.
     assert refused(lambda: load(child(GOOD)), BackendError, *said) == first
     try_first(bundle, "onnxruntime", tmp_path, anew=True, command=child(GOOD))
-    load(dies(number))  # the good verdict counts: nothing is started
+    load(dies(number))  # starts nothing because the good verdict counts
 
 
 @needs_signals
@@ -94,7 +94,7 @@ def test_b9_load_and_generate_refuse_it_and_others_load(
     with stem_edge.load(tiny_bundle, warm_start=False) as model:
         assert model.generate_text("a", max_new_tokens=2) is not None
     with stem_edge.load(hostile, warm_start=False, trial=False):
-        pass  # whoever knows better
+        pass  # the user may override the verdict
 
 
 @needs_signals
@@ -114,7 +114,7 @@ def test_b9_verify_says_so_too(
 def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which may be a bundle with modules in it."""
+    """The current folder may be a bundle with modules in it."""
     for name in ("numpy", "json", "onnxruntime", "stem_edge", "runpy"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -126,7 +126,7 @@ def test_b9_nothing_is_imported_from_the_folder_where_it_starts(
 def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be this machine that was too busy."""
+    """The verdict expires, because the machine may only have been busy."""
     hangs = child(f"import time; {SAY}; time.sleep(600)")
 
     def load(command: list[str]) -> None:
@@ -134,14 +134,14 @@ def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
         try_first(bundle, "onnxruntime", tmp_path, command=command, limits=limits)
 
     said = (
-        "did not end a step within 1 s",
+        "did not finish a step within 1 s",
         STEP,
         f"in an hour, or at once with: stem-edge verify {bundle.path}",
     )
     first = refused(lambda: load(hangs), BackendError, bundle.path, *said)
-    assert refused(lambda: load(child(GOOD)), BackendError, *said) == first  # without another try
+    assert refused(lambda: load(child(GOOD)), BackendError, *said) == first  # without another trial
     try_first(bundle, "onnxruntime", tmp_path, anew=True, command=child(GOOD))
-    load(hangs)  # the good verdict counts
+    load(hangs)  # because the good verdict counts
     for path in kept(tmp_path):
         path.unlink()
     refused(lambda: load(hangs), BackendError, *said)
@@ -186,7 +186,7 @@ def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> Non
 
 
 def patient(bundle: Bundle, cache: Path) -> Limits:
-    """Those of the bundle, on a machine that other tests keep busy."""
+    """Limits of the bundle with more time, because other tests keep the machine busy."""
     return Limits.of(Records(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
 
 

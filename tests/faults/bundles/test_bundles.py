@@ -1,4 +1,4 @@
-"""Catalogue M6 to M18: the files of a bundle. What its manifest says: test_m_manifest.py."""
+"""Catalogue M6 to M18: the files of a bundle. Its manifest: test_manifest.py."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_m10_links_in_a_bundle_are_listed_and_not_followed(bundle: Path, tmp_pat
 
 @pytest.mark.parametrize("field", ["custom_ops", "model library", "backbone custom_op_library"])
 def test_m11_a_manifest_that_asks_for_a_library(bundle: Path, field: str) -> None:
-    """A manifest has no such field. What graphs ask for is the business of group B."""
+    """A manifest has no such field, and no graph of a bundle is ever read."""
     (bundle / "evil.so").write_bytes(b"\x7fELF")
     rewrite(bundle, {field: "evil.so"})
     refused(lambda: open_bundle(bundle), BundleError, bundle, "unknown field", kept=[bundle])
@@ -266,7 +266,7 @@ def test_m14_a_file_that_changes_before_it_is_opened(
 def test_m14_a_file_that_is_exchanged_after_it_was_opened(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is hashed is what was opened and looked at, and not what is at the path by then."""
+    """The file that was opened is hashed, not the one that has taken its path since."""
     other = bundle.parent / "other"
     other.write_bytes(bytes((bundle / TOKENIZER).stat().st_size))
     read_piece = plain_files.read_piece
@@ -283,7 +283,7 @@ def test_m14_a_file_that_is_exchanged_after_it_was_opened(
 
 @pytest.mark.parametrize("missing", [MANIFEST, TOKENIZER, SHARD, f"{TABLES}/records"])
 def test_m15_half_a_bundle(bundle: Path, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is not there yet, a bundle is only one when all of it is."""
+    """A partial copy never opens, whichever files are missing."""
     path = bundle / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     commands: list[list[str | Path]] = [["inspect", bundle], ["generate", bundle, "-p", "a"]]
@@ -314,8 +314,7 @@ stem_edge.open_tables(root).close()
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
 def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
-    """In a folder of its own, which others than root may enter. Permissions are named as a remedy in
-    test_limits_files.py."""
+    """Uses a folder that users other than root may enter."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         bundle = Path(shutil.copytree(tiny_bundle, Path(made) / "model"))
@@ -323,7 +322,7 @@ def test_m18_a_folder_that_can_only_be_read(tiny_bundle: Path) -> None:
         for path in [bundle, *bundle.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         cache.chmod(0o777)
-        before = os.umask(0)  # what root leaves in the cache is for others, too
+        before = os.umask(0)  # because other users also read what root leaves in the cache
         try:
             done = subprocess.run(
                 [sys.executable, "-c", READ_ONLY, str(bundle), str(cache)],

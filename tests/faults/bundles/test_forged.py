@@ -1,4 +1,4 @@
-"""Forged bundles: every file changed in many ways, its checksum put right, or a model made up whole.
+"""Forged bundles: every file changed in many ways with a correct checksum, and arbitrary models.
 
 Each is refused with an error of ours, or runs with wrong numbers. Nothing else: no other exception,
 no crash, no hang, and no memory beyond the plan.
@@ -51,7 +51,7 @@ Cases = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def cases(count: int) -> Cases:
-    """So many cases, the same in every run; shrinking one that fails would take minutes."""
+    """Run so many cases, the same every time, without shrinking, which would take minutes."""
     return settings(
         max_examples=count,
         derandomize=True,
@@ -64,7 +64,7 @@ def cases(count: int) -> Cases:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[EngineName, Path]:
-    """A bundle with all kinds of files, and one for ggml. Not to be changed."""
+    """A bundle with all kinds of files, and one for ggml. Do not change them."""
     folder = tmp_path_factory.mktemp("genuine")
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
     made: dict[EngineName, Path] = {"onnxruntime": folder / "onnx", "ggml": folder / "gguf"}
@@ -89,7 +89,7 @@ def forged(tmp_path: Path) -> Iterator[Forged]:
 def test_a_genuine_bundle_runs(
     engine: EngineName, bundles: dict[EngineName, Path], forged: Forged
 ) -> None:
-    """Or all others would be refused for a reason of their own."""
+    """Otherwise all others might be refused for another reason."""
     for trial in (False, True):
         case = Case(str(bundles[engine]), engine, trial=trial)
         assert not forged.check(case)
@@ -120,7 +120,7 @@ FILES: list[tuple[EngineName, str, int, Changes, dict[str, Any]]] = [
     ("ggml", MANIFEST, 250, of_text, {}),
     ("onnxruntime", f"{TABLES}/zarr.json", 50, of_text, {}),
     ("onnxruntime", f"{TABLES}/records/zarr.json", 50, of_text, {}),
-    # With the trial, for which these are.
+    # Run these with the trial, because it must catch them.
     ("onnxruntime", TOKENIZER, 45, changed_json, {"trial": True, "texts": True}),
     ("onnxruntime", TOKENIZER, 45, changed_bytes, {"trial": True, "texts": True}),
 ]
@@ -153,7 +153,7 @@ def test_a_changed_file(
 
 
 def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
-    """Whose own checksums are put right, too."""
+    """The rows' own checksums are corrected, too."""
     bundle = bundles["onnxruntime"]
     (grid,) = open_table_store(bundle / TABLES).grids
     nbytes = grid.shard_records(0) * grid.stride
@@ -164,7 +164,7 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
     @given(changed_bytes(records.tobytes(), resized=False))
     def load(changed: bytes) -> None:
         rows = np.frombuffer(changed, np.uint8).reshape(records.shape)
-        shard = grid.seal(rows) + grid.index_bytes(0)
+        shard = grid.append_checksums(rows) + grid.index_bytes(0)
         out = sealed(bundle, forged.bundle(), {SHARD: shard})
         forged.check(Case(str(out), "onnxruntime"))
 
@@ -181,14 +181,14 @@ GREATEST: dict[str, Any] = {
     "n_kv_heads": config.MAX_HEADS,
     "max_context": config.MAX_CONTEXT,
 }
-LONG = 60_000  # as many as a manifest has room for
+LONG = 60_000  # as many as fit into a manifest
 
 
 @engines
 def test_the_greatest_numbers(
     engine: EngineName, bundles: dict[EngineName, Path], forged: Forged
 ) -> None:
-    """Alone and together, each with what makes it as bad as it can be."""
+    """Numbers alone and together, each with the fields that make it worst."""
     told = json.loads((bundles[engine] / MANIFEST).read_bytes())
     together = GREATEST | {"head_dim": 16}
     dense: dict[str, Any] = {"stem_layers": []}
@@ -221,7 +221,7 @@ def test_the_longest_lists(bundles: dict[EngineName, Path], forged: Forged) -> N
 
 @engines
 def test_the_deepest_model(engine: EngineName, forged: Forged) -> None:
-    """As many layers as there may be, each of them small."""
+    """The model has as many layers as allowed, each of them small."""
     deep = ModelConfig(
         vocab_size=32,
         dim=16,
@@ -235,7 +235,7 @@ def test_the_deepest_model(engine: EngineName, forged: Forged) -> None:
         rope_theta=1e4,
         max_context=64,
     )
-    # Each of many products is looked up in these.
+    # Long lists, because each of many products is looked up in them.
     names = tuple(f"{number:x}" for number in range(LONG))
     backbone = BackboneFormat(
         weights="int4", head="int4", block_size=16, prefill=True, balanced=names
@@ -261,8 +261,8 @@ def test_tokenizer_config(bundles: dict[EngineName, Path], forged: Forged) -> No
 
 
 @engines
-def test_models_that_nobody_trained(engine: EngineName, forged: Forged) -> None:
-    """Any description, with weights and tables of just the size that it says."""
+def test_arbitrary_models(engine: EngineName, forged: Forged) -> None:
+    """Models of any description, with weights and tables of matching sizes."""
 
     @cases(200)
     @given(made_up(engine))

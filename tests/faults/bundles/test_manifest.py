@@ -1,4 +1,4 @@
-"""Catalogue M1 to M5 and M13: what manifest.json says."""
+"""Catalogue M1 to M5 and M13: the contents of manifest.json."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def named(data: bytes, *names: str) -> bytes:
         pytest.param(lambda data: b'"text"', "Expected `object`, got `str`", id="a text"),
     ],
 )
-def test_m1_a_manifest_that_is_no_json(
+def test_m1_a_manifest_that_is_not_json(
     manifest: bytes, damage: Callable[[bytes], bytes], said: str
 ) -> None:
     manifest_refused(damage(manifest), said)
@@ -81,13 +81,13 @@ REPORT = "reports onnxruntime"
 @pytest.mark.parametrize(
     "where", ["", "model ", "backbone ", "tables ", f"files {TOKENIZER} ", f"{REPORT} "]
 )
-def test_m2_a_feature_that_is_not_known(manifest: bytes, where: str) -> None:
+def test_m2_an_unknown_feature(manifest: bytes, where: str) -> None:
     manifest_refused(replaced(manifest, {f"{where}needs": ["experts"]}), "unknown field `needs`")
 
 
 def test_m3_a_million_files(manifest: bytes) -> None:
     manifest_refused(named(manifest, *map(str, range(10**5))), "larger than")
-    # So short that there are more of them than may be, in fewer bytes than may be.
+    # Names so short that there are too many of them before the file is too large.
     entries = ",".join(f'"{n}":{{"nbytes":0,"sha256":"{SHA}"}}' for n in range(MAX_FILES))
     data = json.dumps(json.loads(manifest), separators=(",", ":"))
     data = data.replace('"files":{', f'"files":{{{entries},')
@@ -107,7 +107,7 @@ def test_m3_nesting_that_would_exhaust_a_parser(brackets: bytes, before: bytes) 
 def test_m3_a_field_that_is_there_twice(manifest: bytes, where: str) -> None:
     field = f'{where}"twice": 1, "twice": 1,'
     data = manifest.replace(where.encode(), field.encode(), 1)
-    manifest_refused(data, "'twice' is there more than once")
+    manifest_refused(data, "'twice' appears more than once")
 
 
 HUGE = "9" * 5000
@@ -136,21 +136,21 @@ def test_m4_numbers_out_of_range(manifest: bytes, where: str, value: int) -> Non
 
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity", HUGE, "0x10"])
 @pytest.mark.parametrize("field", ["norm_eps", "rope_theta", "logit_softcap", "vocab_size"])
-def test_m4_numbers_that_are_none(manifest: bytes, text: str, field: str) -> None:
+def test_m4_invalid_numbers(manifest: bytes, text: str, field: str) -> None:
     data = replaced(manifest, {f"model {field}": "HERE"}).replace(b'"HERE"', text.encode())
     manifest_refused(data, "not a manifest")
 
 
 def test_m4_a_model_that_is_larger_than_its_files(tiny_copy: Path) -> None:
-    """No number of the manifest sizes anything before it was compared to what the files have."""
+    """No memory is allocated by a number of the manifest before it is compared with the files."""
     rewrite(tiny_copy, {"model n_layers": 200})
-    said = "its backbone for onnxruntime has", "expected at least"
+    said = "its weights for onnxruntime have", "expected at least"
     refused(lambda: open_bundle(tiny_copy), BundleError, tiny_copy / MANIFEST, *said)
 
 
 @pytest.mark.parametrize("name", ["../x", "a\x1b[2Jb", "CON", "a\0b"], ids=ascii)
 def test_m5_names_that_are_no_plain_paths(manifest: bytes, name: str) -> None:
-    """All kinds of them: test_limits_names.py."""
+    """More names are in limits/test_names.py."""
     manifest_refused(named(manifest, name), "file name")
 
 

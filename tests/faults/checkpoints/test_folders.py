@@ -90,7 +90,7 @@ def not_exported(path: Path, out: Path, *naming: str | Path, **options: Any) -> 
 def test_c11_rows_that_are_no_numbers_are_refused_with_tensor_row_and_count(
     stem: Path, tmp_path: Path, value: float
 ) -> None:
-    """There is no way around it: such a row would make every answer that it is in one of NaNs."""
+    """No option allows it, because such a row would turn every answer that uses it into NaN."""
     table = torch.ones(260, 64)
     table[17, 3:5] = value
     edit(stem, t2=table)
@@ -148,7 +148,7 @@ def test_c12_all_tables_that_differ_are_named_at_once(stem: Path, lingua: Path) 
     not_read(stem, table_name(2), "no tensor")
 
 
-def test_c12_layers_that_are_not_there_are_named_at_once(lingua: Path) -> None:
+def test_c12_missing_layers_are_named_together(lingua: Path) -> None:
     path = lingua / "consolidated.pth"
     state = torch.load(path, weights_only=True)
     for layer in range(3):
@@ -161,7 +161,7 @@ def test_c13_code_that_a_config_names_is_not_run_but_noted(stem: Path) -> None:
     edit_json(stem / "config.json", auto_map={"AutoModel": "evil.Model"}, trust_remote_code=True)
     (stem / "evil.py").write_text("raise SystemExit('run')")
     (note,) = read_checkpoint(stem).notes
-    assert note == "config.json names code (auto_map, trust_remote_code), which was not run"
+    assert note == "config.json names code (auto_map, trust_remote_code), which is not run"
 
 
 NUMBERS = [-1, 0, 10**9, 2**31, 2**63, 2**64, 10**40]
@@ -182,7 +182,7 @@ def test_c13_sizes_beyond_all_limits_are_refused_before_anything_is_made_of_them
             (content["model"] if name == "params.json" else content)[key] = number
             (folder / name).write_text(json.dumps(content))
             if key == "vocab_size" and name == "params.json" and number < 1:
-                continue  # the trainer's own word for "as the tokenizer has"
+                continue  # means "as the tokenizer has"
             if key == "n_heads" and number == 0:
                 continue
             refused(partial(read_checkpoint, folder), CheckpointError, folder, seconds=5)
@@ -217,7 +217,7 @@ def test_c14_a_source_that_changes_meanwhile_ends_the_export(
         status = path.stat()
         if change == "touch":
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-        elif change == "replace":  # by a file of the same size and time
+        elif change == "replace":  # replaced by a file of the same size and time
             shutil.copy2(path, tmp_path / "copy")
             (tmp_path / "copy").replace(path)
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -257,7 +257,7 @@ def test_c15_an_export_onto_its_own_source_is_refused(
     stem: Path, tmp_path: Path, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(stem, target_is_directory=True)
-    (stem / "manifest.json").write_text("{}")  # what --force would replace
+    (stem / "manifest.json").write_text("{}")  # the bundle that --force would replace
     (tmp_path / "manifest.json").write_text("{}")
     monkeypatch.chdir(stem)
     for out in (stem, tmp_path / "link", tmp_path, Path(), Path("..") / "stem", stem / "a" / ".."):
@@ -297,7 +297,7 @@ def archives(folder: Path) -> None:
 def test_c16_archives_are_refused_by_name_and_not_unpacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Nothing here unpacks archives, so bombs, links and paths in them are of no effect."""
+    """Bombs, links and paths in archives are harmless, because nothing unpacks them."""
     archives(tmp_path)
     command_refused(
         capsys, ["export", tmp_path / name, tmp_path / "out"], "archive", kept=[tmp_path]
@@ -336,7 +336,7 @@ def header(shape: str, dtype: str = "'<i4'") -> bytes:
     ids=range(12),
 )  # fmt: skip
 def test_c16_hostile_token_ids(tmp_path: Path, data: bytes) -> None:
-    """A text of ids comes beside a checkpoint, and is an array of numpy, or an archive of such."""
+    """Calibration ids are an untrusted numpy file."""
     path = tmp_path / "ids.npy"
     path.write_bytes(data)
     tokenizer = convert_tokenizer("bytes", None, add_bos=True)

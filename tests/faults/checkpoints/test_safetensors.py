@@ -1,4 +1,4 @@
-"""Hostile and damaged safetensors: headers, offsets, indexes; and what else bears that name."""
+"""Hostile and damaged safetensors: headers, offsets, indexes, and other files of that name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def archive() -> bytes:
         (b"\x1f\x8b\x08" + bytes(99), "a gzip archive"),
         (b"GGUF" + bytes(99), "a GGUF file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git-lfs"),
-        (b"<!DOCTYPE html><title>404</title>", "a page of a web site"),
+        (b"<!DOCTYPE html><title>404</title>", "a web page"),
         (archive() + encoded(), "a zip archive"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -124,9 +124,9 @@ def test_c6_a_header_of_millions_of_values_is_refused_before_it_fills_the_memory
 @pytest.mark.parametrize(
     ("header", "values", "said"),
     [
-        (changed("b", data_offsets=[23, 31]), VALUES, "tensor b lies over another one, at byte"),
-        (changed("b", data_offsets=[26, 34]), VALUES + b"xx", "behind 2 bytes of no tensor"),
-        (changed("a", data_offsets=[4, 28]), VALUES, "behind 4 bytes"),
+        (changed("b", data_offsets=[23, 31]), VALUES, "tensor b overlaps another, at byte"),
+        (changed("b", data_offsets=[26, 34]), VALUES + b"xx", "follows 2 bytes of no tensor"),
+        (changed("a", data_offsets=[4, 28]), VALUES, "follows 4 bytes"),
         (changed("b", data_offsets=[24, 31]), VALUES, "has 7 bytes, needs 8"),
         (changed("b", data_offsets=[24, 16], shape=[0]), VALUES, "has -8 bytes, needs 0"),
         (HEADER, VALUES + b"tail", "4 bytes are stray"),
@@ -179,7 +179,11 @@ def one(*names: str) -> dict[str, Any]:
 
 ONE, TWO = "1.safetensors", "2.safetensors"
 FOLDERS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
-    "twice": ({"a": ONE, "b": TWO}, {ONE: one("a"), TWO: one("b", "a")}, ("a is in 1.saf", TWO)),
+    "twice": (
+        {"a": ONE, "b": TWO},
+        {ONE: one("a"), TWO: one("b", "a")},
+        ("a is also in 1.saf", TWO),
+    ),
     "all gone": ({"a": ONE, "b": TWO}, {}, (ONE, TWO, "missing, as are 1 others of the 2 files")),
     "gone": ({"a": ONE, "b": ONE}, {ONE: one("a")}, (f"(b is not in {ONE})",)),
     "elsewhere": (
@@ -188,12 +192,12 @@ FOLDERS: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
         (f"(b is not in {ONE})",),
     ),
     "no file": ({"a": ONE, "b": TWO}, {ONE: one("a")}, (TWO, "as are 0 others of the 2 files")),
-    "a path": ({"a": "x/" + ONE}, {}, ("tensor a lies in 'x/1.safetensors'",)),
-    "paths": ({"a": "../" + ONE, "b": "/" + ONE, "c": "x\\" + ONE}, {}, ("../1", "'/1", "c lies")),
-    "a NUL": ({"a": "x\0.safetensors"}, {}, ("tensor a lies in",)),
-    "another kind": ({"a": "a.bin"}, {}, ("tensor a lies in 'a.bin'",)),
-    "no name": ({"a": ".safetensors"}, {}, ("tensor a lies in '.safetensors'",)),
-    "a long name": ({"a": "x" * 201 + ".safetensors"}, {}, ("tensor a lies in",)),
+    "a path": ({"a": "x/" + ONE}, {}, ("tensor a is in 'x/1.safetensors'",)),
+    "paths": ({"a": "../" + ONE, "b": "/" + ONE, "c": "x\\" + ONE}, {}, ("../1", "'/1", "c is")),
+    "a NUL": ({"a": "x\0.safetensors"}, {}, ("tensor a is in",)),
+    "another kind": ({"a": "a.bin"}, {}, ("tensor a is in 'a.bin'",)),
+    "no name": ({"a": ".safetensors"}, {}, ("tensor a is in '.safetensors'",)),
+    "a long name": ({"a": "x" * 201 + ".safetensors"}, {}, ("tensor a is in",)),
 }
 
 
@@ -210,13 +214,13 @@ def index_refused(folder: Path, text: str, said: str) -> None:
 
 def test_c9_the_same_tensor_twice(tmp_path: Path) -> None:
     text = '{"weight_map": {"t0": "part0.safetensors", "t0": "part1.safetensors"}}'
-    index_refused(tmp_path, text, "'t0' is there more than once")
+    index_refused(tmp_path, text, "'t0' appears more than once")
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "[" * 100_000]
 )
-def test_c9_an_index_that_is_none(tmp_path: Path, text: str) -> None:
+def test_c9_a_file_that_is_not_an_index(tmp_path: Path, text: str) -> None:
     index_refused(tmp_path, text, "not an index of safetensors files")
 
 
@@ -238,7 +242,7 @@ def test_c10_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_a_signal(
     tensor = open_tensors(path)["a"]
     assert tensor.rows(0, 4096).sum() == 0
     os.truncate(path, 8192)
-    refused(lambda: tensor.rows(2048, 4096), CheckpointError, path, "changed meanwhile")
+    refused(lambda: tensor.rows(2048, 4096), CheckpointError, path, "changed during the export")
 
 
 def read_file(folder: Path, data: bytes) -> dict[str, StoredTensor]:
@@ -283,8 +287,8 @@ def test_as_many_problems_as_are_shown(tmp_path: Path, count: int) -> None:
     read: Callable[[], object] = lambda: folder_of(
         tmp_path, {str(n): "x" for n in range(count)}, {}
     )
-    message = refused(read, CheckpointError, tmp_path, "tensor 0 lies in", "7 lies in")
-    assert ("8 lies in" in message, ", and 1 more" in message) == (False, count == 9)
+    message = refused(read, CheckpointError, tmp_path, "tensor 0 is in", "7 is in")
+    assert ("8 is in" in message, ", and 1 more" in message) == (False, count == 9)
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
@@ -295,7 +299,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 
 
 def test_links_to_other_folders_are_followed(tmp_path: Path) -> None:
-    """As caches of models are laid out."""
+    """Caches of models consist of such links."""
     (tmp_path / "blob").write_bytes(encoded())
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
     assert TensorFiles(tmp_path).names == ["a", "b"]

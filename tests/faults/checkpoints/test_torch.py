@@ -1,4 +1,4 @@
-"""Hostile files of torch.save: pickles that carry code, archives that are more than they say."""
+"""Hostile files of torch.save: pickles with code, archives with false numbers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "mars
 
 
 def test_c4_nothing_in_the_package_unpickles_or_evaluates() -> None:
-    """So there is no way to fall back to it, either."""
+    """Nothing can fall back to it, either."""
     import ast
 
     calls = {"eval", "exec", "compile", "__import__"}
@@ -170,7 +170,7 @@ def test_c4_nothing_in_the_package_unpickles_or_evaluates() -> None:
 
 def test_c4_reading_a_checkpoint_needs_no_torch() -> None:
     for path in (ROOT / "export").glob("*.py"):
-        if path.name not in ("gptq.py",):  # which factors matrices with it
+        if path.name not in ("gptq.py",):  # because it factors matrices with torch
             assert not re.search(
                 r"^\s*(import|from) torch", path.read_text("utf-8"), re.MULTILINE
             ), path
@@ -180,7 +180,9 @@ def test_c4_reading_a_checkpoint_needs_no_torch() -> None:
 def test_c10_a_truncated_archive_is_named(good: Path, keep: int) -> None:
     good.write_bytes(good.read_bytes()[:keep])
     not_loaded(
-        good, "cut or was changed" if keep not in (0, 1) else "not an archive", "copy it again"
+        good,
+        "truncated or was changed" if keep not in (0, 1) else "not an archive",
+        "copy it again",
     )
 
 
@@ -208,7 +210,7 @@ def test_c16_members_of_the_same_name(good: Path) -> None:
     with zipfile.ZipFile(good, "w") as file:
         for name, data in [*parts.items(), ("good/data/0", bytes(24))]:
             file.writestr(name, data)
-    not_loaded(good, "is there twice")
+    not_loaded(good, "has two members")
 
 
 def test_c3_an_index_of_a_distributed_checkpoint_is_data_too(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from faulty_disk import CHANGES, Counter, watch
 from tiny_exports import Exports, bundle_files
 
 from stem_edge.errors import ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 
 
 def mounting() -> str | None:
-    """Why nothing can be mounted here."""
+    """Return why nothing can be mounted here; empty if it can."""
     if sys.platform != "linux" or not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "only root can mount file systems, and only on Linux is it done here"
     missing = [tool for tool in ("mount", "umount", "mkfs.ext4") if shutil.which(tool) is None]
@@ -37,7 +37,7 @@ def command(*arguments: str | Path) -> None:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """mount(name, *arguments) mounts and returns the folder; all are unmounted afterwards."""
+    """Mount with mount(name, *arguments), which returns the folder; unmount all at the end."""
     if (reason := mounting()) is not None:
         pytest.skip(reason)
     mounted: list[Path] = []
@@ -57,12 +57,12 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 def test_d1_a_real_disk_that_is_full(
     exports: Exports, mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small tmpfs with the old bundle on it; then it grows. Free space is not asked first."""
+    """A small tmpfs with the old bundle fills up, and is then enlarged."""
     folder = mount("small", "-t", "tmpfs", "-o", "size=256k", "none")
     export = exports["force"]
     out = export.prepare(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("stem_edge.export.job.files.free_nbytes", lambda _: 1 << 40)
+        patch.setattr("stem_edge.export.job.publish.free_nbytes", lambda _: 1 << 40)
         refused(lambda: export.run(out), ExportError, out, "the disk is full", "B free", kept=[out])
     command("mount", "-o", "remount,size=4m", folder)
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ def test_d1_a_real_disk_that_is_full(
 def test_x2_a_copied_image_of_a_mounted_disk(
     exports: Exports, mount: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A real journal is replayed: what an ext4 holds on its medium at five moments of an export."""
+    """The journal of a real ext4 is replayed, as on its medium at five moments of an export."""
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(16 << 20)
@@ -94,7 +94,7 @@ def test_x2_a_copied_image_of_a_mounted_disk(
     with pytest.MonkeyPatch.context() as patch:
         watch(patch, CHANGES, before)
         export.run(out)
-    copies.append(Path(shutil.copy(image, tmp_path / "last")))  # success was reported
+    copies.append(Path(shutil.copy(image, tmp_path / "last")))  # because success was reported
     assert len(copies) == 6
     ends = [bundle_files(export.old), bundle_files(export.new)] if export.old else []
     for number, copy in enumerate(copies):

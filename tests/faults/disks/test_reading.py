@@ -1,4 +1,4 @@
-"""Disks that fail, are slow or gone, for a model that reads rows from them."""
+"""Disks that fail, are slow or vanish while a model reads rows."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from stem_edge.runtime.model import Model
 
 PROMPT = list(range(3, 40, 3))
 NEW_TOKENS = 6
-SLOTS = 24  # of 300 records: rows are read all the time
+SLOTS = 24  # few for 300 records, so that rows are read all the time
 MAX_CALLS = 500
 # What one process writes into a file and another reads needs a date; one out of bounds does not count.
 DATES = {"verdicts.py"}
 
 
 def load(bundle: Path, **options: object) -> Model:
-    """A model that reads rows again and again."""
+    """Load a model that must read rows all the time."""
     return stem_edge.load(bundle, slots=SLOTS, warm_start=False, threads=1, **options)  # type: ignore[arg-type]
 
 
 def generate(model: Model) -> list[int]:
-    """Greedy tokens."""
+    """Generate greedily."""
     chunks = model.generate(PROMPT, max_new_tokens=NEW_TOKENS, temperature=0.0)
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_bundle: Path) -> list[int]:
-    """What a good disk gives."""
+    """The tokens that are generated on a good disk."""
     with load(tiny_bundle) as model:
         return generate(model)
 
@@ -48,7 +48,7 @@ def expected(tiny_bundle: Path) -> list[int]:
 def test_d5_the_kth_read_fails_in_a_generation(
     for_ever: bool, overlap: bool, tiny_bundle: Path, expected: list[int]
 ) -> None:
-    """For every k: the right tokens or an error, never others; then the model is as before."""
+    """Every k gives the right tokens or an error, and the model still works."""
     errors = 0
     for at in range(MAX_CALLS):
         with load(tiny_bundle, overlap=overlap) as model:
@@ -64,13 +64,13 @@ def test_d5_the_kth_read_fails_in_a_generation(
         if not failing.failed:
             break
     assert at > 10
-    # Once: read once more. For ever: reported, unless it was a row that was fetched for nothing.
+    # A single failure is retried. A lasting one is reported unless the row was not needed.
     assert errors == 0 if not for_ever else errors >= at - 1
 
 
 @pytest.mark.slow
 def test_d5_the_kth_read_fails_while_a_bundle_is_loaded(tiny_bundle: Path) -> None:
-    """Loads, or says what it could not read."""
+    """It loads, or names what it could not read."""
     refusals = 0
     for at in range(MAX_CALLS):
         failing = Failing(at, errno.EIO, for_ever=at % 2 == 1)
@@ -106,7 +106,7 @@ def test_d5_a_wrong_bit_that_is_read_once_is_read_again(
 def test_d6_slow_reads_give_the_same_tokens(
     overlap: bool, tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """50 ms for each: slower, and that is all."""
+    """Each read takes 50 ms longer."""
     with load(tiny_bundle, overlap=overlap) as model:
         slow(monkeypatch, ["pread"], 0.05)
         assert generate(model) == expected
@@ -116,7 +116,7 @@ def test_d6_slow_reads_give_the_same_tokens(
 def test_d7_a_medium_that_is_gone_is_reported_and_may_come_back(
     number: int, tiny_bundle: Path, expected: list[int]
 ) -> None:
-    """There is no server: the process stays, other models too, and loading again works."""
+    """The process and other models go on, and loading again works."""
     with load(tiny_bundle) as model:
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, READS, Failing(0, number, for_ever=True))
@@ -132,7 +132,7 @@ def test_d7_a_medium_that_is_gone_is_reported_and_may_come_back(
 def test_d8_shards_that_cannot_be_mapped(
     number: int, tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mmap is asked for by name, so it is not replaced unasked: the error names what needs none."""
+    """mmap was asked for, so it is not replaced silently: the error names the alternative."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -158,7 +158,7 @@ def test_d9_statistics_that_cannot_be_written_disturb_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Counts of the row cache are all that a running model writes."""
+    """A running model writes nothing except counts of the row cache."""
     failing = Failing(0, number, for_ever=True)
     with stem_edge.load(tiny_bundle, slots=SLOTS, cache_dir=tmp_path, threads=1) as model:
         watch(monkeypatch, CHANGES, failing)
@@ -168,7 +168,7 @@ def test_d9_statistics_that_cannot_be_written_disturb_nothing(
 
 
 def test_d10_no_duration_is_taken_from_a_clock_that_jumps() -> None:
-    """Of the whole package: only clocks that go on steadily are asked."""
+    """The whole package uses only monotonic clocks for durations."""
     calls = Counter()
     for folder in ("stem_edge", "export", "runtime"):
         for path in sorted((ROOT / folder).rglob("*.py")):

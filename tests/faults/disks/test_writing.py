@@ -1,4 +1,4 @@
-"""Disks that are full, broken or protected, for the exporter; for what reads: test_d_reads.py."""
+"""Disks that are full, broken or write-protected during an export. Reading: test_reading.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faulty_disk import CHANGES, Failing, shorten, watch
 from tiny_exports import Exports, Kind, TinyExport, bundle_files
 
 from stem_edge.errors import ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk
 
 MAX_CALLS = 500
@@ -31,7 +31,7 @@ def failing_export(
     old, new = bundle_files(out), bundle_files(export.new)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        patch.setattr(disk, "_sync", lambda descriptor: None)  # it takes its time
+        patch.setattr(disk, "_sync", lambda descriptor: None)  # skipped because it is slow
         watch(patch, names, failing)
         try:
             export.run(out)
@@ -57,7 +57,7 @@ def failing_export(
 def every_failure(
     export: TinyExport, folder: Path, numbers: list[int], names: tuple[str, ...] = CHANGES
 ) -> dict[int, str]:
-    """The k-th call fails, for every k; every third time for ever. Call -> message."""
+    """Fail the k-th call, for every k; every third time for ever. Returns call -> message."""
     messages: dict[int, str] = {}
     for at in range(MAX_CALLS):
         failing = Failing(at, numbers[at % len(numbers)], for_ever=at % 3 == 2)
@@ -76,7 +76,7 @@ def test_d1_a_full_disk_at_every_change(kind: Kind, exports: Exports, tmp_path: 
     assert len(messages) > 40
     full = [message for message in messages.values() if "the disk is full" in message]
     assert len(full) > 40
-    with_needs = [m for m in full if " free, about " in m and " more are needed)" in m]
+    with_needs = [m for m in full if " free, about " in m and " more needed)" in m]
     assert len(with_needs) > 30
 
 
@@ -87,9 +87,9 @@ def test_d1_a_disk_without_room_is_refused_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     export, out = exports["force"], exports["force"].prepare(tmp_path)
     message = refused(
-        lambda: export.run(out), ExportError, out, "1 kB are free", kept=[out], seconds=60
+        lambda: export.run(out), ExportError, out, "1 kB free", kept=[out], seconds=60
     )
-    assert "B are needed" in message
+    assert "B needed" in message
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -103,7 +103,7 @@ def test_d2_quotas_limits_and_protection_at_every_change(exports: Exports, tmp_p
 
 
 def test_d2_a_folder_that_cannot_be_written(exports: Exports, tmp_path: Path) -> None:
-    """A real one; root may write anywhere but into what is no folder."""
+    """As root, only a path that is not a folder cannot be written to."""
     (tmp_path / "file").write_text("x")
     export = exports["new"]
     refused(
@@ -116,7 +116,7 @@ def test_d2_a_folder_that_cannot_be_written(exports: Exports, tmp_path: Path) ->
 def test_d3_a_failed_sync_is_never_asked_again(
     number: int, exports: Exports, tmp_path: Path
 ) -> None:
-    """What it was of is written again from the checkpoint, by the next export."""
+    """The next export writes the file again from the checkpoint."""
     messages = every_failure(exports["force"], tmp_path, [number], ("fsync", "sync_folder"))
     assert len(messages) > 25
 
@@ -124,7 +124,7 @@ def test_d3_a_failed_sync_is_never_asked_again(
 def test_d3_a_step_whose_sync_failed_is_done_again(
     exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pages of a failed sync look clean: its file must be another one the next time."""
+    """The file must be written anew, because the pages of a failed sync look clean afterwards."""
     export, out = exports["new"], tmp_path / "out"
     created: list[str] = []
     create = disk.create
@@ -136,7 +136,7 @@ def test_d3_a_step_whose_sync_failed_is_done_again(
     monkeypatch.setattr(disk, "create", noted)
     with monkeypatch.context() as patch:
         watch(patch, ["fsync"], Failing(4, errno.ENOSPC))
-        with pytest.raises(ExportError, match="go on from there"):
+        with pytest.raises(ExportError, match="continue from there"):
             export.run(out)
     failed = created[-1]
     assert failed == "backbone.onnx.data"
@@ -170,7 +170,7 @@ def test_d4_names_that_cannot_be_changed(
 def test_d4_temporary_files_are_beside_their_place(
     exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that no rename crosses file systems."""
+    """Otherwise a rename could cross file systems."""
     pairs: list[tuple[Path, Path]] = []
 
     def noting(call: Callable[[Path, Path], object]) -> Callable[[Path, Path], object]:

@@ -1,4 +1,4 @@
-"""Limits of archives of torch.save: every number in them, at what it may be and beside it."""
+"""Limits of torch.save archives: every number in them, at its limit and beyond."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 0xFFFFFFFF
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
-    """Reads an archive: name -> contents; with other bytes around it in the file."""
+    """Read an archive with other bytes around it in the file. Returns name -> contents."""
 
     def read(data: bytes, before: bytes = b"") -> dict[str, bytes]:
         (tmp_path / "x.pth").write_bytes(before + data + before)
@@ -78,8 +78,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "claims 1099511627778 members",
     ),
     "a place in 64 bits": ({"long": (0, 0, 1 << 40), "end": {"place": LONG}}, "directory ends at"),
-    "no long end": ({"long": (0, 0, 0), "locator": {"long": 0}}, "is not where it says"),
-    "a long end elsewhere": ({"long": (0, 0, 0), "locator": {"place": 0}}, "is not where it says"),
+    "no long end": ({"long": (0, 0, 0), "locator": {"long": 0}}, "is not where its end says"),
+    "a long end elsewhere": (
+        {"long": (0, 0, 0), "locator": {"place": 0}},
+        "is not where its end says",
+    ),
     "a locator of another kind": ({"long": (0, 0, 0), "locator": {"mark": 0}}, "directory ends at"),
     "fewer members": ({"end": {"count": 1}}, "stray bytes follow its directory"),
     "more members": ({"end": {"count": 3}}, "its directory is short"),
@@ -99,7 +102,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "compressed there": ({"local": {"method": 8}}, "is not where the directory says"),
     "another mark there": ({"local": {"mark": 0x04034B51}}, "is not where the directory says"),
     "a link": ({"entry": {"mode": 0o120777}}, "encrypted or a link"),
-    "a place behind all": ({"entry": {"place": 1 << 20}}, "behind all members"),
+    "a place behind all": ({"entry": {"place": 1 << 20}}, "after all members"),
     "a longer name there": ({"local": {"name": 9}}, "a/data/0 ends at byte"),
     "a longer extra field there": ({"local": {"extra": 4}}, "a/data/0 ends at byte"),
     "another size": ({"entry": {"size": 9, "packed": 9}}, "a/data/0 ends at byte"),
@@ -108,12 +111,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"entry": {"size": LONG}, "extra": struct.pack("<HHQ", 1, 8, 9)},
         "is compressed",
     ),
-    "the same place": ({"entry": {"place": 0}}, "members lie over each other"),
+    "the same place": ({"entry": {"place": 0}}, "members overlap"),
     "the first bytes": ({"parts": {}}, "an empty zip archive"),
 }
 
 
-# What a member says of itself, and the extra field that should have its sizes in 64 bits.
+# Numbers of a member, and the extra field that should hold its sizes in 64 bits.
 WITHOUT_SIZE: dict[str, tuple[Changes, bytes]] = {
     "a size of too few bytes": ({"size": LONG}, struct.pack("<HHI", 1, 4, 8)),
     "sizes of too few bytes": ({"size": LONG, "packed": LONG}, struct.pack("<HHQ", 1, 8, 8)),
@@ -128,7 +131,7 @@ BAD |= {
 
 @pytest.mark.parametrize("case", BAD)
 def test_c16_archives_that_torch_does_not_write(read: Read, case: str) -> None:
-    """No member is ever unpacked into a file, so links, devices and paths have nowhere to lead."""
+    """Links, devices and paths are harmless, because no member is ever unpacked into a file."""
     options, said = BAD[case]
     made = archive(**options)
     for before in (b"", b"other bytes"):

@@ -1,4 +1,4 @@
-"""Manifests and checksums: what is just inside a limit is taken, what is just outside refused."""
+"""Limits of manifests and checksums: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def changed(bundle: Path, where: str, value: object) -> Manifest:
-    """The manifest with another value at a place, parsed anew."""
+    """Change a value of the manifest and parse it."""
     data = replaced((bundle / MANIFEST).read_bytes(), {where: value})
     return parse_manifest(data, bundle / MANIFEST)
 
@@ -54,7 +54,7 @@ def changed(bundle: Path, where: str, value: object) -> Manifest:
 
 
 def test_what_a_manifest_need_not_say(bundle: Path) -> None:
-    """Those of earlier exports do not."""
+    """Manifests of earlier exports lack these fields."""
     document = json.loads((bundle / MANIFEST).read_bytes())
     for name in ("asymmetric", "balanced", "kinds", "prefill", "quantizer"):
         del document["backbone"][name]
@@ -76,7 +76,7 @@ def test_what_a_manifest_need_not_say(bundle: Path) -> None:
     ("where", "inside", "outside"),
     [
         (f"files {TOKENIZER} nbytes", 0, -1),
-        (f"files {TOKENIZER} nbytes", 2**62, 2**63 - 1),  # with the others: too many in all
+        (f"files {TOKENIZER} nbytes", 2**62, 2**63 - 1),  # together with the others too many
         (f"files {TOKENIZER} sha256", "f" * 64, "f" * 63),
         (f"files {TOKENIZER} sha256", "a" * 64, "a" * 65),
         (f"files {TOKENIZER} sha256", "0" * 64, "A" * 64),
@@ -123,7 +123,7 @@ def test_weights_are_as_many_bytes_as_the_model_has(bundle: Path, more: int) -> 
 
 @pytest.mark.parametrize("name", sorted(bundles.MAX_SMALL_NBYTES))
 def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
-    """A sparse file: none of it is read."""
+    """The file is sparse, because none of it is read."""
 
     def read(nbytes: int) -> None:
         os.truncate(bundle / name, nbytes)
@@ -236,7 +236,7 @@ def test_every_byte_is_hashed_in_pieces(
     [
         (0, errno.EIO, "cannot read 1000 bytes at byte 0 (Input/output error); check the storage"),
         (1000, errno.EIO, "cannot read 1000 bytes at byte 1000 (Input/output error); check the"),
-        (1500, None, "500 of 1000 bytes at byte 1000; the file was cut while it was read; copy"),
+        (1500, None, "read 500 of 1000 bytes at byte 1000; the file was cut meanwhile; copy"),
     ],
 )
 def test_a_file_that_fails_or_is_cut_while_it_is_hashed(

@@ -1,4 +1,4 @@
-"""Chat templates and messages at the edge of their limits, and answers that are none."""
+"""Limits of chat templates and messages, and invalid answers of their process."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_p12_the_number_and_length_of_messages() -> None:
     )
 
 
-def test_p12_messages_of_every_role_come_back() -> None:
+def test_p12_messages_of_every_role_are_rendered() -> None:
     given = [turn(role, role) for role in ("system", "developer", "user", "assistant", "tool")]
     assert checked_messages(tuple(given)) == given
     for other in ("Hello", b"Hello", None, turn(), 3):
         refused(partial(checked_messages, other), InputError, type(other).__name__)
-    # There is no way to bring a template or a variable of one with a message, either.
+    # A message cannot bring a template or one of its variables, either.
     more: list[dict[str, object]] = [{"name": "x"}, {"chat_template": "x"}, {"tools": []}]
     others: list[object] = [None, "Hello", [], {"role": "user"}, *(turn() | one for one in more)]
     for one in others:
@@ -75,12 +75,12 @@ def test_the_size_of_a_config(config: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 10**6, b'{"a": 1,}'])
-def test_a_config_that_is_none(config: Path, data: bytes) -> None:
+def test_a_file_that_is_not_a_config(config: Path, data: bytes) -> None:
     config.write_bytes(data)
     refused(lambda: read_template(config), BundleError, config, "not a JSON object")
 
 
-def test_a_config_that_is_not_there_or_has_no_template(config: Path) -> None:
+def test_a_missing_config_and_one_without_a_template(config: Path) -> None:
     refused(lambda: read_template(config), BundleError, config, "(No such file")
     for told in ({}, {"chat_template": None}, {"chat_template": [{"template": "x"}]}):
         config.write_text(json.dumps(told))
@@ -88,7 +88,7 @@ def test_a_config_that_is_not_there_or_has_no_template(config: Path) -> None:
 
 
 class Worker:
-    """Answers what it is told to."""
+    """A worker with scripted answers."""
 
     def __init__(self, *answers: bytes | BaseException) -> None:
         self.answers, self.asked, self.closed = list(answers), list[tuple[Any, float]](), 0
@@ -138,7 +138,7 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
         (TimeoutError(), "it takes longer than 2.0 seconds"),
     ],
 )  # fmt: skip
-def test_answers_that_are_none(
+def test_invalid_answers(
     answer: bytes | BaseException, named: str, config: Path, worker: Worker
 ) -> None:
     worker.answers += [answer, b'{"text": "again"}\n']
@@ -165,7 +165,8 @@ def test_a_template_that_fails_at_once_leaves_no_process(config: Path, worker: W
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(OSError(12, "No memory"), "No memory"), (TimeoutError(), "says nothing")]
+    ("error", "said"),
+    [(OSError(12, "No memory"), "No memory"), (TimeoutError(), "no reason given")],
 )
 def test_a_process_that_cannot_be_started(
     error: OSError, said: str, config: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch
@@ -182,7 +183,7 @@ def test_names_of_special_tokens_in_messages(tmp_path: Path, config: Path, worke
     tokens = [added(2, "<c>", special=True)]
     codec = TextCodec(write(tmp_path / "tokenizer.json", added_tokens=tokens))
     chat = Chat(config, codec)
-    chat.close()  # it never had a process
+    chat.close()  # because it never had a process
     said = refused(lambda: chat.prompt([turn(), turn("x<c>")]), InputError, "messages[1].content")
     assert "'<c>'" in said
     assert not worker.asked

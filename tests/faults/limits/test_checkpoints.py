@@ -27,7 +27,7 @@ from stem_edge.files import disk
 
 
 def test_first_bytes_say_what_a_file_is() -> None:
-    """A pickle by its protocol, a tar archive by what stands far behind its beginning."""
+    """A pickle is known by its protocol, a tar archive by bytes far behind its beginning."""
     for head in (b"\x80\x02", b"\x80\x05", b"x" * 257 + b"ustar", b"PK\x05\x06", b"\x7fELF"):
         assert looks_like(head) is not None
         assert looks_like(head) == looks_like(head + b"\0 more")
@@ -155,7 +155,7 @@ def test_types(file: Path) -> None:
     refused(lambda: check_type(whole), CheckpointError, file, "w is I64", "BF16, F16, F32, F64")
 
 
-def test_files_that_are_no_files(tmp_path: Path) -> None:
+def test_paths_that_are_not_regular_files(tmp_path: Path) -> None:
     gone, loop = tmp_path / "gone", tmp_path / "loop"
     refused(lambda: SourceFile(gone), CheckpointError, gone, "missing")
     loop.symlink_to(loop)
@@ -173,9 +173,7 @@ def test_files_that_cannot_be_read_to_their_end(
 ) -> None:
     opened = source(file, bytes(100))
     file.write_bytes(bytes(90))
-    refused(
-        lambda: opened.read(80, 20), CheckpointError, file, "ends at byte 90, and there were 100"
-    )
+    refused(lambda: opened.read(80, 20), CheckpointError, file, "ends at byte 90, but had 100")
     assert opened.read(80, 10) == bytes(10)
 
     def broken(*_: object) -> int:
@@ -195,7 +193,7 @@ def test_checksums(file: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> N
     assert found.named("x").part(0, 1).checksum is sum_of
     assert found.integers().tolist() == list(struct.unpack("<2i", data[5:13]))
     file.write_bytes(bytes(20))
-    found.integers()  # it was compared once
+    found.integers()  # so it was compared only once
     other = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
     for _ in range(2):
         refused(other.compare, CheckpointError, file, "10 bytes at byte 5", "checksum")

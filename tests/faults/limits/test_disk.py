@@ -1,4 +1,4 @@
-"""The seam to the file system: every answer that a system may give, and limits from both sides."""
+"""The seam to the file system: every answer of a system, and limits from both sides."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_only_a_regular_file_is_opened(file: Path, make: Callable[[Path], None])
 
 
 @pytest.mark.parametrize("number", [errno.ELOOP, errno.EMLINK, errno.ENXIO])
-def test_what_systems_say_of_links_and_sockets(
+def test_errors_of_systems_for_links_and_sockets(
     file: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -50,9 +50,7 @@ def test_what_systems_say_of_links_and_sockets(
 
 
 @posix
-def test_a_link_is_seen_whatever_the_system_says(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_is_recognized_on_every_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EACCES, "Permission denied")
 
@@ -110,7 +108,7 @@ def test_reading_from_a_place(
         assert call(descriptor, memoryview(buffer), offset) == len(expected)
         assert buffer == expected.ljust(length, b"\xff")
     assert read_at(descriptor, length, offset) == DATA[offset : offset + length]
-    if positional and hasattr(os, "preadv"):  # threads share the place that others read from
+    if positional and hasattr(os, "preadv"):  # because threads share the file position
         assert os.lseek(descriptor, 0, os.SEEK_CUR) == 0
     disk.close(descriptor)
 
@@ -143,7 +141,7 @@ def test_a_reader_that_fails_gives_its_file_back(
 
 @pytest.mark.parametrize("data", [b"", DATA, bytearray(DATA), memoryview(DATA)])
 @pytest.mark.parametrize("most", [1, 3, 99])
-def test_all_is_written(
+def test_every_byte_is_written(
     tmp_path: Path, data: bytes, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = disk.write
@@ -162,7 +160,7 @@ def test_numbers_are_written_as_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == DATA[:8]
 
 
-def test_a_device_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "write", lambda descriptor, data: 0)
     with pytest.raises(OSError, match="takes no more bytes") as caught:
         disk.write_all(1, b"x")

@@ -1,4 +1,4 @@
-"""Small files that are whole or not at all, and what stands in the place of a file."""
+"""Small files that are written completely or not at all, and other things in their place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = ["create", "write", "fsync", "close", "rename", "sync_folder"]
 
 
 def changes(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> list[str]:
-    """What is done to the disk, in order; one kind of call fails."""
+    """Record the calls that change the disk, and make one kind of them fail."""
     done = list[str]()
 
     def note(name: str) -> None:

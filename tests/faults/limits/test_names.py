@@ -1,4 +1,4 @@
-"""Names, JSON and edits: what is just inside a limit is taken, what is just outside refused."""
+"""Limits of names, JSON and edits: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stem_edge.tables import shards, token_index, zarr_json
 
 
 def long(*last: str) -> str:
-    """Four parts of 204 bytes, and the last one: 1,024 bytes if it has 204, too."""
+    """Make a path of four parts of 204 bytes and a last one: 1,024 bytes if that has 204, too."""
     return "/".join(["a" * 204] * 4 + [*last])
 
 
@@ -103,7 +103,7 @@ def test_brackets_in_texts_do_not_count(data: bytes) -> None:
     check_depth(data * 32 if data.startswith(b"[") else data)
 
 
-def test_where_nesting_is_too_deep() -> None:
+def test_the_place_of_too_deep_nesting() -> None:
     with pytest.raises(ValueError, match=r"deeper than 32 .* at byte 43$"):
         check_depth(b'"[[[[[[[[ "' + b"[" * 31 + b"{{[")
 
@@ -112,8 +112,8 @@ def test_where_nesting_is_too_deep() -> None:
     ("data", "said"),
     [
         (b"", "empty"), (b" \n\t ", "empty"), (b"\xef\xbb\xbf{}", "byte order mark"),
-        (b'{"a": "\xff"}', "utf-8"), (b'{"a": 1, "a": 1}', "'a' is there more than once"),
-        (b'[{"b": {"c": 1, "d": 1, "c": 2}}]', "'c' is there more than once"),
+        (b'{"a": "\xff"}', "utf-8"), (b'{"a": 1, "a": 1}', "'a' appears more than once"),
+        (b'[{"b": {"c": 1, "d": 1, "c": 2}}]', "'c' appears more than once"),
         (b'{"a": 1', "delimiter"),
     ],
 )  # fmt: skip
@@ -123,14 +123,14 @@ def test_what_is_no_strict_json(data: bytes, said: str) -> None:
 
 
 def test_numbers_are_not_computed() -> None:
-    """Python refuses to make an int of so many digits, and would take long for fewer."""
+    """Python refuses to convert so many digits to int, and takes long for fewer."""
     check_json(b"[" + b"9" * 100_000 + b", 1e" + b"9" * 1000 + b"]")
 
 
 @pytest.mark.parametrize("length", [80, 81])
 def test_a_long_name_is_cut(length: int) -> None:
     name = "n" * length
-    with pytest.raises(ValueError, match=f"^'{'n' * 80}' is there"):
+    with pytest.raises(ValueError, match=f"^'{'n' * 80}' appears"):
         check_json(json.dumps({name: 1}).replace("}", f', "{name}": 2}}').encode())
 
 
@@ -151,7 +151,7 @@ HASH = "0" * 64
 
 
 def test_limits_are_what_is_documented() -> None:
-    """A limit that moves by accident is seen here; formats depend on them."""
+    """Formats depend on these limits, so none may change by accident."""
     assert bundle.MAX_MANIFEST_NBYTES == 1_048_576
     assert zarr_json.MAX_JSON_NBYTES == 1_048_576
     assert (config.MAX_VOCAB, config.MAX_LAYERS) == (16_777_216, 256)
@@ -171,7 +171,7 @@ def test_the_size_of_a_zarr_json(tmp_path: Path) -> None:
 
 
 def saved(tmp_path: Path, edit: Edit, old: bytes = b"", new: bytes = b"") -> Path:
-    """A file with an edit, some of whose text was replaced; its checksum is right."""
+    """Write an edit file in which some text was replaced, with a correct checksum."""
     path = tmp_path / "x.edit"
     content = msgspec.json.decode(encode_edit(edit), type=dict[str, msgspec.Raw])["edit"]
     changed = bytes(content).replace(old, new) if old else bytes(content)

@@ -1,4 +1,4 @@
-"""Names of files and folders: changed, exchanged and made durable, on every system."""
+"""Renaming, exchanging and syncing files and folders, on every system."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_windows_syncs_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @posix
 def test_macos_is_asked_to_empty_the_memory_of_its_drive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file system cannot, fsync is what there is."""
+    """It falls back to fsync where the file system does not support that."""
     import fcntl
 
     asked = list[object]()

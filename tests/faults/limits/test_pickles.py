@@ -1,4 +1,4 @@
-"""Limits of pickles of torch, read as data: each instruction by itself, and what tensors are made of."""
+"""Limits of torch's pickles, read as data: each instruction, and the parts of tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stem_edge.export.tensor_files.torch_pickle import CONSTANT, Made, Name, rea
 
 
 def value(data: bytes, most: int | None = None) -> Any:
-    """What a pickle describes; names of the module m are allowed, m.pair makes a list."""
+    """Read a pickle. Some names of the module m are allowed; m.pair makes a list."""
     return read_pickle(
         data,
         {"m.x", "m.x y", "m.pair"},
@@ -83,12 +83,12 @@ NOTHING = [
     b"cm\npair\nK\1\x85R.", b"NK\1\x93.",
 ]  # fmt: skip
 REFUSED: list[tuple[bytes, str]] = [
-    *((data, "nothing to work on") for data in NOTHING),
+    *((data, "no valid operands") for data in NOTHING),
     *[(b"", "pickle exhausted"), (b"N", "pickle exhausted"), (b"}(Nu.", "argument")],
     *[(b".", "not enough values"), (b"NN.", "too many values"), (b"I1\n.", "instruction INT")],
-    *[(b"\x85.", "instruction 1 has nothing"), (b"N\x86.", "instruction 2 has nothing")],
-    *[(b"NN\x87.", "instruction 3 has nothing"), (b"2.", "instruction DUP")],
-    *[(b"cos\nx\n.", "it names os.x, which no checkpoint"), (b"co\ns\n.", "it names o.s, which")],
+    *[(b"\x85.", "instruction 1 has no valid"), (b"N\x86.", "instruction 2 has no valid")],
+    *[(b"NN\x87.", "instruction 3 has no valid"), (b"2.", "instruction DUP")],
+    *[(b"cos\nx\n.", "it names os.x, which is not needed"), (b"co\ns\n.", "it names o.s, which")],
     *[(b"\x8c\2os\x8c\1x\x93.", "it names os.x"), (b"NN0.", "instruction POP")],
 ]
 
@@ -144,12 +144,12 @@ def test_what_is_in_calls_and_keys_is_counted_too() -> None:
 
 
 def doubled(times: int, size: int) -> bytes:
-    """A list of so many values, so many times in a tuple."""
+    """Make a tuple that holds the same list several times."""
     return b"(](" + b"N" * size + b"eq\0" + b"h\0" * times + b"t."
 
 
 def test_values_may_be_shared_within_reason() -> None:
-    """64 times as many as there are instructions, and as many as instructions may be."""
+    """A pickle may stand for 64 values per instruction, up to the limit of instructions."""
     assert len(value(doubled(60, 60))) == 61
     assert len(value(doubled(2, 2))) == 3
     with pytest.raises(ValueError, match="nested without end"):
@@ -236,7 +236,7 @@ def test_kinds_of_values(file: Path) -> None:
         made = plain(storage(f"{kind}Storage"))
         assert loaded(file, made, bytes(6 * width)).dtype == dtype
         for nbytes in (6 * width - 1, 6 * width + 1):
-            with pytest.raises(ValueError, match=f"{nbytes} bytes found of 6 values"):
+            with pytest.raises(ValueError, match=f"{nbytes} bytes for 6 values"):
                 loaded(file, made, bytes(nbytes))
     for name, dtype in UNTYPED.items():
         found = loaded(file, untyped(b"ctorch\n" + name.encode() + b"\n"))
@@ -250,11 +250,11 @@ def test_kinds_of_values(file: Path) -> None:
         ("a tensor without values", plain(b"(\x8c\x05storactorch\nFloatStorage\n\x8c\x010NK\6tQ")),
         ("a tensor without values", plain(b"(\x8c\7storagectorch\nFloatStorage\nK\0NK\6tQ")),
         ("values of the kind", plain(b"(\x8c\7storagectorch\nFloatStorage\n\x8c\x010N\x88tQ")),
-        ("nothing to work on", plain(b"N")),
+        ("no valid operands", plain(b"N")),
         ("the values '1' are missing", plain(storage(key="1"))),
         ("the values '../x' are missing", plain(storage(key="../x"))),
-        ("24 bytes found of -6 values", plain(storage(count=-6))),
-        (f"24 bytes found of {2**63} values", plain(storage(count=2**63))),
+        ("24 bytes for -6 values", plain(storage(count=-6))),
+        (f"24 bytes for {2**63} values", plain(storage(count=2**63))),
     ):
         with pytest.raises(ValueError, match=said):
             loaded(file, made)
@@ -273,7 +273,7 @@ def test_c8_tensors_beyond_their_values(file: Path, offset: int, size: Any, stri
         loaded(file, plain(offset=offset, size=size, stride=stride))
 
 
-def test_what_makes_no_tensor(file: Path) -> None:
+def test_values_that_make_no_tensor(file: Path) -> None:
     typed = b"ctorch._tensor\n_rebuild_from_type_v2\n("
     for made in (
         typed + b"NN)NtR",
@@ -285,7 +285,7 @@ def test_what_makes_no_tensor(file: Path) -> None:
             loaded(file, made)
     for size in (b"N", b"K\2"):
         broken = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage() + b"K\0" + size + b")\x89NtR"
-        with pytest.raises(ValueError, match="nothing to work on"):
+        with pytest.raises(ValueError, match="no valid operands"):
             loaded(file, broken)
 
 
@@ -321,8 +321,8 @@ def test_constants() -> None:
 def test_what_a_file_holds_is_named(file: Path) -> None:
     for made, said in (
         (plain(), "holds a tensor [2, 3]"),
-        (b"ctorch\nSize\n)R", "holds what torch.Size makes"),
-        (b"N", "holds a NoneType, expected a dict"),
+        (b"ctorch\nSize\n)R", "holds a torch.Size"),
+        (b"N", "holds a NoneType; expected a dict"),
     ):
         loaded(file, made)
         refused(lambda: load_tensors(file), CheckpointError, file, said)

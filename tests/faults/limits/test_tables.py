@@ -1,4 +1,4 @@
-"""Tables: devices that fail while they are opened or checked, and the edges of what a record may hold."""
+"""Limits of tables: devices that fail while opening or checking, and values of records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def bundle_of(folder: Path, format: TableFormat | None) -> Bundle:
-    """A bundle whose manifest knows of tables only."""
+    """Make a bundle whose manifest describes only tables."""
     manifest: Any = type("Manifest", (), {"table_format": format})
     return Bundle(folder, manifest)
 
@@ -75,7 +75,7 @@ def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int,
 
 @pytest.mark.parametrize("entries", [1, 2, 3, 7, 8])
 def test_an_index_is_the_same_in_pieces(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two shards of seven places: ten records, so four places stay empty."""
+    """Ten records in two shards of seven places leave four places empty."""
     layout = msgspec.structs.replace(LAYOUT, records=10)
     grid = shards.ShardGrid(root=Path("x"), layout=layout, records_per_shard=7)
     monkeypatch.setattr(shards, "INDEX_PIECE_ENTRIES", entries)
@@ -173,7 +173,7 @@ def test_a_damaged_record_in_any_piece(
 
 @pytest.mark.parametrize(("row_type", "half"), [("int8", 128), ("int4", 8)])
 def test_the_largest_scale(tmp_path: Path, row_type: Any, half: int) -> None:
-    """A code of up to half the range times it must be a number, too."""
+    """The scale times the largest code must be finite, too."""
     layout = RecordLayout(records=3, layers=(1,), parts=((32,),), row_type=row_type, group_size=16)
     largest, infinite = np.float32(LARGEST / half), np.float32(np.inf)
     beyond = [np.nextafter(largest, infinite), np.nextafter(-largest, -infinite)]
@@ -194,7 +194,7 @@ def test_who_uses_a_record(tmp_path: Path, index: list[int], user: str) -> None:
 
 
 def test_emulated_flash_is_waited_for(root: Path) -> None:
-    """100 ms for each of five reads, one after the other."""
+    """Each of five reads takes 100 ms, one after the other."""
     flash = EmulatedFlash(FlashProfile(1e12, 0.1, 1))
     with open_store(root, FORMAT, flash=flash) as store:
         started = time.perf_counter()
@@ -216,7 +216,7 @@ def test_advice_is_given_for_each_record_as_it_lies(
         store.advise(np.array([3, 0]))
         assert advised == [(STRIDE, STRIDE, 3), (0, STRIDE, 3)]
         advised.clear()
-        store.read(np.array([1]))  # one alone is read at once
+        store.read(np.array([1]))  # because a single one is read at once
         assert advised == []
         store.read(np.array([1, 2]))
         assert advised == [(STRIDE, STRIDE, 3), (0, STRIDE, 3)]

@@ -1,4 +1,4 @@
-"""Tokenizers and texts at the edge of their limits: the last that is taken, the next that is not."""
+"""Limits of tokenizers and texts: just inside is accepted, just outside is refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_length_of_a_token(path: Path, place: str) -> None:
     )
 
 
-def test_the_longest_token_is_counted_in_bytes_and_told_in_short(path: Path) -> None:
+def test_the_longest_token_is_counted_in_bytes_and_shown_in_part(path: Path) -> None:
     vocab = {"a": 0, "\u00e9" * 3: 1, "xxxx": 2}
     assert check_tokenizer(write(path, WORDS | {"vocab": vocab})).longest_nbytes == 6
     write(path, WORDS | {"vocab": {"a": 0, "x" * 5000: 1}})
@@ -115,7 +115,7 @@ def test_long_reasons_are_cut(path: Path) -> None:
     assert f"(the token '{'x' * (500 - len('the token ') - 1)}); export" in message
 
 
-def test_special_tokens_and_growth_are_told(path: Path) -> None:
+def test_special_tokens_and_growth_are_reported(path: Path) -> None:
     tokens = [added(2, "<c>", special=True), added(3, "<d>"), added(4, "<e>", special=True)]
     pattern = {"String": "a"}
     step = {"type": "Replace", "pattern": pattern, "content": "aaa"}
@@ -127,24 +127,24 @@ def test_ids_of_a_list_are_places(path: Path) -> None:
     write(
         path, {"type": "Unigram", "vocab": [["a", 0.0], ["b", 0.0]]}, added_tokens=[added(1, "c")]
     )
-    refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' have both the id 1")
+    refused(lambda: check_tokenizer(path), BundleError, "'b' and 'c' both have id 1")
 
 
 # Text
 
 
 def growing(path: Path, times: int) -> TextCodec:
-    """The codec of a file that makes a text so many times longer."""
+    """Make a codec that lengthens a text so many times."""
     step = {"type": "Replace", "pattern": {"String": "b"}, "content": "b" * times}
     return TextCodec(write(path, normalizer=step, added_tokens=[added(2, "<c>", special=True)]))
 
 
-def test_the_bytes_that_a_text_may_become(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_texts_growth(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "MAX_GROWN", 30)
     codec = growing(path, 3)
     assert codec.encode("aaaaaaaa\u00e9")
     message = refused(lambda: codec.encode("a" * 11), InputError, path, "11 bytes")
-    assert message.endswith("may make each of them 3; give at most 10")
+    assert message.endswith("may turn each byte into 3; give at most 10 bytes")
 
 
 def test_the_bytes_that_a_context_holds(path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_bytes_that_a_context_holds(path: Path) -> None:
 def test_special_tokens_of_a_codec(path: Path) -> None:
     codec = growing(path, 1)
     assert codec.special_tokens == ("<c>",)
-    assert codec._checked.json == ""  # it is as large as the file
+    assert codec._checked.json == ""  # because it is as large as the file
     assert codec.encode("<c>") == [2]
     assert codec.encode("<c>", special_tokens_in_text=False) == [0]
     assert codec.encode_prompt("<c>", 4, 4) == [0]
@@ -170,7 +170,7 @@ def test_special_tokens_of_a_codec(path: Path) -> None:
 
 
 class Fails:
-    """A tokenizer that fails where it is told to."""
+    """A tokenizer whose methods raise an error."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -199,7 +199,7 @@ def test_what_is_not_the_fault_of_a_file_passes(
 
 
 class Panic(BaseException):
-    """What the library raises is no Exception."""
+    """A panic of the library, which is not an Exception."""
 
 
 def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Letters(TextCodec):
-    """Each id is a letter; of any text before it, nothing changes."""
+    """A tokenizer in which each id is a letter, independent of the text before it."""
 
     def __init__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Row caches of odd sizes and counts, contexts that grow: R8 to R11 of the catalogue."""
+"""Catalogue R8 to R11: row caches of odd sizes and counts, and growing contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUT = RecordLayout(records=V, layers=(0,), parts=((4,),), row_type="fp32")
 
 
 def fetch(cache: RowCache, wanted: I64) -> None:
-    """What a step does; record r is full of r."""
+    """Look up records as a step does; record r is full of r."""
     cache.use(wanted)
     missing = cache.missing(wanted)
     if len(missing):
@@ -39,7 +39,7 @@ def fetch(cache: RowCache, wanted: I64) -> None:
 def test_r8_a_row_cache_that_cannot_be_is_refused(
     slots: int, engine: EngineName, tiny: Path
 ) -> None:
-    """Of nothing, of fewer rows than the least step, of more than the table has."""
+    """It would hold nothing, fewer rows than a step needs, or more than the table has."""
     refused(
         lambda: stem_edge.load(tiny, engine=engine, slots=slots),
         InputError,
@@ -61,7 +61,7 @@ def test_r8_memory_for_less_than_a_row_is_refused(tiny_bundle: Path) -> None:
 
 @pytest.mark.parametrize("count", [MOST_USES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
 def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
-    """They cannot come near it by ageing; if they do, the most used stays the most used."""
+    """Ageing keeps counts far below it; if they reach it, the order of records is kept."""
     cache = RowCache(ArraySlots(LAYOUT, 4))
     fetch(cache, ids(0, 1, 2, 3))
     cache._count[7] = cache._count[0] = count
@@ -74,7 +74,7 @@ def test_r9_counts_at_their_end_do_not_wrap(count: int) -> None:
 
 
 def share_of_hits(cache: RowCache, low: int, high: int) -> float:
-    """Of four hundred uses of random records in a range."""
+    """Share of hits of four hundred random records in a range."""
     before, rng = cache.hits, np.random.default_rng(0)
     for _ in range(50):
         fetch(cache, rng.integers(low, high, 8))
@@ -88,7 +88,7 @@ def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
     for start in range(0, V, 8):  # every record once
         fetch(cache, np.arange(start, start + 8))
     assert share_of_hits(cache, 0, 32) > 0.8  # what an LRU cache of this size would have lost
-    # What was hot a long time ago makes room for what is now.
+    # Records that were hot long ago must make room for those that are hot now.
     for _ in range(2000):
         fetch(cache, rng.integers(500, 548, 8))
     assert share_of_hits(cache, 500, 548) > 0.9
@@ -96,7 +96,7 @@ def test_r9_a_scan_does_not_push_out_what_is_hot() -> None:
 
 
 def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path) -> None:
-    """The plan counts the full KV cache; what would be longer is refused with both numbers."""
+    """The plan includes the full KV cache; longer contexts are refused with both numbers."""
     with stem_edge.load(tiny, engine=engine, context_length=100, threads=1) as model:
         refused(
             lambda: model.generate([1] * 101),
@@ -110,14 +110,14 @@ def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path
         for start in range(0, 100, 20):
             model.engine.step(context, np.arange(start, start + 20))
         assert 0 < context.backend.nbytes <= model.plan.kv_cache
-        with pytest.raises(InputError, match="1 tokens do not fit: 0 places are free"):
+        with pytest.raises(InputError, match="1 tokens do not fit: the context has room for 0"):
             list(model.engine.process(context, [1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system drops no pages")
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_r11_pages_that_are_dropped_between_steps_are_read_again(reads: str) -> None:
-    """Where memory is short, nothing of the tables stays cached: slower, and the same."""
+    """Without free memory, no page of the tables stays cached, but the text is the same."""
     shards = sorted(path for path in (DEMO / "tables.zarr").rglob("*") if path.is_file())
     with stem_edge.load(DEMO, resident=True, threads=1) as model:
         expected = model.generate_text("The capital of Peru is", max_new_tokens=20)

@@ -1,4 +1,4 @@
-"""Too little memory: R1 to R7 of the catalogue. Rows and slots: test_r_cache.py."""
+"""Catalogue R1 to R7: too little memory. Rows and slots: test_cache.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_r1_a_budget_below_the_least_is_refused_with_its_parts(
     assert len(parts) == 6
 
 
-# The peak is that of samples: one every millisecond, and one between any two pieces of text.
+# Sample the peak every millisecond, and between any two pieces of text.
 LADDER = """
 import json, re, sys, threading
 import numpy as np, stem_edge
@@ -100,7 +100,7 @@ def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
     path = DEMO if which == "demo" else request.getfixturevalue(which.split()[0])
     engine, least = "ggml" if which == "tiny_gguf" else "onnxruntime", "1000000000"
     if which.endswith("prepared"):
-        least = "0"  # bytes of a backbone that is worth it
+        least = "0"  # bytes of the smallest backbone that is prepared
     done = run_script(LADDER, path, engine, "2000000", least)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -114,7 +114,7 @@ def test_r2_a_scan_over_all_ids_keeps_every_budget_of_a_ladder(
 
 
 class Allocations:
-    """Counts allocations of the product's arrays, and lets the one of a number fail, or all from
+    """Counts allocations of arrays, and makes the one of a number fail, or all from
     there on."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
     engine: EngineName, tiny: Path, allocations: Allocations,
     for_ever: bool, overlap: bool,
 ) -> None:  # fmt: skip
-    """Of reads and of contexts; the next call gives the right tokens, from a consistent cache."""
+    """The cache stays consistent, and the next call gives the right tokens."""
     options: Any = {"threads": 1, "slots": 8, "overlap": overlap, "warm_start": False}
     with stem_edge.load(tiny, engine=engine, **options) as model:
         expected, cache = tokens(model, [5, 6, 7], 4), rows_of(model).cache
@@ -211,7 +211,7 @@ def test_r3_generating_goes_on_after_whichever_allocation_failed(
 def test_r3_memory_that_the_system_refuses_is_a_memory_error(
     monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path
 ) -> None:
-    """Python says OSError of what mmap refuses."""
+    """Python raises OSError where mmap refuses."""
     real = mmap.mmap
 
     def refuse(descriptor: int, *args: Any, **options: Any) -> mmap.mmap:
@@ -268,7 +268,7 @@ def test_r4_a_low_limit_of_addresses_is_refused_clearly_or_enough(reads: str) ->
 
 @contextlib.contextmanager
 def own_cgroup(nbytes: int) -> Iterator[Path]:
-    """A cgroup of version 1 or 2 with a limit; skips where this may not be."""
+    """Make a cgroup of version 1 or 2 with a limit; skip the test if that is not allowed."""
     found = memory_cgroup() if sys.platform == "linux" else None
     if found is None:
         pytest.skip("no cgroup accounts memory here")
@@ -363,7 +363,7 @@ def test_r6_a_kill_at_any_moment_leaves_bundle_and_cache_folder_whole(
 
 
 def check_healthy(cache: Path) -> None:
-    """A start with what the killed process left, no warning, and nothing but whole files."""
+    """Check that the leftovers of the killed process load, and that no file is partial."""
     with stem_edge.load(DEMO, threads=1) as model:
         assert model.generate_text("The capital of Peru is", max_new_tokens=3).startswith(" Lima")
     assert not [path for path in cache.rglob("*") if path.name.endswith((".tmp", ".partial"))]
@@ -371,7 +371,7 @@ def check_healthy(cache: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="abort opens a dialogue on Windows")
 def test_r7_a_child_that_aborts_does_not_touch_us(tmp_path: Path) -> None:
-    """As native code does without memory. What tries native code first: tests of group B."""
+    """Native code aborts like this when memory runs out."""
     from stem_edge.system.child import run_child, signal_name
 
     with stem_edge.load(DEMO, threads=1) as model:

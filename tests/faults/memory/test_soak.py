@@ -1,4 +1,4 @@
-"""Ten thousand generations in every way of ending: threads, files and memory stay flat."""
+"""Threads, files and memory stay flat over thousands of generations that end in every way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENEROUS = 4 << 20
 def test_soak_of_short_generations_is_flat(
     engine: EngineName, generations: int, tiny: Path
 ) -> None:
-    """What the tool does for an hour."""
+    """A short run of tools/soak.py."""
     with stem_edge.load(tiny, engine=engine, slots=32, threads=1) as model:
         expected = tokens(model, [5, 6, 7])
         verdict = soak.soak(model, generations)
@@ -39,7 +39,7 @@ def test_soak_of_short_generations_is_flat(
 def test_the_command_says_so(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flat or not, of so few it cannot know."""
+    """With so few generations, either verdict is fine."""
     monkeypatch.setattr(soak, "SAMPLES", 8)
     assert soak.main([str(tiny_bundle), "--generations", "40"]) in (0, 1)
     line = capsys.readouterr().out

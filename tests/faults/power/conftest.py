@@ -9,5 +9,5 @@ from stem_edge.files import disk
 
 @pytest.fixture(autouse=True)
 def nothing_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the record counts here, and a real sync takes its time."""
+    """Skip real syncs, because they are slow and only the recorded ones matter."""
     monkeypatch.setattr(disk, "_sync", lambda descriptor: None)

@@ -1,4 +1,4 @@
-"""What an export that was cut off leaves behind: used, deleted or reported, and never taken for a bundle."""
+"""Leftovers of interrupted exports are used, deleted or reported, and never taken for a bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny_exports import Exports, bundle_files, run_export
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk
 
 
@@ -29,7 +29,9 @@ def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
         if not exchange:
             patch.setattr(disk, "exchange", lambda first, second: False)
         watch(patch, ["remove_folder"], Failing(0, 5, for_ever=True))
-        with pytest.warns(Leftover, match=r"what was replaced could not be deleted.*; delete it"):
+        with pytest.warns(
+            Leftover, match=r"the replaced version could not be deleted.*; delete it"
+        ):
             export.run(out)
     assert bundle_files(out) == bundle_files(export.new)
     finish(export, out)
@@ -38,36 +40,36 @@ def test_x5_an_old_bundle_that_cannot_be_deleted_is_reported(
 def test_x7_leftovers_are_used_or_deleted_and_reported(
     exports: Exports, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """A lock, a working folder of the same export, one of another, stray temporary files."""
+    """Leftovers: a lock, working folders of this and another export, temporary files."""
     export, out = exports["new"], tmp_path / "out"
     (tmp_path / f"{WORK}.lock").write_text("")
     recorded = record_export(export, tmp_path_factory.mktemp("recorded") / "new")
     states = [s for s in recorded.states() if below(s.tree, WORK) is not None]
     unfinished = next(s for s in states if f"{WORK}/backbone.onnx.data" in s.tree)
     write_tree(unfinished.tree, tmp_path)
-    with pytest.warns(Leftover, match=r"\.stem-edge-out: .*(used again: 1|it is deleted)"):
+    with pytest.warns(Leftover, match=r"\.stem-edge-out: .*(used again: 1|they are deleted)"):
         export.run(out)
     assert bundle_files(out) == bundle_files(export.new)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_x7_what_stands_aside_comes_back(exports: Exports, tmp_path: Path) -> None:
-    """Killed between two renames: there is no bundle of that name, but two others."""
+def test_x7_a_bundle_moved_aside_is_restored(exports: Exports, tmp_path: Path) -> None:
+    """A kill between two renames leaves no bundle of that name, but two others."""
     export = exports["force"]
     assert export.old is not None
     shutil.copytree(export.old, tmp_path / ASIDE)
     shutil.copytree(export.new, tmp_path / WORK)
-    with pytest.warns(Leftover, match="the bundle is here again"):
+    with pytest.warns(Leftover, match="the bundle is restored"):
         message = refused(
             lambda: run_export(export.checkpoint, tmp_path / "out", {}), ExportError, "--force"
         )
-    assert "exists already" in message
+    assert "already exists" in message
     assert bundle_files(tmp_path / "out") == bundle_files(export.old)
     finish(export, tmp_path / "out")
 
 
-def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
-    """What is left of an export does not open, whatever is in it."""
+def test_x7_working_folders_and_locks_are_not_bundles(tmp_path: Path) -> None:
+    """Leftovers do not open, whatever they contain."""
     (tmp_path / WORK).mkdir()
     (tmp_path / WORK / "export.journal").write_bytes(b"{}")
     refused(lambda: open_bundle(tmp_path / WORK), BundleError, tmp_path / WORK)
@@ -79,7 +81,7 @@ def test_x7_working_folders_and_locks_are_no_bundles(tmp_path: Path) -> None:
 def test_x8_a_damaged_counts_file_is_discarded(
     damage: str, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    """The row cache starts cold then, and the file is written anew."""
+    """The row cache starts cold, and the file is written again."""
     prompt = list(range(5, 40))
 
     def generate() -> list[int]:

@@ -1,4 +1,4 @@
-"""Power cuts at every operation of an export: the old bundle, the new one, or none that opens.
+"""Power cuts at every operation of an export leave the old bundle, the new one, or none.
 
 An export is recorded once and replayed with losses (crash_states.py); states are judged in memory,
 and a sample is put on a disk, where the same export is run again and must end in the same bytes.
@@ -33,7 +33,7 @@ from tiny_exports import KINDS, Exports, TinyExport, bundle_files, many_writes
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import BundleError, ExportError
-from stem_edge.export.job.files import Leftover
+from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ RESUMED = 60
 
 @pytest.fixture(scope="module")
 def recorded(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
-    """Every kind of export, and one that replaces where names cannot be exchanged."""
+    """Exports of every kind, and one that replaces a bundle without an exchange of names."""
     folder = tmp_path_factory.mktemp("recorded")
     found: dict[str, Recorded] = {}
     for kind in KINDS:
@@ -56,7 +56,7 @@ def recorded(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def verdict(tree: Tree, export: TinyExport, out: str = "out") -> str:
-    """ "old", "new", "aside" (the old one has another name), "none", or what is wrong."""
+    """Return "old", "new", "aside" (the old one has another name), "none", or what is wrong."""
     old, new = bundle_files(export.old) if export.old else None, bundle_files(export.new)
     found = _files(tree, out)
     if found is None:
@@ -79,7 +79,7 @@ ALLOWED = {
 def test_x2_every_power_cut_leaves_the_old_or_the_new_bundle(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
-    """At least 2,000 states of different contents; where there is no bundle, none opens."""
+    """Checks at least 2,000 different states. Without a bundle, opening it fails."""
     keys, opened = set[tuple[str, int]](), set[int]()
     for kind, record in recorded.items():
         found = set()
@@ -96,7 +96,7 @@ def test_x2_every_power_cut_leaves_the_old_or_the_new_bundle(
 
 
 def _does_not_open(state: CrashState, folder: Path) -> None:
-    """Neither `out`, nor the working folder unless it is complete."""
+    """Check that neither `out` opens, nor the working folder unless it is complete."""
     folder.mkdir()
     write_tree(state.tree, folder)
     refused(lambda: open_bundle(folder / "out"), BundleError, folder / "out")
@@ -113,7 +113,7 @@ def _does_not_open(state: CrashState, folder: Path) -> None:
 def test_x2_the_replay_sees_a_sync_that_is_missing(
     recorded: dict[str, Recorded], dropped: str
 ) -> None:
-    """Of the test itself: the same log without some of its syncs has states that are wrong."""
+    """Tests the test: a log without some of its syncs leads to wrong states."""
     record = recorded["force"]
     makes = {
         after: op.makes
@@ -138,7 +138,7 @@ def test_x2_the_replay_sees_a_sync_that_is_missing(
 def test_x2_a_sample_of_power_cuts_is_followed_by_the_same_export(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
-    """It goes on or starts anew, and ends in the same bytes, with nothing else left."""
+    """The export resumes or starts again, and ends with the same bytes and nothing left over."""
     for number, (record, state) in enumerate(_sample(recorded, RESUMED)):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -148,7 +148,7 @@ def test_x2_a_sample_of_power_cuts_is_followed_by_the_same_export(
 
 
 def _sample(recorded: dict[str, Recorded], count: int) -> list[tuple[Recorded, CrashState]]:
-    """States of different contents, of all kinds in turn, and from all over their logs."""
+    """Yield different states of all kinds in turn, from all over their logs."""
     rng, chosen = random.Random(3), list[tuple[Recorded, CrashState]]()
     for record in recorded.values():
         states = {state.key: state for state in record.states()}
@@ -174,7 +174,7 @@ def test_x3_folders_that_the_export_made_are_durable_too(exports: Exports, tmp_p
 
 
 def test_x4_a_file_of_the_right_size_with_zeros_in_it_is_found(tiny_copy: Path) -> None:
-    """By verify, in every file; sizes alone do not show it."""
+    """Verify finds them in every file, which sizes alone cannot show."""
     for name, entry in open_bundle(tiny_copy).manifest.files.items():
         whole = (tiny_copy / name).read_bytes()
         data, page = bytearray(whole), slice(len(whole) // 2, len(whole) // 2 + 4096)
@@ -198,10 +198,10 @@ def test_x5_a_cut_while_the_old_bundle_is_deleted_leaves_the_new_one(
     assert {verdict(state.tree, record.export) for state in states} == {"new"}
 
 
-def test_x6_a_second_fault_while_the_first_is_made_good(
+def test_x6_a_second_fault_during_recovery_from_the_first(
     recorded: dict[str, Recorded], tmp_path: Path
 ) -> None:
-    """An operation of the second export fails, or the power goes once more: 100 pairs at least."""
+    """An operation of the second export fails, or the power fails again: at least 100 pairs."""
     pairs, rng = 0, random.Random(6)
     for number, (record, state) in enumerate(_sample(recorded, 12)):
         folder = tmp_path / str(number)

@@ -1,4 +1,4 @@
-"""X1: SIGKILL at every operation of an export, and at random moments: at least 500 of them.
+"""Catalogue X1: SIGKILL at every operation of an export, and at 500 random moments.
 
 A kill is no power cut: what was written is there, synced or not. Processes are forked and killed,
 which only POSIX has.
@@ -24,7 +24,7 @@ from stem_edge.errors import BundleError
 
 ASIDE = ".stem-edge-out-old"
 KILLS = 500  # in all
-FINISHED_OF = 5  # after one in so many kills, the export is run to its end
+FINISHED_OF = 5  # after one in so many kills, finish the export
 MAX_CALLS = 500
 
 pytestmark = [
@@ -34,12 +34,12 @@ pytestmark = [
 
 
 class Killer(HelperProcess):
-    """The other end of kill_helper.py."""
+    """A running kill_helper.py."""
 
     kills = 0
 
     def run(self, job: Job) -> dict[str, Any]:
-        """Do a job; the answer."""
+        """Run a job and return the answer."""
         answer = self.ask(asdict(job), 600.0)
         assert answer["killed"] or answer["status"] == 0
         self.kills += answer["killed"]
@@ -48,7 +48,7 @@ class Killer(HelperProcess):
 
 @pytest.fixture(scope="module")
 def killer(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killer]:
-    """One helper for all tests."""
+    """A helper process shared by all tests."""
     folder = tmp_path_factory.mktemp("imports")
     with Killer("kill_helper.py", folder / "stderr") as killer:
         killer.run(Job("new", str(exports["new"].checkpoint), str(folder / "out"), imports=True))
@@ -56,7 +56,7 @@ def killer(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def check(export: TinyExport, out: Path) -> str:
-    """What a kill left: the old bundle, the new one, or none; and none means that none opens."""
+    """Check that a kill left the old bundle, the new one, or none that opens."""
     found = bundle_files(out)
     if found is not None:
         assert found == bundle_files(export.new) or (
@@ -71,7 +71,7 @@ def check(export: TinyExport, out: Path) -> str:
 
 
 def finish(killer: Killer, export: TinyExport, out: Path) -> None:
-    """The same export once more."""
+    """Run the same export again."""
     if bundle_files(out) != bundle_files(export.new):
         killer.run(Job(export.kind, str(export.checkpoint), str(out)))
         assert {path.name for path in out.parent.iterdir()} <= {"out", ".stem-edge-out.lock"}
@@ -82,7 +82,7 @@ def finish(killer: Killer, export: TinyExport, out: Path) -> None:
 def test_x1_a_kill_at_every_operation(
     kind: str, exports: Exports, killer: Killer, tmp_path: Path
 ) -> None:
-    """With an exchange of names, and with the two renames that stand in for it elsewhere."""
+    """Covers the exchange of names, and the two renames used where there is no exchange."""
     name: Kind = "force" if kind == "renames" else kind  # type: ignore[assignment]
     export, found = exports[name], set[str]()
     for at in range(MAX_CALLS):
@@ -102,7 +102,7 @@ def test_x1_a_kill_at_every_operation(
 
 
 def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: Path) -> None:
-    """Each export starts from what the one before left, until one gets through."""
+    """Each export starts from the leftovers of the one before, until one completes."""
     rng, through = random.Random(1), 0
     while killer.kills < KILLS:
         export = exports[rng.choice(KINDS)]
@@ -123,7 +123,7 @@ def test_x1_kills_at_random_moments(exports: Exports, killer: Killer, tmp_path: 
 
 
 def _seconds(killer: Killer, export: TinyExport, folder: Path) -> float:
-    """How long the export takes just now."""
+    """Measure how long the export takes at the moment."""
     folder.mkdir()
     out = export.prepare(folder)
     seconds = killer.run(Job(export.kind, str(export.checkpoint), str(out)))["seconds"]

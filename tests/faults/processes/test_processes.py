@@ -1,4 +1,4 @@
-"""Several processes, forks, signals and files that change: K5, K6, K8, K9 of the catalogue."""
+"""Catalogue K5, K6, K8, K9: several processes, forks, signals and files that change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stem_edge.errors import ExportError
 from stem_edge.graph.formats import EngineName
 
 pytestmark = pytest.mark.usefixtures("watchdog")
-# onnxruntime ends a forked process that leaves by exit() itself; multiprocessing leaves by _exit, too.
+# By _exit, as multiprocessing does, because onnxruntime crashes a fork that leaves by exit().
 FORK = """
 import gc, os, sys, threading, time, warnings
 import numpy as np, stem_edge
@@ -62,7 +62,7 @@ model.close()
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny: Path) -> None:
-    """And neither hangs when it closes, nor disturbs the process that loaded."""
+    """The fork does not hang when it closes the model, nor disturb its parent."""
     done = run_script(FORK, tiny)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -73,7 +73,7 @@ def test_k5_a_forked_process_is_told_to_load_for_itself(engine: EngineName, tiny
 
 
 def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
-    """An exporter that stands still once it has its lock."""
+    """Run an exporter that stops as soon as it holds its lock."""
     script = (
         "import sys, time, stem_edge\n"
         "from stem_edge.export.job.journal import Journal\n"
@@ -89,10 +89,10 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
+def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
     tiny_checkpoint: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    """A reader beside them is not disturbed."""
+    """A reader of the bundle is not disturbed."""
     out = tmp_path / "out"
     shutil.copytree(tiny_bundle, out)
     before = fingerprint(out)
@@ -104,7 +104,7 @@ def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
                 lambda: stem_edge.export_bundle(tiny_checkpoint, out, force=True),
                 ExportError,
                 out,
-                "another export to it is under way; wait for it",
+                "another export to it is running; wait for it",
                 kept=[out],
             )
         finally:
@@ -118,7 +118,7 @@ def test_k6_of_two_exporters_one_is_told_and_a_killed_one_leaves_no_lock(
         assert tokens(model, [5, 6, 7]) == expected
 
 
-# A shell that starts tests in the background has them and their children ignore Ctrl-C.
+# Needed because a shell makes background jobs and their children ignore Ctrl-C.
 WAITING = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -157,7 +157,7 @@ with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
 def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(
     wait: str, tiny_bundle: Path
 ) -> None:
-    """Under two seconds on an idle machine. For a prompt: tests/stem_edge/commands/test_main.py."""
+    """Takes under two seconds on an idle machine. Prompts: tests/stem_edge/commands/test_main.py."""
     child = subprocess.Popen(
         [sys.executable, "-c", WAITING, str(tiny_bundle), wait], stdout=subprocess.PIPE, text=True
     )
@@ -172,7 +172,7 @@ def test_k8_ctrl_c_ends_a_wait_for_flash_and_for_another_thread(
 
 
 def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_path: Path) -> None:
-    """What is loaded goes on with the old files, a new load takes the new ones."""
+    """The loaded model goes on with the old files; a new load takes the new ones."""
     import make_checkpoint
 
     other = make_checkpoint.write_checkpoint(
@@ -187,7 +187,7 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
         stream = old.generate([5, 6, 7], max_new_tokens=20)
         begun = next(stream).token_ids
         stem_edge.export_bundle(other, out, backbone="fp32", force=True)
-        assert np.array_equal(old.logits(every), expected)  # most rows are read only now
+        assert np.array_equal(old.logits(every), expected)  # so that most rows are read only now
         begun += [token for chunk in stream for token in chunk.token_ids]
         assert begun == tokens(old, [5, 6, 7], 20)
         with stem_edge.load(out, threads=1, warm_start=False) as new:

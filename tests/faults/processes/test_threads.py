@@ -1,4 +1,4 @@
-"""Many threads, one row cache: K1 to K4, K7, K10, K11 of the catalogue."""
+"""Catalogue K1 to K4, K7, K10, K11: many threads with one row cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[..., Model]
 
 @pytest.fixture
 def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
-    """Loads the tiny bundle of each engine in turn; closes."""
+    """Load the tiny bundle of each engine in turn, and close it at the end."""
     opened: list[Model] = []
 
     def loaded(**options: Any) -> Model:
@@ -46,13 +46,13 @@ def load(engine: EngineName, tiny: Path) -> Iterator[Load]:
 
 @pytest.fixture
 def model(tiny_bundle: Path) -> Iterator[Model]:
-    """On onnxruntime, with a row cache that is too small for everything."""
+    """A model on onnxruntime whose row cache is too small for all rows."""
     with stem_edge.load(tiny_bundle, slots=16, threads=1, warm_start=False) as loaded:
         yield loaded
 
 
 def on_read(model: Model, before: Callable[[I64], object]) -> None:
-    """Call this before each read of records, in the thread that reads."""
+    """Call `before` for each read of records, in the thread that reads."""
     store = rows_of(model).store.base
     real = type(store).read.__get__(store)
 
@@ -64,7 +64,7 @@ def on_read(model: Model, before: Callable[[I64], object]) -> None:
 
 
 def check_rows(model: Model) -> None:
-    """Every record that the cache claims to hold is in one slot, and the slot says the same."""
+    """Check that every cached record has one slot, and that the slot knows its record."""
     cache = rows_of(model).cache
     held = np.flatnonzero(cache._slot_of >= 0)
     assert (cache._record_of[cache._slot_of[held]] == held).all()
@@ -113,7 +113,7 @@ def test_k3_what_the_prefetch_thread_raises_is_repaired_by_reading_again(
             raise error("of the thread")
 
     on_read(model, fail)
-    tokens(model, list(range(100, 116)))  # pushes out what was read
+    tokens(model, list(range(100, 116)))  # to evict what was read
     assert tokens(model, [5, 6, 7]) == expected
     assert failed[0]
     check_rows(model)
@@ -156,14 +156,14 @@ def test_k3_without_threads_rows_are_read_when_they_are_needed(
     with stem_edge.load(tiny_bundle, slots=16, threads=1) as other:
         assert tokens(other, [5, 6, 7]) == expected
         monkeypatch.undo()
-        assert tokens(other, [5, 6, 7]) == expected  # and with a thread again
+        assert tokens(other, [5, 6, 7]) == expected  # so a thread was started again
     assert {name.rpartition("_")[0] for name in refused} == {"stem-edge-prefetch", "stem-edge-warm"}
 
 
 def test_k3_a_thread_that_died_is_noticed_and_replaced(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when there is no memory for saying that there is none."""
+    """A thread can die like this when memory is too short even for an error."""
     expected = tokens(model, [5, 6, 7])
     tokens(model, list(range(100, 116)))
     monkeypatch.setattr(background, "POLL_SECONDS", 0.05)
@@ -179,7 +179,7 @@ def _die(*_: object) -> None:
 
 
 def test_k4_a_generation_whose_model_was_closed_says_so(load: Load) -> None:
-    """Every way in, too; closing twice is fine."""
+    """All ways into the model say so, too; closing twice is allowed."""
     model = load()
     stream, unbegun = model.generate([1, 2], max_new_tokens=9), model.generate([1, 2])
     chunks, context = model.logits_chunks([1, 2]), model.engine.open_context(3)
@@ -238,7 +238,7 @@ def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
     for thread in threads[3:]:
         thread.start()
     threads[3].join(0.1)
-    assert threads[3].is_alive()  # a row is on its way into a slot
+    assert threads[3].is_alive()  # while a row is copied into a slot
     gate.set()
     for thread in threads:
         thread.join()
@@ -249,7 +249,7 @@ def test_k4_close_waits_for_the_step_of_another_thread(load: Load) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overlap: bool) -> None:
-    """Such as one of SIGTERM: it runs in the thread whose step is under way."""
+    """A handler, as of SIGTERM, runs in the thread whose step is under way."""
     model = load(overlap=overlap)
     context, cache = model.engine.open_context(8), rows_of(model).cache
     model.engine.step(context, np.array([1]))
@@ -265,7 +265,7 @@ def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overla
 
     cache.use = use  # type: ignore[method-assign]
     assert np.isfinite(model.engine.step(context, np.array([2]))).all()  # it ends as it should
-    assert refused == ["a signal handler cannot generate while a step is under way; wait"]
+    assert refused == ["a signal handler cannot use the model mid-step; return first"]
     with pytest.raises(InputError, match="closed"):
         model.engine.step(context, np.array([3]))
 
@@ -302,9 +302,9 @@ def test_k4_the_interpreter_ends_with_a_generation_under_way(
 
 
 def census(model: Model) -> tuple[int, int, int]:
-    """Threads, open files, records that edits made."""
+    """Count threads, open files and composed records."""
     gc.collect()
-    model.engine.make([])  # forgets what was released
+    model.engine.make([])  # to forget released records
     fds = list(FDS.iterdir()) if FDS.is_dir() else []
     return threading.active_count(), len(fds), rows_of(model).store.made
 
@@ -344,7 +344,7 @@ def test_k10_threads_caches_and_prefetching_change_no_token(
 
 
 def test_k11_a_deadlock_shows_its_stacks_and_fails() -> None:
-    """What the fixture of these tests does, in a process of its own."""
+    """Runs what the fixture `watchdog` does in another process."""
     script = (
         "import faulthandler, threading\n"
         "faulthandler.dump_traceback_later(0.2, exit=True)\n"

@@ -1,4 +1,4 @@
-"""Catalogue Z11 to Z18: how tables are read. What their files hold: test_z_tables.py."""
+"""Catalogue Z11 to Z18: how tables are read. Their files: test_stores.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changing import edit
 from contract import refused
 from damaged_stores import FORMAT, LAYOUT, RECORDS, STRIDE, shard
 from faulty_disk import shorten
-from shard_bytes import edit
 from stores import write_store
 from threads import run_script
 
@@ -35,7 +35,7 @@ EVERY = np.arange(5)
 
 
 def test_z11_scales_of_rare_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
-    """They are in an array of their own, and the index says whose they are."""
+    """Rare tokens have their own array, which the index refers to."""
     wide = RecordLayout(
         records=4, layers=(1,), parts=((16,),), row_type="int8", group_size=16, scale_type="fp16"
     )
@@ -72,7 +72,7 @@ def test_z13_a_shard_that_is_replaced_while_it_is_open(root: Path, tmp_path: Pat
 
 
 class Failing:
-    """disk.pread, whose reads of one place fail: the first `times` of them."""
+    """A disk.pread that fails the first `times` reads of one place."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, offset: int, times: int) -> None:
         self.offset, self.left, self.failed, self.pread = offset, times, 0, disk.pread
@@ -102,14 +102,14 @@ def test_z14_a_read_that_fails_for_ever(root: Path, monkeypatch: pytest.MonkeyPa
             f"record 1 at byte {STRIDE}",
             os.strerror(errno.EIO),
         )
-        assert failing.failed == 2  # tried once more, and not for ever
+        assert failing.failed == 2  # retried once only
         neighbours = np.array([0, 2, 4])
         assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
 
 
 @pytest.mark.parametrize("most", [1, 7])
 def test_z15_short_reads(root: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Signals interrupt no read: Python reads on."""
+    """Reads interrupted by signals are continued by Python."""
     shorten(monkeypatch, most)
     with open_store(root, FORMAT) as store:
         assert np.array_equal(store.read(EVERY), RECORDS)
@@ -153,7 +153,7 @@ def test_z16_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
 
 
 def test_z16_a_hundred_thousand_shards(tmp_path: Path) -> None:
-    """A store that says so must have as many files; none is opened before it is looked for."""
+    """Such a store must have as many files, which are looked for before any is opened."""
     many = RecordLayout(
         records=100_000, layers=(1,), parts=((16,),), row_type="int8", group_size=16
     )
@@ -173,7 +173,7 @@ NO_IDS = [True, 1.0, np.float32(1), np.bool_(True), "1", None, 2**64, 10**30, 1 
 
 
 def test_z17_ids_that_no_token_has(tiny_bundle: Path) -> None:
-    """-1 is no last token, a bool is no id, and a refusal leaves the model as it was."""
+    """-1 is not the last token, a bool is not an id, and a refusal changes nothing."""
     with stem_edge.load(tiny_bundle, prepare=False, warm_start=False) as model:
         expected = model.logits([1, 2, 3])
         for token in [*OUTSIDE, *NO_IDS]:
@@ -222,7 +222,7 @@ def test_z17_ids_of_numpys_types(tiny_bundle: Path, kind: type[np.integer[Any]])
 
 @pytest.mark.parametrize("tables", EXPORT_TABLES)
 def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: ExportTables) -> None:
-    """Whatever the options. A backbone is one file: one above 4 GiB needs another file system."""
+    """This holds for all options, but not for backbones, which are one file each."""
     row_type: RowType = "int4" if tables == "mixed" else tables
     sizes = [(layers, width) for layers in (1, 16, 60) for width in (16, 64, 8192, 1 << 20)]
     for layers, width in sizes:
@@ -233,6 +233,6 @@ def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: Export
 
 
 def test_z18_names_do_not_differ_only_in_case(tiny: Path) -> None:
-    """So a bundle can be carried to a file system that knows no case."""
+    """Bundles can be copied to a case-insensitive file system."""
     names = [p.relative_to(tiny).as_posix() for p in tiny.rglob("*")]
     assert len({name.casefold() for name in names}) == len(names)

@@ -1,4 +1,4 @@
-"""Catalogue Z1 to Z10: the files of a table store. How they are read: test_z_reading.py."""
+"""Catalogue Z1 to Z10: the files of a table store. How they are read: test_reading.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from changing import edit
 from contract import refused
 from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index_of, shard
-from shard_bytes import edit
 
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.tables import open_tables
@@ -46,10 +46,10 @@ READERS = pytest.mark.parametrize("reader", [runtime_opens, numpy_opens, zarr_re
 
 @READERS
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_z1_a_missing_shard_is_no_zeros(
+def test_z1_a_missing_shard_is_not_read_as_zeros(
     root: Path, number: int, reader: Callable[[Path], None]
 ) -> None:
-    """zarr itself takes a missing chunk for the fill value."""
+    """zarr itself would read the fill value."""
     shard(root, number).unlink()
     refused(lambda: reader(root), BundleError, shard(root, number), kept=[root])
 
@@ -129,7 +129,7 @@ def test_z5_an_index_that_is_not_dense_with_a_valid_checksum(
 def test_z6_an_index_that_calls_records_empty(
     root: Path, number: int, pairs: list[tuple[int, int]], reader: Callable[[Path], None]
 ) -> None:
-    """zarr itself reads zeros of them."""
+    """zarr itself would read zeros."""
     path = shard(root, number)
     path.write_bytes(path.read_bytes()[:-INDEX_NBYTES] + index_of(*pairs))
     refused(lambda: reader(root), BundleError, path, "not dense")
@@ -180,7 +180,7 @@ def test_z8_a_description_that_would_exhaust_a_parser(
 def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], None]) -> None:
     path = root / "records" / "zarr.json"
     path.write_text(path.read_text("utf-8").replace("{", '{"shape": [2, 2],', 1))
-    refused(lambda: reader(root), BundleError, path, "'shape' is there more than once")
+    refused(lambda: reader(root), BundleError, path, "'shape' appears more than once")
 
 
 @READERS
@@ -209,7 +209,7 @@ def test_z9_codecs_that_are_not_ours(
 
 
 def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> None:
-    """A pickle filter would run code while it is read."""
+    """Reading a pickle filter would run code."""
     marker = tmp_path / "ran"
     pickled = f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode()
     v2: dict[str, object] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O"}
@@ -233,7 +233,7 @@ def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> N
 @READERS
 @pytest.mark.parametrize("where", [f"{INNER} codecs 1", f"{INNER} index_codecs 1", "codecs 0"])
 def test_z10_compressed_chunks(root: Path, where: str, reader: Callable[[Path], None]) -> None:
-    """Nothing is compressed, so nothing can unpack to more than it says: here a TiB by zstd."""
+    """No compression is accepted, so nothing can unpack to more than its size, here to a TiB."""
     codec = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
     edit(root / "records" / "zarr.json", where, codec)
     frame = bytes.fromhex("28b52ffde0") + (2**40).to_bytes(8, "little")
@@ -243,7 +243,7 @@ def test_z10_compressed_chunks(root: Path, where: str, reader: Callable[[Path], 
 
 
 def test_a_whole_store_is_read(root: Path) -> None:
-    """What is refused above is refused for its damage."""
+    """The refusals above are due to the damage, because every reader accepts the whole store."""
     for reader in (runtime_opens, numpy_opens, zarr_reads):
         reader(root)
     with RowStore(open_table_store(root)) as store:

@@ -1,4 +1,4 @@
-"""Prompts and options that no caller should give: a defined answer, and the model works on."""
+"""Invalid prompts and options: the answer is defined, and the model goes on working."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[Model]:
     with stem_edge.load(DEMO) as model:
-        model.generate_text(PROMPT, max_new_tokens=2)  # now its thread is there, too
+        model.generate_text(PROMPT, max_new_tokens=2)  # so that its thread exists
         yield model
 
 
 @pytest.fixture
 def model(loaded: Model) -> Iterator[Model]:
-    """A model that answers after the fault as before it."""
+    """A model that must still answer correctly after the test."""
     yield loaded
     assert loaded.generate_text(PROMPT, max_new_tokens=2).startswith(" Paris")
 
@@ -74,7 +74,7 @@ def test_p2_a_prompt_that_cannot_fit_is_refused_untokenized(
             f"{len(prompt.encode()):,} bytes",
             "256 tokens",
             f"{256 * 64:,}",
-            "no context of this",
+            "this model takes no longer",
         )
         refused(lambda: model.generate(prompt), InputError, *told)
 
@@ -232,11 +232,13 @@ def test_p11_other_characters_are_text(model: Model, prompt: str) -> None:
     "logits", [[-INF] * 4, [NAN] * 4, [0, NAN, 1, 2], [INF, 0, 0, 0], [-INF, NAN, 0, 0]]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_p14_every_token_masked_or_no_number(logits: list[float], temperature: float) -> None:
+def test_p14_every_token_masked_or_nan(logits: list[float], temperature: float) -> None:
     choose = make_sampler(
         SamplingParams(temperature=temperature, top_p=0.9, repetition_penalty=1.5)
     )
-    refused(lambda: choose(np.array(logits, np.float32), [0]), BackendError, "expected a number")
+    refused(
+        lambda: choose(np.array(logits, np.float32), [0]), BackendError, "expected a finite number"
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_p15_options_that_there_are_not_are_never_passed_on(model: Model, name: 
 
 @pytest.fixture(scope="module")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with a chat template that says what it was given."""
+    """The demo with a chat template that prints its input."""
     out = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("chat") / "bundle"))
     template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|fim_prefix|>{% endfor %}"
     told = {"bos_token": "<|begin_of_text|>", "chat_template": template}

@@ -1,4 +1,4 @@
-"""Chat templates are programs of whoever made the bundle: they compute, for a while, and no more."""
+"""Hostile chat templates: they may compute for a while, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(folder: Path, template: object) -> Path:
 
 
 def fails(folder: Path, template: str, *naming: str, seconds: float = 2 * SECONDS) -> None:
-    """The template is refused when it is read, for all messages."""
+    """Check that the template is refused when it is read."""
     path = write(folder, template)
     refused(lambda: ChatTemplate(path, seconds), BundleError, path, "chat_template", *naming)
     assert not children()
@@ -52,7 +52,7 @@ def test_t10_a_template_renders_in_a_process_that_stays_and_ends(tmp_path: Path)
     assert not children()
     with ChatTemplate(write(tmp_path, TURNS)) as template:
         template.close()
-        assert template.render(HELLO, False) == text  # closed, it can be started again
+        assert template.render(HELLO, False) == text  # a closed one can start again
 
 
 def test_t10_a_forgotten_template_leaves_no_process(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_t11_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_t11_a_process_that_does_not_read_is_ended(tmp_path: Path) -> None:
-    """A long message fills the pipe, and writing to it would wait for ever."""
+    """A long message fills the pipe, so that writing to it could block for ever."""
     with ChatTemplate(write(tmp_path, TURNS), 1.0) as template:
         children()[0].send_signal(signal.SIGSTOP)
         long = [{"role": "user", "content": "x" * 400_000}]
@@ -193,7 +193,7 @@ def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:
 
 
 def test_t15_what_the_template_refuses_is_an_error_of_the_messages(tmp_path: Path) -> None:
-    """Also where it refuses one message of a user, which is what is tried first."""
+    """It may also refuse the single user message that is tried first."""
     refusal = "{{ raise_exception('one\nonly\x1b[31m') }}"
     source = f"{{% if messages[0].role != 'system' %}}{refusal}{{% endif %}}ok"
     with ChatTemplate(write(tmp_path, source)) as template:

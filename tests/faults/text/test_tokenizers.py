@@ -1,4 +1,4 @@
-"""Tokenizers that lie about themselves: refused before native code, or for one text only."""
+"""Hostile tokenizers: refused before native code reads them, or for one text only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, **parts: Any) -> Path:
-    """The demo's tokenizer with other parts; `model` changes fields of its model."""
+    """Write the demo's tokenizer with other parts; `model` changes fields of its model."""
     document = copy.deepcopy(DEMO_JSON)
     document["model"] |= parts.pop("model", {})
     path.write_text(json.dumps(document | parts))
@@ -65,7 +65,7 @@ def test_t1_a_missing_empty_cut_or_other_file_is_refused(path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
-def test_t1_what_is_no_file_is_refused(path: Path) -> None:
+def test_t1_paths_that_are_not_files_are_refused(path: Path) -> None:
     path.mkdir()
     refused(lambda: TextCodec(path), BundleError, path)
     path.rmdir()
@@ -77,7 +77,7 @@ def test_t1_what_is_no_file_is_refused(path: Path) -> None:
 
 
 def test_t2_a_panic_at_load_that_no_check_foresees(path: Path) -> None:
-    """The merges name a token that the prefix cuts away."""
+    """The merges name a token that the prefix removes."""
     model = {"vocab": {"a": 0, "b": 1, "aa": 2}, "merges": [["a", "a"]]}
     model["continuing_subword_prefix"] = "xyz"
     write(path, added_tokens=[], post_processor=None, model=model)
@@ -109,7 +109,7 @@ def test_t4_a_regular_expression_that_gives_up_refuses_that_text_alone(path: Pat
     results: list[object] = []
 
     def in_a_thread() -> None:
-        refused(lambda: codec.encode(hostile), InputError, path, "cannot take this text")
+        refused(lambda: codec.encode(hostile), InputError, path, "cannot process this text")
         results.append(codec.decode(codec.encode("good"), skip_special_tokens=True))
 
     thread = threading.Thread(target=in_a_thread)
@@ -146,13 +146,13 @@ def test_t6_padding_and_truncation_are_left_out(path: Path, block: str, value: o
     ("model", "named"),
     [
         ({"vocab": {"a": 0, "b": 2**32 - 1}}, "4294967295"), ({"vocab": {"a": 0, "b": -1}}, ">= 0"),
-        ({"vocab": {"a": 0, "b": 0}}, "both the id 0"),
+        ({"vocab": {"a": 0, "b": 0}}, "both have id 0"),
         ({"vocab": {"a": 0, "b": 1.0}}, "got `float`"),
         ({"vocab": {"a": 0, "b": True}}, "got `bool`"),
         ({"vocab": {"a": 0, "b" * 5000: 1}}, "5000 characters"), ({"vocab": {}}, "empty"),
         ({"vocab": None}, "null"), ({"type": "Unigram", "vocab": []}, "empty"),
         ({"type": "Unigram", "vocab": [["a"]]}, "not a tokenizer.json"),
-        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["a", 1]]}, "2 entries of 1 tokens"),
+        ({"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], ["a", 1]]}, "2 entries for 1 tokens"),
         ({"type": "Magic"}, "'Magic'"), ({"unk_token": "x" * 5000}, "unk_token"),
     ],
 )  # fmt: skip
@@ -164,7 +164,7 @@ def test_t7_ids_that_are_not_one_for_each_token(path: Path, model: Any, named: s
 def test_t7_tokens_that_are_named_twice(path: Path) -> None:
     text = json.dumps(DEMO_JSON)
     path.write_text(text.replace('"vocab": {', '"vocab": {"\\u0061": 0, ', 1))
-    refused(lambda: TextCodec(path), BundleError, path, "1501 entries of 1500 tokens")
+    refused(lambda: TextCodec(path), BundleError, path, "1501 entries for 1500 tokens")
     for content, number in ((BEGIN, 7), ("a", 1501), ("new", 1500)):
         added = copy.deepcopy(DEMO_JSON["added_tokens"])
         added.append(added[0] | {"content": content, "id": number})
@@ -183,7 +183,7 @@ def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
 def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file is a good tokenizer, of another model."""
+    """The file is a valid tokenizer, but of another model."""
     bundle = tmp_path / "bundle"
     shutil.copytree(DEMO, bundle)
     file = bundle / "tokenizer.json"

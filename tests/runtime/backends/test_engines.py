@@ -1,4 +1,4 @@
-"""Which engine runs a bundle, and what is said when none can."""
+"""Choice of the engine for a bundle, and the errors if there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stem_edge.runtime.backends.options import EngineChoice
 
 @pytest.fixture(scope="module")
 def both(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with a backbone for each engine. Not to be changed."""
+    """A bundle with a backbone for each engine. Do not change it."""
     out = tmp_path_factory.mktemp("both") / "bundle"
     if not HAS_GGML:
         pytest.skip(NO_GGML)
@@ -66,12 +66,12 @@ def test_what_is_not_installed_is_not_chosen(
 def test_the_plan_is_of_the_engine(both: Path) -> None:
     plans = [stem_edge.memory_plan(both, engine=name) for name in ("onnxruntime", "ggml")]
     assert [plan.engine for plan in plans] == ["onnxruntime", "ggml"]
-    assert plans[0].weights > plans[1].weights  # in place, in their file
+    assert plans[0].weights > plans[1].weights  # used in place, in their file
     repacked = stem_edge.memory_plan(both, engine="ggml", repack=True)
-    assert repacked.weights == plans[1].weights  # f32 is never rearranged
+    assert repacked.weights == plans[1].weights  # because f32 is never rearranged
 
 
-def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> None:
+def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
     with pytest.raises(BackendError, match=r"no backbone for ggml.*--engine gguf --add"):
         choose_engine(open_bundle(tiny_bundle), "ggml")
     with pytest.raises(BackendError, match=r"no backbone for onnxruntime.*only for ggml"):
@@ -82,9 +82,18 @@ def test_a_backbone_that_is_not_there(tiny_bundle: Path, tiny_gguf: Path) -> Non
     ("options", "said"),
     [
         ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),
-        ({"engine": "ggml", "providers": ["cpu"]}, "providers: ggml, which this runs on, has no"),
-        ({"engine": "ggml", "prefill_graph": True}, "prefill_graph: ggml, which this runs on"),
-        ({"engine": "onnxruntime", "repack": True}, "repack: onnxruntime, which this runs on"),
+        (
+            {"engine": "ggml", "providers": ["cpu"]},
+            "providers: not supported by the engine in use, ggml",
+        ),
+        (
+            {"engine": "ggml", "prefill_graph": True},
+            "prefill_graph: not supported by the engine in use, ggml",
+        ),
+        (
+            {"engine": "onnxruntime", "repack": True},
+            "repack: not supported by the engine in use, onnxruntime",
+        ),
     ],
 )
 def test_options_of_the_other_engine(both: Path, options: dict[str, Any], said: str) -> None:
@@ -93,7 +102,7 @@ def test_options_of_the_other_engine(both: Path, options: dict[str, Any], said: 
 
 
 def damaged(bundle: Path, tmp_path: Path, at: int, value: bytes) -> Path:
-    """A copy whose backbone.gguf has other bytes somewhere, as long as before."""
+    """Copy a bundle and overwrite some bytes of its backbone.gguf."""
     copy = shutil.copytree(bundle, tmp_path / "copy")
     with (copy / GGUF).open("r+b") as file:
         file.seek(at)
@@ -120,7 +129,7 @@ def test_a_damaged_backbone_never_reaches_ggml(
 def test_a_backbone_of_another_model(
     tiny_gguf: Path, tmp_path: Path, part: str, field: str, value: object
 ) -> None:
-    """The manifest decides what is loaded; a file that says something else is refused."""
+    """The manifest decides what is loaded; a file that contradicts it is refused."""
     copy = shutil.copytree(tiny_gguf, tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest[part][field] = value
@@ -151,7 +160,7 @@ def test_the_command_says_which_engine_it_was(
 def test_a_new_engine_is_a_module_and_a_line(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything else, the commands among it, works with it at once."""
+    """Everything else works with it, including the commands."""
     toy = Engine("onnxruntime", "toy_engine", lambda: True, "pip install toy")
     monkeypatch.setitem(ENGINES, "toy", toy)
     texts = [

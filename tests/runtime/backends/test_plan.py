@@ -1,4 +1,4 @@
-"""The memory plan of a manifest; no file is read for it."""
+"""Memory plans, computed from manifests alone."""
 
 import itertools
 import re
@@ -44,7 +44,7 @@ def plan_memory(
     slots: int | None = None,
     **changes: Any,
 ) -> MemoryPlan:
-    """The plan of an unprepared bundle in a process that has taken nothing so far."""
+    """Plan for a bundle that is not prepacked, in a process that holds no memory yet."""
     options: dict[str, Any] = {"threads": 1, "prepared": False, "prefill": False} | changes
     needs = cpu_needs(footprint_of(bundle.manifest), context, **options)
     return module.plan_memory(bundle.path, needs, Ask(memory, slots), process, available)
@@ -56,7 +56,7 @@ SLOT = array_slot_nbytes(LAYOUT) + SLOT_BOOKKEEPING_NBYTES
 
 
 def smallest(bundle: Bundle, context: int = CONTEXT) -> int:
-    """The least memory that is accepted, found by halving."""
+    """Find the smallest memory that is accepted, by bisection."""
     refused, accepted = 0, 1 << 40
     while accepted - refused > 1:
         middle = (refused + accepted) // 2
@@ -88,7 +88,7 @@ def test_what_the_process_has_taken_counts() -> None:
 
 def test_without_a_limit_the_machine_is_the_limit() -> None:
     least = smallest(BUNDLE)
-    with pytest.raises(MemoryPlanError, match="what this machine leaves of"):
+    with pytest.raises(MemoryPlanError, match="available memory of"):
         plan_memory(BUNDLE, CONTEXT, None, available=least - 1)
     tight = plan_memory(BUNDLE, CONTEXT, None, available=least)
     assert (tight.total, tight.slots) == (least, SMALLEST_CHUNK)
@@ -114,7 +114,7 @@ def test_slots_that_cannot_be(slots: int) -> None:
         plan_memory(BUNDLE, CONTEXT, None, slots=slots)
 
 
-def test_each_part_is_what_it_says() -> None:
+def test_the_parts_of_a_plan() -> None:
     plan = plan_memory(BUNDLE, CONTEXT, "60MB")
     assert plan.weights == (12 << 20) + 1_000_000  # without the embedding
     assert plan.kv_cache == 2 * 4 * 2 * CONTEXT * 16 * 4
@@ -149,11 +149,11 @@ def test_more_memory_gives_larger_chunks_that_leave_a_row_cache_and_more_slots()
 def test_never_more_slots_than_tokens(memory: int | str | None, vocab_size: int) -> None:
     plan = plan_memory(make_bundle(vocab_size), CONTEXT, memory)
     assert plan.slots == vocab_size
-    assert plan.chunk_tokens == CHUNK_TOKENS  # whatever its tokens, their rows are resident
+    assert plan.chunk_tokens == CHUNK_TOKENS  # because all rows are resident
 
 
 def test_records_that_tokens_share() -> None:
-    """A few large ones: slots, reads and bookkeeping are of records, the index is of tokens."""
+    """With few, large records: slots and reads count records, the index counts tokens."""
     config = msgspec.structs.replace(BUNDLE.manifest.model, stem_ffn="hash-moe", n_experts=40)
     layout = make_layout(40, config.stem_layers, config.row_parts(), "int8", 32)
     index = {name: FileEntry(100, "0" * 64) for name in (f"{TABLES}/index/zarr.json", INDEX_CHUNK)}
@@ -168,7 +168,7 @@ def test_records_that_tokens_share() -> None:
         plan_memory(bundle, CONTEXT, None, slots=41)
     few = plan_memory(bundle, CONTEXT, None, slots=8)
     assert (few.slots, few.chunk_tokens, few.reads) == (8, 8, 2 * 8 * record)
-    threads = plan_memory(bundle, CONTEXT, None, threads=3)  # each dequantizes an expert
+    threads = plan_memory(bundle, CONTEXT, None, threads=3)  # because each dequantizes an expert
     assert threads.activations - plan.activations == 2 * 4 * layout.row_width
 
 
@@ -232,7 +232,7 @@ def test_a_shorter_context_needs_less() -> None:
 
 @pytest.mark.parametrize("block_size", [0, -32, 8])
 def test_manifest_with_an_impossible_block_size_is_refused(block_size: int) -> None:
-    """In the manifest or in the plan, but not by a division by zero."""
+    """The refusal names it, instead of a division by zero in the plan."""
     manifest = msgspec.to_builtins(BUNDLE.manifest)
     manifest["backbone"]["block_size"] = block_size
     with pytest.raises(msgspec.ValidationError, match="block_size"):

@@ -1,4 +1,4 @@
-"""The plan of a device's memory, and of the host's beside it; no file is read for it."""
+"""Plans of a device's and the host's memory, computed from manifests alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def planned(
 
 
 def smallest() -> int:
-    """Of the device: found by what is refused."""
+    """Find the smallest memory of a device that is not refused."""
     low, high = 0, 1 << 30
     while high - low > 1:
         middle = (low + high) // 2
@@ -89,7 +89,7 @@ def test_what_a_device_has_free_bounds_the_usual_size() -> None:
     assert on.total <= least + 1_000_000
 
 
-def test_slots_hold_rows_as_they_lie_on_the_device() -> None:
+def test_slots_count_rows_as_stored_on_the_device() -> None:
     assert BUNDLE.manifest.tables is not None
     for variant, width in (("fp32", 4), ("fp16", 2)):
         _, on = planned(variant=variant, slots=100)
@@ -131,7 +131,7 @@ def test_the_host_tier_gets_what_memory_leaves() -> None:
     assert some.host_slots == 10
 
 
-def test_where_the_device_has_every_record_the_host_keeps_none() -> None:
+def test_the_host_keeps_no_records_if_the_device_has_all() -> None:
     assert planned(slots=RECORDS)[0].host_slots == 0
     assert planned(slots=RECORDS, host_slots=7)[0].host_slots == 7
     assert planned(slots=RECORDS - 1)[0].host_slots == RECORDS

@@ -1,4 +1,4 @@
-"""When a bundle is tried in another process, and what is kept of that. Crashes: faults/test_b_native."""
+"""Trial of a bundle in another process, and what is kept of it. Crashes: faults/backbones/test_native.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bo
 
 
 class Trials:
-    """A copy of a bundle, and how often it is tried."""
+    """A copy of a bundle, which counts its trials."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.cache = Path(shutil.copytree(DEMO, folder / "model")), folder / "cache"
@@ -51,7 +51,7 @@ def trials(tmp_path: Path) -> Trials:
 
 
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of files, as they are hashed."""
+    """Record the names of files that are hashed."""
     real, seen = checksums.sha256_of, list[str]()
 
     def watch(path: Path, nbytes: int, progress: object) -> str:
@@ -90,7 +90,7 @@ def test_a_copy_is_hashed_and_not_tried(
 def test_tables_of_another_export_are_found_at_the_first_load(
     trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their records have right checksums; only the manifest knows whose they are."""
+    """Their records have correct checksums; only the manifest shows whose they are."""
     trials.count()
     copy = Path(shutil.copytree(trials.path, tmp_path / "copy"))
     shard = copy / "tables.zarr/records/c/0/0"
@@ -178,7 +178,7 @@ def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> Non
         ([sys.executable, "-c", "1 / 0"], r"exit status 1 at .*: ZeroDivisionError.*; report this"),
         (
             [sys.executable, "-c", "import sys; sys.exit('\\x1b[2J')"],
-            r"exit status 1 at it said nothing: '\\x1b\[2J'\)",
+            r"exit status 1 at it printed nothing: '\\x1b\[2J'\)",
         ),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_worker_that_cannot_work(command: list[str], said: str, trials: Trials
         ("__doc__", BackendError),
     ],
 )
-def test_an_error_of_ours_comes_as_it_is(
+def test_our_own_errors_are_passed_on_unchanged(
     name: str, expected: type[Exception], trials: Trials
 ) -> None:
     code = f"import sys; print('{name}: x: is wrong; copy it', file=sys.stderr); sys.exit(11)"
@@ -230,14 +230,14 @@ def test_a_limit_of_our_own_is_not_the_fault_of_a_bundle(
 @pytest.mark.parametrize(
     ("status", "said", "kept"),
     [
-        (None, "did not end a step within 3 s (at step 2); try again when less runs here", True),
+        (None, "did not finish a step within 3 s (at step 2); try again on a less busy", True),
         (12, "needed more than 1 kB of memory (at step 2); do not load it unless", True),
         (-24, "took more than 5 s of processor time (at step 2); do not load it unless", True),
-        (-11, "it crashed a process that tried it first (SIGSEGV at step 2: odd); do not", True),
-        (-31, "it crashed a process that tried it first (SIGSYS at step 2: odd); do not", True),
-        (-9, "a trial of it was killed (at step 2); free some memory and try again", False),
-        (-15, "could not be tried in a process of its own (SIGTERM at step 2: odd); report", False),
-        (0, "could not be tried in a process of its own (exit status 0 at step 2: odd)", False),
+        (-11, "it crashed the process of its trial (SIGSEGV at step 2: odd); do not", True),
+        (-31, "it crashed the process of its trial (SIGSYS at step 2: odd); do not", True),
+        (-9, "its trial was killed (at step 2); free some memory and try again", False),
+        (-15, "its trial could not be completed (SIGTERM at step 2: odd); report", False),
+        (0, "its trial could not be completed (exit status 0 at step 2: odd)", False),
     ],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals")
@@ -270,7 +270,7 @@ def test_how_a_worker_may_end(
 def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     failed = trial._failure(Ended(0xC0000005, b"a step", b""), Limits(1, 1, 1.0))
-    assert "it crashed a process that tried it first (exception 0xc0000005" in failed.reason
+    assert "it crashed the process of its trial (exception 0xc0000005" in failed.reason
     assert failed.kept
     assert not trial._failure(Ended(3, b"a step", b""), Limits(1, 1, 1.0)).kept
 
@@ -285,7 +285,7 @@ def test_messages_are_cut(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_files_are_hashed_under_a_bar(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is shown for large files alone."""
+    """The bar is shown for large files only."""
     told: list[tuple[int, str, bool | None]] = []
 
     def bar(nbytes: int, name: str, show: bool | None) -> Any:

@@ -1,4 +1,4 @@
-"""The steps of a trial, in this process, where they can be measured; in one of its own: test_trial."""
+"""Steps of a trial, run in this process. In another process: test_trial.py."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_there_may_be_nothing_to_compare(
 def run(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, engine: str = "onnxruntime"
 ) -> tuple[int, list[tuple[int, int]]]:
-    """The worker in this process, without its limits."""
+    """Run the worker in this process, without its limits."""
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(trial_worker, "limit_this_process", lambda *pair: limits.append(pair))
     monkeypatch.setattr(sys, "argv", ["worker", str(bundle), engine, "1000", "7"])

@@ -1,4 +1,4 @@
-"""From token ids and a stack of edits to what each place looks up."""
+"""Map token ids and a stack of edits to the rows that each position looks up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.lookup import RowLookup
 
 LAYERS = (1, 2)
-WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def named(lookup: RowLookup) -> list[Any]:
 
 
 def looked_up(codec: TextCodec, text: str, *edits: Edit) -> dict[int, list[Any]]:
-    """What is looked up in other than the own rows, by place in the prompt."""
+    """Map positions of a prompt to what they look up, where it is not their own row."""
     overlay = Overlay(codec, CONFIG, edits)
     return {at: named(one) for at, one in overlay.of_prompt(codec.encode(text)).items()}
 
@@ -132,7 +131,7 @@ def test_a_part_of_another_source_is_edited_after_it(codec: TextCodec) -> None:
 
 
 def test_targets_are_the_bundles_own_rows(codec: TextCodec) -> None:
-    """So that two words change places, and edits do not follow one another."""
+    """Two edits can exchange two words, because edits are not chained."""
     there, back = edit("Spain", "Chad"), edit("Chad", "Spain")
     exchanged = {1: ["ĠChad"], 3: ["ĠSpain"]}
     assert looked_up(codec, "The Spain of Chad", there, back) == exchanged
@@ -153,7 +152,7 @@ def test_everywhere_a_word_is_edited_in_each_of_its_shortest_forms(codec: TextCo
         of_tokens(codec, everywhere("Spain", "New Zealand", scheme="swap"))
 
 
-def test_everywhere_is_also_within_other_words_and_needs_no_source(codec: TextCodec) -> None:
+def test_scope_everywhere_includes_parts_of_words_and_needs_no_source(codec: TextCodec) -> None:
     one = everywhere("Zealand", "Spain")
     assert looked_up(codec, "The New Zealand", one) == {2: ["ĠSpain"]}
     assert looked_up(codec, "The Oman", one) == {}
@@ -193,7 +192,7 @@ def test_a_prompt_needs_one_source_of_edits_at_positions(codec: TextCodec) -> No
 
 
 def test_tokens_that_the_model_has_not_are_refused(codec: TextCodec) -> None:
-    """They would be taken for numbers of made records."""
+    """Otherwise they would be taken for numbers of composed records."""
     small = config_of(vocab_size=len(WORDS))
     overlay = Overlay(codec, small, [edit("The", END)])
     with pytest.raises(InputError, match=f"token {len(WORDS)} has no row"):

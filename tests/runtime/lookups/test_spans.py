@@ -1,4 +1,4 @@
-"""Where texts stand in token ids: with the demo's tokenizer, bytes, and sentencepiece's decoders."""
+"""Find texts in token ids, with the demo's tokenizer, bytes, and sentencepiece's decoders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stem_edge.runtime.lookups.spans import Span, find_spans, text_of, tokens_af
 from stem_edge.runtime.text.codec import TextCodec
 
 END, TOOL = "<|end|>", "<tool>"
-# Of the byte-level tokenizer: pieces that end within characters, or go over their ends.
+# Byte-level pieces that end within a character, or span the end of one.
 PIECES = [b" Spain", b"Ger", b"many", "本".encode()[:2], "本".encode()[2:] + "日".encode()[:1]]
 PIECES += ["日".encode()[1:], " é".encode(), "人人".encode(), b'"Spain', b"Spain.", b" \xf0\x9f"]
 SP_WORDS = ["▁Spain", "▁Germany", "Spain", "▁", "Ger", "many", "▁is", "▁The", ",", "▁é", "."]
@@ -45,7 +45,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """As sentencepiece: ▁ for spaces, one in front of every text, bytes for what is unknown."""
+    """A codec like sentencepiece: ▁ for spaces and before every text, bytes for unknown characters."""
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocab |= {word: 256 + i for i, word in enumerate(SP_WORDS)}
     scores = [(word, -float(len(SP_WORDS[0]) - len(word))) for word in vocab]
@@ -85,7 +85,7 @@ def places(codec: TextCodec, prompt: str, wanted: str) -> list[str]:
 
 
 def check(codec: TextCodec, ids: Sequence[int]) -> str:
-    """What holds for any ids: every character belongs to tokens, in their order."""
+    """Check an invariant: every character belongs to tokens, in their order."""
     text, starts, ends = text_of(codec, ids)
     assert len(starts) == len(ends) == len(ids)
     assert starts == sorted(starts) and ends == sorted(ends)
@@ -134,7 +134,7 @@ def test_a_text_is_found_where_it_is_a_word(
         assert all(text.endswith(end.strip()) for text, end in zip(texts, found, strict=True))
 
 
-def test_spans_say_what_is_in_front(demo: TextCodec) -> None:
+def test_spans_know_the_character_before_them(demo: TextCodec) -> None:
     ids = demo.encode("Spain or Spain", add_special_tokens=False)
     first, second = find_spans(demo, ids, "Spain")
     assert (first.start, first.before) == (0, "")
@@ -146,13 +146,13 @@ def test_spans_say_what_is_in_front(demo: TextCodec) -> None:
 def test_words_in_scripts_without_spaces_are_found_within_others(byte_level: TextCodec) -> None:
     assert find_spans(byte_level, byte_level.encode("日本人は"), "本") == [Span(3, 6, "")]
     assert find_spans(byte_level, byte_level.encode("스페인의"), "스페인") == [Span(0, 9, "")]
-    # A vowel sign or accent belongs to the letter before it.
+    # A vowel sign or accent must stay with the letter before it.
     for text, wanted in (("की", "क"), ("cafe\u0301", "cafe")):
         with pytest.raises(InputError, match="not in the prompt"):
             find_spans(byte_level, byte_level.encode(text), wanted)
 
 
-def test_tokens_that_go_over_the_ends_of_characters(byte_level: TextCodec) -> None:
+def test_tokens_that_span_the_ends_of_characters(byte_level: TextCodec) -> None:
     ids = ids_of(b"x", *PIECES[3:6], b" Spain")
     assert check(byte_level, ids) == "x本日 Spain"
     assert find_spans(byte_level, ids, "本") == [Span(1, 3, "")]
@@ -225,7 +225,7 @@ def test_a_special_token_is_found_whole_and_never_in_part(byte_level: TextCodec)
     assert find_spans(byte_level, ids, END) == [Span(3, 4, ""), Span(9, 10, "")]
     assert find_spans(byte_level, ids, "end") == [Span(0, 3, "")]
     assert find_spans(byte_level, ids, "end" + END) == [Span(0, 4, "")]
-    # An added token that is not special is text as any other.
+    # An added token that is not special is ordinary text.
     assert find_spans(byte_level, ids, "tool") == [Span(4, 8, ""), Span(8, 9, "<")]
     with pytest.raises(InputError, match="not in the prompt"):
         find_spans(byte_level, ids[3:4], "end")
@@ -250,7 +250,7 @@ def test_the_begin_token_is_no_part_of_the_text(demo: TextCodec) -> None:
         ("x", "Spain", "scope everywhere"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is_like_it(
+def test_absent_texts_are_reported_with_similar_ones(
     prompt: str, wanted: str, message: str, demo: TextCodec
 ) -> None:
     with pytest.raises(InputError, match=message) as raised:
@@ -266,7 +266,7 @@ def test_a_long_prompt_is_not_repeated_in_the_error(demo: TextCodec) -> None:
 
 
 def in_less_than(seconds: float, work: Callable[[], object]) -> None:
-    """The best of three: other work on this machine is not its fault."""
+    """Check the best of three runs, because other processes may slow one down."""
     times = []
     for _ in range(3):
         started = time.perf_counter()

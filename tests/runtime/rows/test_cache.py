@@ -35,14 +35,14 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 def make_records(layout: RecordLayout) -> U8:
-    """A record for each token."""
+    """Make a record for each token."""
     rng = np.random.default_rng(5)
     shape = (layout.records, layout.row_width)
     return layout.pack([rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
 
 
 def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
-    """What a step does."""
+    """Look up records as a step does."""
     cache.use(tokens)
     missing = cache.missing(tokens)
     if len(missing):
@@ -50,7 +50,7 @@ def fetch(cache: RowCache, records: U8, tokens: I64) -> None:
 
 
 def check_contents(cache: RowCache, records: U8) -> None:
-    """Every token that the cache says it has is in a slot of its own with its own rows."""
+    """Check that every cached token has its own slot, which holds its rows."""
     tokens = ids(*sorted(resident(cache)))
     slots = cache.slots_of(tokens)
     assert len(set(slots.tolist())) == len(tokens)
@@ -69,7 +69,7 @@ def inputs_of(cache: RowCache) -> list[npt.NDArray[Any]]:
 
 
 class Oracle:
-    """Aged LFU, spelled out. Among equal keys the cache may choose, so victims are its own."""
+    """A plain aged LFU. The cache chooses among equal keys, so its victims are taken over."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -150,7 +150,7 @@ def test_memory_is_exactly_what_the_plan_counts(layout: RecordLayout, slots: int
 
 @every_layout
 def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
-    """The backbone graph is bound to their addresses."""
+    """They must be, because the backbone graph is bound to their addresses."""
     cache, records = RowCache(ArraySlots(layout, 4)), make_records(layout)
     before = [array.ctypes.data for array in inputs_of(cache)]
     for token in range(20):
@@ -160,7 +160,7 @@ def test_the_slots_are_the_same_arrays_for_ever(layout: RecordLayout) -> None:
 
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
-    """Whatever the moment, no slot claims rows that it has not, then and ever after."""
+    """At no moment, and never later, may a slot claim rows that it does not hold."""
     layout, records, line = INT4, make_records(INT4), 0
     while True:
         cache = RowCache(ArraySlots(layout, 4))
@@ -183,7 +183,7 @@ def test_an_interrupt_at_any_line_of_install_does_no_harm(later: int) -> None:
 
 @every_layout
 def test_slots_are_what_a_graph_can_be_bound_to(layout: RecordLayout) -> None:
-    """Contiguous, so that they can be seen in the shapes of the parts, with float32 scales."""
+    """They are contiguous, so that they can be reshaped to the parts, with float32 scales."""
     cache = RowCache(ArraySlots(layout, 3))
     for part, shape in enumerate(layout.parts):
         for codes in (layer[part] for layer in arrays_of(cache).codes):
@@ -210,12 +210,12 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     assert cache.missing(ids(V, V + 1, 3)).tolist() == [3, V]
     assert len(cache.counts) == V and cache.counts[3] == 0
     before = cache.slots_of(ids(V + 1)).copy()
-    fetch(cache, more, ids(7, 8, 9))  # into the empty slots, without pushing any out
+    fetch(cache, more, ids(7, 8, 9))  # into the empty slots, so that none is evicted
     assert cache.slots_of(ids(V + 1)) == before
     check_contents(cache, records)
 
 
-def test_forgetting_what_is_in_no_slot_changes_nothing() -> None:
+def test_forgetting_records_without_a_slot_changes_nothing() -> None:
     cache, records = RowCache(ArraySlots(INT4, 4)), make_records(INT4)
     fetch(cache, records, ids(1, 2, 3, 4))
     cache.make_room(V + 3)
@@ -225,7 +225,7 @@ def test_forgetting_what_is_in_no_slot_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_an_interrupt_while_room_is_made_does_no_harm(
+def test_an_interrupt_during_eviction_does_no_harm(
     calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, records, left = RowCache(ArraySlots(INT4, 4)), make_records(INT4), [calls]

@@ -1,4 +1,4 @@
-"""Made records: their numbers, who needs them, and what is left when nobody does."""
+"""Composed records: their numbers, their users, and their release."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mixed(one: int, two: int) -> RowLookup:
 
 
 def expected(lookup: RowLookup, index: list[int] | None = None) -> bytes:
-    """What a made record must hold."""
+    """Compute what a composed record must hold."""
     record_of = range(V) if index is None else index
     records = {token: RECORDS[record] for token, record in enumerate(record_of)}
     return compose(LAYOUT, lookup, records).tobytes()
@@ -148,7 +148,7 @@ def test_a_number_is_given_again_only_after_it_was_forgotten(store: EditedStore)
     gone = store.unused()
     assert gone.tolist() == [V]
     assert make(store, mixed(7, 8)) == [V + 2]
-    assert read(store, [V]) == [expected(mixed(1, 2))]  # of a read that was under way
+    assert read(store, [V]) == [expected(mixed(1, 2))]  # from a read that was under way
     store.forget(gone)
     assert make(store, mixed(5, 6)) == [V]
     assert read(store, [V, V + 1]) == [expected(mixed(5, 6)), expected(mixed(3, 4))]
@@ -226,7 +226,7 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
 
 
 def test_releases_by_the_garbage_collector_within_make_are_only_noted(store: EditedStore) -> None:
-    """A generator that is lost in a circle is closed at any place, here: while lookups are hashed."""
+    """A generator in a reference cycle may be closed anywhere, here while lookups are hashed."""
     rows = Prefetcher(store.base, RowCache(ArraySlots(LAYOUT, SLOTS)), overlap=False)
 
     class Nosy(tuple[int, ...]):
@@ -267,14 +267,16 @@ def test_a_damaged_record_is_reported_by_all_that_need_it(
 
 
 @pytest.mark.parametrize("slots", [V, V + 3])
-def test_with_all_records_resident_made_ones_take_turns(store: EditedStore, slots: int) -> None:
+def test_with_all_records_resident_composed_ones_share_the_rest(
+    store: EditedStore, slots: int
+) -> None:
     cache = RowCache(ArraySlots(LAYOUT, slots))
     rows = Prefetcher(store.base, cache, overlap=False)
     rows.fill(np.arange(V), 8)
     assert rows.step_tokens == ANY_NUMBER
     lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
     made = rows.make(lookups)
-    assert rows.step_tokens == slots  # now there are more records than slots
+    assert rows.step_tokens == slots  # so that there are more records than slots
     codes = [part for (part,) in cache.storage.codes]  # type: ignore[attr-defined]
     for start in range(0, len(made), 4):
         wanted = np.concatenate([made[start : start + 4], np.arange(5)])

@@ -70,7 +70,7 @@ def test_an_unknown_profile_lists_the_known_ones() -> None:
 def test_on_slow_flash_the_layers_before_the_first_row_hide_a_read(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The read is submitted, then the step begins: what it waits is what the read takes beyond."""
+    """The read runs while the first layers compute; the step waits only for the rest."""
     slow = FlashProfile(bandwidth=1e9, latency=0.1, depth=1)
     monkeypatch.setitem(PROFILES, "sdcard", slow)
     with stem_edge.load(tiny_bundle, emulate_flash="sdcard", warm_start=False) as model:

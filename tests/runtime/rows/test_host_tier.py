@@ -1,4 +1,4 @@
-"""Records in memory of the host: whatever it keeps, a read returns what the store has."""
+"""Records kept in the host's memory: reads always return what the store holds."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ RECORDS: U8 = LAYOUT.pack([VALUES[0], VALUES[1]])
 
 
 class FakeStore(MemoryStore):
-    """RECORDS; reads of a number in `bad` fail."""
+    """A store of RECORDS; reads of a number in `bad` fail."""
 
     def __init__(self) -> None:
         super().__init__(LAYOUT, lambda numbers: RECORDS[numbers])
@@ -58,7 +58,7 @@ def make(slots: int) -> tuple[HostTier, FakeStore]:
 
 
 def kept(tier: HostTier) -> list[int]:
-    """Numbers of the records in the tier, each of which must be there as it is."""
+    """Return the numbers of the records in the tier, after comparing their contents."""
     every = np.arange(V)
     held = np.setdiff1d(every, tier._cache.missing(every))
     assert np.array_equal(tier._kept.records[tier._cache.slots_of(held)], RECORDS[held])
@@ -98,7 +98,7 @@ def test_numbers_may_be_any(numbers: list[int]) -> None:
         kept(tier)
 
 
-def test_of_more_records_than_fit_the_most_used_stay() -> None:
+def test_the_most_used_records_stay_if_not_all_fit() -> None:
     tier, store = make(2)
     tier.expect_counts(np.where(np.isin(np.arange(V), [7, 90]), 9, 0).astype(np.uint32))
     check(tier, np.arange(V))
@@ -134,7 +134,7 @@ def test_a_read_that_fails_leaves_nothing_wrong(error: BaseException, slots: int
 
 
 def within(code: CodeType) -> bool:
-    """What a read calls of the tier and its cache.
+    """Select code that a read runs in the tier and its cache.
 
     Not `read` itself: tracing stops where a true interrupt cannot, before a lock is let go.
     """
@@ -236,7 +236,7 @@ def test_made_records_are_composed_of_what_the_host_has() -> None:
 
 @pytest.mark.slow
 def test_what_stays_on_the_device_leaves_the_host() -> None:
-    """Two tiers of the same size have nearly as many hits as one of both sizes."""
+    """Two tiers have nearly as many hits as one of their total size."""
     rng = np.random.default_rng(0)
     stream = rng.permutation(V)[rng.zipf(1.4, 6000) % V]
 
@@ -299,4 +299,4 @@ def test_a_warm_start_fills_both(host_slots: int, tmp_path: Path) -> None:
     if isinstance(tier, HostTier):
         lacking: npt.NDArray[np.int64] = tier._cache.missing(np.arange(10))
         assert lacking.tolist() == [0, 1, 2, *range(3 + host_slots, 10)]
-        assert tier._cache.counts[3] > tier._cache.counts[2] == 0  # which the device has
+        assert tier._cache.counts[3] > tier._cache.counts[2] == 0  # because the device holds them

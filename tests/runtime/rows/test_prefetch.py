@@ -1,4 +1,4 @@
-"""The prefetcher over a store in memory whose reads can be held up and made to fail."""
+"""The prefetcher, over a store in memory whose reads can be delayed and can fail."""
 
 import threading
 import time
@@ -23,13 +23,13 @@ THREAD = "stem-edge-prefetch"
 
 
 def numbered(numbers: I64) -> U8:
-    """Record r holds the number r."""
+    """Make records; record r holds the number r."""
     values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
     return LAYOUT.pack([values, values])
 
 
 class FakeStore(MemoryStore):
-    """Its reads wait at a gate, and so many of them fail."""
+    """A store whose reads wait at a gate, and of which `failures` fail."""
 
     def __init__(self, index: I32 | None = None) -> None:
         super().__init__(LAYOUT, numbered)
@@ -162,14 +162,14 @@ def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make
     assert contents(rows, rows.fetch(ids(5, 6))) == [5, 6]
 
 
-def test_failure_of_an_abandoned_read_is_nobodys_business(make: Make) -> None:
+def test_failure_of_an_abandoned_read_is_ignored(make: Make) -> None:
     rows = make()
     store_of(rows).failures = 1
     rows.submit(ids(9))
     assert contents(rows, rows.fetch(ids(1))) == [1]
 
 
-def test_of_a_submit_only_what_is_wanted_is_kept(make: Make) -> None:
+def test_only_wanted_records_of_a_submit_are_kept(make: Make) -> None:
     rows = make()
     rows.submit(ids(10, 11, 12, 13))
     assert contents(rows, rows.fetch(ids(13, 1, 2, 11))) == [13, 1, 2, 11]
@@ -262,7 +262,7 @@ def test_a_step_may_have_as_many_tokens_as_slots_unless_all_records_have_one(
     assert make(slots=slots, index=INDEX).step_tokens == tokens
 
 
-# What edits make: a record whose layers are of two tokens, and the mean of two.
+# Composed as by edits: a record with layers of two tokens, means of two tokens.
 MADE: list[RowLookup] = [((8,), (8,)), ((6, 8), (6, 8)), ((6,), (7, 7))]
 
 
@@ -362,7 +362,7 @@ def test_edits_that_come_and_go_never_give_a_wrong_row(
 
 
 class StagingSlots(ArraySlots):
-    """Takes records that were staged, as words; notes in which thread that was done."""
+    """Slots that take staged records as words, and log the thread that staged them."""
 
     def __init__(self) -> None:
         super().__init__(LAYOUT, SLOTS)
@@ -404,7 +404,7 @@ def test_records_are_staged_by_the_thread_that_reads_them(
     assert [name.startswith(THREAD) for name in storage.threads] == [True, False]
 
 
-def test_of_what_was_staged_only_what_is_wanted_is_written(
+def test_only_wanted_records_are_written_after_staging(
     staging: tuple[Prefetcher, StagingSlots],
 ) -> None:
     rows, _ = staging

@@ -1,4 +1,4 @@
-"""The row store: one contract for both ways to read, with and without the calls only some have."""
+"""The row store: one contract for both ways to read, with and without optional system calls."""
 
 import errno
 import mmap
@@ -51,7 +51,7 @@ def lacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def written(tmp_path: Path) -> U8:
-    """A table store in tmp_path; its records."""
+    """Write a table store to tmp_path and return its records."""
     shape = (V, LAYOUT.record_nbytes)
     records = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     write_store(tmp_path, LAYOUT, records, PER_SHARD)
@@ -139,11 +139,11 @@ class Opened:
         return self.files, len(self.maps)
 
     def all_closed(self) -> bool:
-        """Whether everything is."""
+        """Return whether all files and maps are closed."""
         return not self.open and all(map.closed for map in self.maps)
 
     def none_closed(self) -> bool:
-        """Whether nothing is."""
+        """Return whether no file and no map is closed."""
         return len(self.open) == self.files and not any(map.closed for map in self.maps)
 
 
@@ -201,12 +201,12 @@ def test_store_of_another_layout_is_refused(
     other: dict[str, Any], written: U8, tmp_path: Path
 ) -> None:
     layout = msgspec.structs.replace(LAYOUT, **other)
-    with pytest.raises(BundleError, match="the manifest says"):
+    with pytest.raises(BundleError, match="as in the manifest"):
         open_store(tmp_path, TableFormat(tokens=layout.records, tables=layout))
 
 
 def test_store_without_the_index_that_the_manifest_has(written: U8, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="the manifest says"):
+    with pytest.raises(BundleError, match="as in the manifest"):
         open_store(tmp_path, TableFormat(tokens=V, tables=LAYOUT, indexed=True))
 
 
@@ -232,7 +232,7 @@ def mixed(tmp_path: Path) -> U8:
 
 
 @every_way
-def test_rare_records_come_widened(reads: ReadMode, system: str, mixed: U8, tmp_path: Path) -> None:
+def test_rare_records_are_widened(reads: ReadMode, system: str, mixed: U8, tmp_path: Path) -> None:
     with open_store(tmp_path, MIXED, reads) as store:
         for numbers in ORDERS:
             assert np.array_equal(store.read(ids(*numbers)), mixed[numbers])
@@ -241,7 +241,7 @@ def test_rare_records_come_widened(reads: ReadMode, system: str, mixed: U8, tmp_
 
 
 @every_way
-def test_rare_records_cost_what_they_are_stored_in(
+def test_rare_records_count_their_stored_bytes(
     reads: ReadMode, system: str, mixed: U8, tmp_path: Path
 ) -> None:
     sizes = [LAYOUT.record_nbytes + 4] * 5 + [RARE.record_nbytes + 4] * 6

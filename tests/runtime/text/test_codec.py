@@ -1,4 +1,4 @@
-"""Text in pieces: a stream never shows half a character, nor anything of a stop text."""
+"""Streams of text: never half a character, and nothing of a stop text."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 
 def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
-    """What each push and the finish return."""
+    """Collect what each push and the finish return."""
     stream = TokenStream(codec, stop)
     return [*[stream.push(token) for token in token_ids], stream.finish()]
 

@@ -1,4 +1,4 @@
-"""Bytes of a bundle before it exists, against those of bundles that do."""
+"""Predicted sizes of bundles, compared with the sizes of real ones."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
+"""Manifests: exact bytes, required fields, and contradictions that are refused."""
+
 import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from changing import edit
 from configs import config
 from manifests import ARRAY, GROUP, LAYOUT, NAMES, SHARDS, make_bundle, make_manifest
-from shard_bytes import edit
 
 import stem_edge
 from stem_edge.bundle.manifest import (
@@ -61,12 +63,15 @@ GOLDEN: dict[str, Any] = {
     "gguf": None,
     "indexed": False,
     "model": {
-        "biases": [], "bos_id": 1, "d_ff": 16, "dim": 16, "eos_ids": [2], "head_dim": 2,
-        "logit_softcap": 0.0, "max_context": 16, "n_experts": 0, "n_heads": 2, "n_kv_heads": 1,
-        "n_layers": 2, "norm_eps": 1e-05, "post_norms": False, "qk_norm_eps": None,
-        "rope_interleaved": True, "rope_scaling": None, "rope_theta": 10000.0, "row_rank": 0,
-        "sliding_window": 0, "stem_ffn": "stem", "stem_layers": [1], "tied_head": False,
-        "vocab_size": 10, "window_layers": None,
+        "activation": "silu", "attention_scale": 0.0, "biases": [], "borrowed_kv_layers": 0,
+        "bos_id": 1, "d_ff": 16, "dim": 16, "embedding_scale": 1.0, "eos_ids": [2], "head_dim": 2,
+        "layer_kinds": [], "layer_scale": False, "logit_softcap": 0.0, "max_context": 16,
+        "n_experts": 0, "n_heads": 2, "n_kv_heads": 1, "n_layers": 2, "norm_eps": 1e-05,
+        "placeholders": {}, "ple_records": 0, "ple_scale": 1.0, "ple_width": 0,
+        "post_norms": False, "qk_norm_eps": None, "rope_interleaved": True, "rope_scaling": None,
+        "rope_theta": 10000.0, "row_rank": 0, "sliding_window": 0, "stem_ffn": "stem",
+        "stem_layers": [1], "tied_head": False, "v_norm": False, "vocab_size": 10,
+        "window_layers": None,
     },
     "rare_tables": None,
     "reports": {
@@ -86,7 +91,7 @@ GOLDEN: dict[str, Any] = {
 
 
 def test_exact_bytes_of_a_manifest() -> None:
-    """Sorted, a field a line; in whichever order its files were found."""
+    """Fields are sorted, one per line; the order in which files were found does not matter."""
     entries = {name: FileEntry(nbytes, SHA) for name, nbytes in GOLDEN_SIZES.items()}
     text = json.dumps(GOLDEN, indent=1, sort_keys=True).replace("1e-05", "0.00001") + "\n"
     assert encode_manifest(make_manifest(entries)).decode() == text
@@ -111,7 +116,7 @@ REQUIRED = [
         "reports onnxruntime errors tables worst",
     ],
     *["files backbone.onnx", "files tokenizer.json", "files tokenizer_config.json"],
-    # Without these two nothing could be read of the tables.
+    # Required, because without these two no table could be read.
     *[f"files {GROUP}", f"files {ARRAY}"],
 ]
 
@@ -147,10 +152,10 @@ def test_wrong_values_are_named(bundle: Path, where: str, value: object, said: s
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        ("tables records", 11, "11 records of 10 tokens, but no index of them"),
-        ("tables parts", [[32]], "parts of a row of the model is ((16,),), of the tables ((32,),)"),
-        ("tables layers", [0], "STEM layers of the model is (1,), of the tables (0,)"),
-        ("model stem_layers", [0, 1], "STEM layers of the model is (0, 1), of the tables (1,)"),
+        ("tables records", 11, "11 records of 10 tokens, but no index"),
+        ("tables parts", [[32]], "of the model: ((16,),), but of the tables: ((32,),)"),
+        ("tables layers", [0], "STEM layers of the model: (1,), but of the tables: (0,)"),
+        ("model stem_layers", [0, 1], "STEM layers of the model: (0, 1), but of the tables: (1,)"),
     ],
 )
 def test_model_and_tables_must_agree(bundle: Path, where: str, value: object, said: str) -> None:
@@ -185,7 +190,7 @@ def test_an_index_and_rare_tables_have_files_of_their_own() -> None:
             {"indexed": True, "rare_tables": msgspec.structs.replace(RARE, layers=(0,))},
             "do not widen",
         ),
-        ({"indexed": True, "tables": RARE}, "records of the model is 10, of the tables 6"),
+        ({"indexed": True, "tables": RARE}, "records of the model: 10, but of the tables: 6"),
         ({"tables": None}, "no tables, but STEM layers"),
     ],
 )
@@ -219,7 +224,7 @@ def test_a_dense_model_has_no_index() -> None:
         ("model n_layers", 3, "but the weights of this model take "),
         ("backbone head", "int4", "but the weights of this model take "),
         ("backbone asymmetric", True, "but the weights of this model take "),
-        ("model dim", 24, "cannot be stored as it says (embedding: its width 24"),
+        ("model dim", 24, "cannot be stored in this format (embedding: its width 24"),
     ],
 )
 def test_other_formats_and_weights_of_another_size_than_the_models(
@@ -242,7 +247,7 @@ def test_other_formats_and_weights_of_another_size_than_the_models(
         (".", "not a bundle, it has no manifest.json; make one with: stem-edge export"),
     ],
 )
-def test_what_is_no_bundle(tmp_path: Path, name: str, said: str) -> None:
+def test_folders_that_are_not_bundles(tmp_path: Path, name: str, said: str) -> None:
     for file in ("notes.txt", "model.gguf"):
         (tmp_path / file).touch()
     message = refusal(tmp_path / name)

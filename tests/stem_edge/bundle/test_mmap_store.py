@@ -1,3 +1,5 @@
+"""The read-only zarr store over memory maps."""
+
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Tables as numpy arrays: `open_tables`."""
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is kept about bundles that were tried: what it is about, how long it counts, how it is lost."""
+"""Verdicts on bundles: what they apply to, how long they count, and how they get lost."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_file_that_differs_or_cannot_be_read_is_named(
     path = records.bundle.path / TOKENIZER
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"!")
-    with pytest.raises(BundleError, match=rf"^{path}: sha256 is \w+, expected \w+; the file is da"):
+    with pytest.raises(BundleError, match=rf"^{path}: sha256 is \w+, expected \w+; copy or"):
         records.check_place()
     path.unlink()
     with pytest.raises(BundleError, match=rf"^{path}: missing or unreadable \(No such file"):
@@ -132,7 +132,7 @@ def test_a_file_that_differs_or_cannot_be_read_is_named(
     assert not records.place_is_known()
 
 
-def test_a_record_that_is_too_long_is_none(records: Records) -> None:
+def test_a_record_that_is_too_long_is_ignored(records: Records) -> None:
     records.keep_verdict("x" * 2**15)
     assert records.verdict() is not None
     records.keep_verdict("x" * 2**17)
@@ -140,7 +140,7 @@ def test_a_record_that_is_too_long_is_none(records: Records) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000, b'{"format": 3}', b"[]"])
-def test_damaged_records_are_none(data: bytes, tmp_path: Path) -> None:
+def test_damaged_records_are_ignored(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     assert read_verdict(path) is None
     path.write_bytes(data)
@@ -181,7 +181,7 @@ def test_what_has_run_here_is_good(bundle: Bundle, tmp_path: Path) -> None:
     assert found is not None
     assert found.reason == ""
     (bundle.path / MANIFEST).unlink()
-    keep_good(bundle, "onnxruntime", tmp_path)  # it is gone already
+    keep_good(bundle, "onnxruntime", tmp_path)  # although it is gone already
 
 
 def test_versions_of_what_reads_a_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

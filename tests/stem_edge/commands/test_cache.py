@@ -1,4 +1,4 @@
-"""The user's cache folder as `stem-edge cache` sees it."""
+"""`stem-edge cache`: listing and cleaning the user's cache folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def put(root: Path, name: str, **changes: object) -> Path:
-    """A prepared backbone of a bundle that exists."""
+    """Put a prepacked backbone of an existing bundle into the folder."""
     (root / "bundle").mkdir(exist_ok=True)
     folder = root / "prepared" / name
     folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-OTHER = "of another bundle there, onnxruntime, tokenizers, stem-edge or processor"
+OTHER = "made for another bundle, onnxruntime, tokenizers, stem-edge or processor"
 STALE = {
     "good": "",
     "old-ort": "made by onnxruntime 1.2.3",
@@ -106,7 +106,7 @@ STALE = {
     f".making-{os.getpid()}": "",
     ".making-999999999": "was not finished",
     "c.npy": "",
-    "changed.json": "of another library, processor or stem-edge",
+    "changed.json": "made for another library, processor or stem-edge",
     "gone.json": "its library is gone",
     "cut.json": "damaged",
     "changed-trials.json": OTHER,
@@ -143,7 +143,7 @@ def test_listing(root: Path, capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{root}: ")
     assert lines[0].endswith(f"in {len(stale(root))} entries")
-    assert lines[-1] == "remove what is old with: stem-edge cache --remove old"
+    assert lines[-1] == "to remove old entries: stem-edge cache --remove old"
     for name, why in stale(root).items():
         (line,) = (line for line in lines[1:-1] if f" {name} " in f"{line} ")
         assert line.endswith(f"old: {why}") == bool(why)

@@ -1,8 +1,7 @@
-"""`stem-edge edit` and `generate --edit` as people use them."""
+"""`stem-edge edit` and `generate --edit`."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import contents
 from installed import DEMO
-from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.commands.main import main
@@ -34,30 +33,22 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: Capture, *arguments: object) -> str:
-    """What a command prints that ends well."""
+    """Run a command that must succeed, and return its output."""
     assert main([str(each) for each in arguments]) == 0
     return capsys.readouterr().out
 
 
 def refused(capsys: Capture, *arguments: object) -> str:
-    """The one line of a command that fails and prints nothing else."""
+    """Run a command that must fail, and return its only line."""
     assert main([str(each) for each in arguments]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     return err.removeprefix("stem-edge: ")
 
 
-def files(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.slow
 def test_an_edit_is_made_used_listed_and_removed(bundle: Path, capsys: Capture) -> None:
-    before = files(bundle)
+    before = contents(bundle)
     text = run(capsys, "edit", bundle, *SPAIN)
     assert "' Spain'          ->  ' Germany'" in text
     assert "'S', 'p', 'ain'   ->  ' Germany'" in text  # at the beginning of a text
@@ -72,7 +63,7 @@ def test_an_edit_is_made_used_listed_and_removed(bundle: Path, capsys: Capture) 
     assert removed == f"removed {bundle.parent / 'Spain-Germany.edit'}\n"
     assert "no edits of this bundle" in run(capsys, "edit", bundle, "--list")
     assert list(bundle.parent.iterdir()) == [bundle]
-    assert files(bundle) == before
+    assert contents(bundle) == before
 
 
 @pytest.mark.parametrize(
@@ -104,11 +95,11 @@ def test_options_are_those_of_make_edit(
         ("New Zealand", "Spain", "--scope everywhere", "note: the source is several tokens"),
         ("New Zealand", "Spain", "--scope everywhere", "too: ' New', ' Zealand'"),
         # Behind a space both are one token, at the beginning of a text two and three.
-        ("France", "Germany", "--scheme swap", "text begins with it: no fit, and such prompts are"),
+        ("France", "Germany", "--scheme swap", "beginning of a text: no fit, so such prompts are"),
         ("Spain", "germany", "", "'Germany' into 1: did you mean that?"),
     ],
 )
-def test_what_to_know_of_an_edit_is_told(
+def test_notes_on_an_edit_are_printed(
     bundle: Path, capsys: Capture, source: str, target: str, options: str, said: str
 ) -> None:
     texts = ["--source", source, "--target", target]
@@ -145,7 +136,7 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--source", "Spain"], "--source is given and --target is not"),
         (["--target", "Spain"], "--target is given and --source is not"),
         (["--layers", "1"], "--layers: only for a new edit"),
-        (["--list", *SPAIN], "--source and --target: not for --list; leave that out"),
+        (["--list", *SPAIN], "--source and --target: not for --list; leave this out"),
         (["--list", "--threads", "2"], "--threads: not for --list"),
         (["--remove", "x", "--top", "2"], "--top: not for --remove"),
         ([*SPAIN, "--edit", "x"], "--edit: only for --compare"),
@@ -156,7 +147,7 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--compare", PROMPT, *SPAIN, "--plot", "x.gif"], "written as one of .png"),
         (["--compare", "The capital of Spian is", *SPAIN], "near it: 'Spian'"),
         (["--compare", PROMPT, "--edit", "x"], "x: no such edit file in"),
-        ([*SPAIN, "--layers", "2"], "layers are 2; STEM layers are 1,3,5"),
+        ([*SPAIN, "--layers", "2"], "layers are 2; expected STEM layers of 1,3,5"),
         ([*SPAIN, "--layers", "1,"], "--layers '1,': not numbers"),
         ([*SPAIN, "--subset", "0"], "subset belongs to scheme subset"),
         (["--source", "\udcff", "--target", "x"], "not valid Unicode"),
@@ -165,7 +156,7 @@ def test_json_has_the_tokens(bundle: Path, capsys: Capture) -> None:
         (["--remove", "x" * 300], "no such edit file"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(
+def test_contradicting_options_are_one_line(
     bundle: Path, capsys: Capture, arguments: list[str], message: str
 ) -> None:
     assert message in refused(capsys, "edit", bundle, *arguments)
@@ -196,7 +187,7 @@ def test_where_an_edit_cannot_be_written(bundle: Path, capsys: Capture) -> None:
     ):
         assert message in refused(capsys, "edit", bundle, *SPAIN, "-o", out)
     assert Path("old.edit").read_text() == "old"
-    assert files(bundle) == files(DEMO)
+    assert contents(bundle) == contents(DEMO)
     run(capsys, "edit", bundle, *SPAIN, "-o", "old.edit", "--force")
     assert stem_edge.read_edit("old.edit").scope == "positions"
 
@@ -229,7 +220,7 @@ def test_names_are_safe_for_files(bundle: Path, capsys: Capture) -> None:
     assert "東京 -> Côte d'Ivoire" in found
 
 
-def test_the_list_tells_others_and_damaged_ones(
+def test_the_list_counts_other_and_damaged_edits(
     bundle: Path, tiny_bundle: Path, capsys: Capture
 ) -> None:
     run(capsys, "edit", bundle, *SPAIN)
@@ -256,7 +247,7 @@ def test_only_edits_of_this_bundle_are_removed(
     stem_edge.make_edit(tiny_bundle, "a", "b").save("other.edit")
     Path("bad.edit").write_text("{")
     Path("notes").write_text("mine")
-    before = files(Path())
+    before = contents(Path())
     for name, message in (
         ("other", "other.edit: this edit was made for other tables"),
         ("bad.edit", "bad.edit: not an edit"),
@@ -266,10 +257,10 @@ def test_only_edits_of_this_bundle_are_removed(
         (str(bundle), "no such edit file"),
     ):
         assert message in refused(capsys, "edit", bundle, "--remove", "good", "--remove", name)
-        assert files(Path()) == before
+        assert contents(Path()) == before
     run(capsys, "edit", bundle, "--remove", "good", "--remove", "./good.edit")
     assert not Path("good.edit").exists()
-    assert files(bundle) == files(DEMO)
+    assert contents(bundle) == contents(DEMO)
 
 
 def test_a_name_of_two_files_is_refused(bundle: Path, capsys: Capture) -> None:
@@ -298,7 +289,7 @@ def test_a_bundle_may_be_named_in_any_way(
         run(capsys, "edit", name, "--source", source, "--target", "Germany")
         assert (bundle.parent / f"{source}-Germany.edit").is_file()
         assert f"{source} -> Germany" in run(capsys, "edit", name, "--list")
-    assert files(bundle) == files(DEMO)
+    assert contents(bundle) == contents(DEMO)
 
 
 def test_generate_refuses_edits_before_it_loads(
@@ -318,10 +309,7 @@ def test_generate_refuses_edits_before_it_loads(
         assert message in refused(capsys, "generate", bundle, "-p", PROMPT, "--edit", name)
 
 
-def test_a_dense_model_has_no_edits(bundle: Path, tmp_path: Path, capsys: Capture) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(stem_layers=()))
-    dense_bundle = tmp_path / "dense"
-    stem_edge.export_bundle(checkpoint, dense_bundle)
+def test_a_dense_model_has_no_edits(bundle: Path, dense_bundle: Path, capsys: Capture) -> None:
     assert "no rows that could be edited" in refused(capsys, "edit", dense_bundle, *SPAIN)
     run(capsys, "edit", bundle, *SPAIN, "-o", "a.edit")
     assert "1 of other bundles" in run(capsys, "edit", dense_bundle, "--list")
@@ -343,7 +331,7 @@ def test_an_edit_in_an_evaluation(bundle: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_terminal_and_with_bytes_that_are_no_text(bundle: Path) -> None:
+def test_without_a_terminal_and_with_arguments_that_are_not_unicode(bundle: Path) -> None:
     command = [sys.executable, "-m", "stem_edge", "edit", str(bundle)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     for arguments, status, said in (

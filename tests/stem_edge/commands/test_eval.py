@@ -1,4 +1,4 @@
-"""The command `stem-edge eval` as people and scripts use it."""
+"""`stem-edge eval`, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance import CHECKPOINT, TEXT
 from installed import DEMO
-from scored_text import CHECKPOINT, TEXT
 
 import stem_edge
 from stem_edge.commands.main import main
@@ -38,7 +38,7 @@ def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) 
     size = len((TEXT * 3).encode())
     assert f"1 document of {size} bytes" in out
     assert "windows of 64 tokens, one every 50; computed by the graphs that decode" in out
-    assert f"divergence from the reference {CHECKPOINT}, nats a token" in out
+    assert f"divergence from the reference {CHECKPOINT}, nats per token" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(small)]
     assert rows[0][2].endswith("%")  # change of perplexity
     assert rows[1][5].endswith("%")  # agreement
@@ -59,7 +59,7 @@ def test_columns_stay_apart_and_other_tokenizers_are_told(
     out = capsys.readouterr().out
     (row,) = (line.split() for line in out.splitlines() if line.startswith(f"{tiny_bundle} "))
     assert len(row) == 4 and all(float(cell) > 0 for cell in row[1:])  # and no change
-    assert f"{tiny_bundle}: another tokenizer than that of {DEMO}" in " ".join(out.split())
+    assert f"{tiny_bundle}: another tokenizer than {DEMO}" in " ".join(out.split())
 
 
 def test_the_command_says_when_a_text_is_shorter_than_a_window(
@@ -67,7 +67,7 @@ def test_the_command_says_when_a_text_is_shorter_than_a_window(
 ) -> None:
     (tmp_path / "short.txt").write_text("Paris is big.")
     assert main(["eval", str(DEMO), "--text", str(tmp_path / "short.txt")]) == 0
-    assert "at most: it has no more" in capsys.readouterr().out
+    assert "tokens: it has no more" in capsys.readouterr().out
 
 
 def test_the_command_prints_json(text: Path, capsys: Capture) -> None:

@@ -1,3 +1,5 @@
+"""`stem-edge inspect`: figures of a bundle, as a table and as JSON."""
+
 import json
 import os
 import subprocess
@@ -51,14 +53,14 @@ def test_text(bundle: Path, capsys: Capture) -> None:
         "architecture": "2 layers, 16 wide, d_ff 16",
         "attention": "2 heads, 1 for keys and values, 2 wide",
         "STEM layers": "1 of 2: 1",
-        "vocabulary": "10 tokens, head of its own",
+        "vocabulary": "10 tokens, head separate",
         "context": "16 tokens",
         "parameters": f"{BACKBONE_PARAMETERS + TABLE_PARAMETERS:,}",
         "in tables": f"{TABLE_PARAMETERS} (7%)",
         "active per token": f"{ACTIVE_PARAMETERS:,}",
         "backbone": "8 B, int4 in blocks of 32",
         "embedding, head": "int8",
-        "one record": "20 B, what a token reads at most",
+        "one record": "20 B, the most that a token reads",
         "checkpoint was": "2 kB",
         "tables": "  50.00%  25.00%",
         "logit difference": "0.125 at most, on 3 tokens (logits up to 4)",
@@ -228,7 +230,7 @@ def test_each_of_these_is_a_question_of_its_own(other: str, capsys: Capture) -> 
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_complaint(bundle: Path) -> None:
+def test_a_closed_pipe_is_not_reported(bundle: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     code = f"from stem_edge.commands.main import main; raise SystemExit(main(['inspect', {str(bundle)!r}]))"

@@ -1,4 +1,4 @@
-"""The command as people and scripts use it."""
+"""The command line: arguments, output, exit status, interrupts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_generate_without_a_prompt_at_a_terminal_says_how(capsys: Capture) -> No
 
 
 def wait_until_idle(process: subprocess.Popen[str]) -> None:
-    """All is imported, and the command waits for its prompt: on a busy machine that takes long."""
+    """Wait until everything is imported and the command waits for its prompt."""
     watched, used = psutil.Process(process.pid), -1.0
     for _ in range(60):
         time.sleep(1.5)
@@ -108,7 +108,7 @@ def wait_until_idle(process: subprocess.Popen[str]) -> None:
             return
 
 
-# Where tests run in the background, a shell has them and their children ignore Ctrl-C.
+# Needed because a shell makes background jobs and their children ignore Ctrl-C.
 HEEDING = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -169,12 +169,15 @@ def test_interrupt_while_generating_still_gives_the_figures(
         (["generate", str(DEMO), "-f", "/nowhere"], "/nowhere: cannot read (No such file"),
         ([*GENERATE, "--chat"], "no chat template; give a plain prompt"),
         ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
-        ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, and resident keeps the rows"),
+        ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, but resident keeps the rows"),
         ([*GENERATE, "--engine", "gguf"], "no backbone for ggml"),
-        ([*GENERATE, "--repack", "--engine", "onnx"], "--repack: onnxruntime, which this runs on"),
+        (
+            [*GENERATE, "--repack", "--engine", "onnx"],
+            "--repack: not supported by the engine in use, onnxruntime",
+        ),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
         (["prepare", str(DEMO), "--cache-dir", "/proc/x"], "give another folder with --cache-dir"),
-        (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: no context of this model"),
+        (["generate", str(DEMO), "a " * 500], "holds 256; shorten it: this model takes no longer"),
         (
             ["generate", str(DEMO), "a " * 500, "--context-length", "9"],
             "with a larger --context-length (up to 256)",
@@ -199,7 +202,7 @@ def test_help_of_every_command_teaches(
     name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    if name == "lm-eval":  # its help is the harness's own
+    if name == "lm-eval":  # because its help comes from the harness
         pytest.importorskip("lm_eval")
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])

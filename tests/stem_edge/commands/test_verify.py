@@ -1,4 +1,4 @@
-"""The command `stem-edge verify`: one line that says whether a bundle is safe to load, and why."""
+"""`stem-edge verify`: whether a bundle is safe to load, and why not."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_a_whole_bundle(bundle: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert (err, out.count("\n")) == ("", 1)
     assert out.startswith(f"{bundle}: safe to load: {len(NAMES)} files, ")
-    for words in ("as exported", "a tokenizer of known steps", "tried on onnxruntime in a proc"):
+    for words in ("as exported", "a tokenizer with known steps", "tried on onnxruntime in a proc"):
         assert words in out
     assert main(["verify", str(bundle), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -61,26 +61,26 @@ def test_the_trial_is_made_anew_and_kept(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_trial_that_fails(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object, **__: object) -> None:
-        raise BackendError(f"{bundle}: it crashed a process that tried it first (SIGSEGV)")
+        raise BackendError(f"{bundle}: it crashed the process of its trial (SIGSEGV)")
 
     monkeypatch.setattr(safety, "try_first", crash)
     found = check_safety(bundle)
     assert not found.safe
-    assert found.reasons == ["it crashed a process that tried it first (SIGSEGV)"]
+    assert found.reasons == ["it crashed the process of its trial (SIGSEGV)"]
     assert set(found.files.values()) == {"ok"}
 
 
 @pytest.mark.parametrize("part", ["check_tables", "read_tokenizer"])
-def test_a_part_that_is_not_as_it_should_be(
+def test_an_invalid_part(
     part: str, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """Every file has its checksum, and what is in it is refused."""
+    """All checksums are correct, but the contents of a file are invalid."""
 
     def refuse(*_: object) -> None:
         raise BundleError(f"{bundle / BACKBONE}: holds something else; export it again")
 
     monkeypatch.setattr(safety, part, refuse)
-    monkeypatch.setattr(safety, "try_first", None)  # such a bundle is not tried
+    monkeypatch.setattr(safety, "try_first", None)  # because such a bundle is not tried
     assert main(["verify", str(bundle)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -113,7 +113,7 @@ def test_a_stray_program(name: str, bundle: Path) -> None:
         (bundle / name).chmod(0o700)
     found = check_safety(bundle)
     assert [found.files[name]] == [reason.removeprefix(f"{name}: ") for reason in found.reasons]
-    assert "something that can be run" in found.files[name]
+    assert "something executable" in found.files[name]
     assert found.files[name].startswith("not part of the bundle")
     assert found.advice == "remove what is not part of the bundle"
 
@@ -200,22 +200,22 @@ def test_a_bundle_that_cannot_be_opened(bundle: Path, monkeypatch: pytest.Monkey
 
 def test_parts_that_a_bundle_has(bundle: Path) -> None:
     opened = open_bundle(bundle)
-    always = ["a tokenizer of known steps", "no chat template"]
+    always = ["a tokenizer with known steps", "no chat template"]
     said: Any = SimpleNamespace(table_format=None, model=opened.manifest.model)
     dense: Any = SimpleNamespace(file=opened.file, manifest=said)
     for one, expected in ((opened, ["1,756 records", *always]), (dense, always)):
         assert [right for right, _ in safety._parts(one, lambda count: None)] == expected
 
 
-def test_what_is_executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    assert not safety._is_executable(path)  # it is gone
+    assert not safety._is_harmless(path)  # it is gone
     path.touch()
     path.chmod(0o644)
-    assert not safety._is_executable(path)
-    assert not safety._is_executable(tmp_path)
+    assert safety._is_harmless(path)
+    assert not safety._is_harmless(tmp_path)
     for mode in (0o100, 0o010, 0o001):
         path.chmod(0o600 | mode)
-        assert safety._is_executable(path) == (os.name == "posix")
+        assert safety._is_harmless(path) == (os.name != "posix")
     monkeypatch.setattr(safety, "os", SimpleNamespace(name="nt"))
-    assert not safety._is_executable(path)
+    assert safety._is_harmless(path)

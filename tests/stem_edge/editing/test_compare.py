@@ -1,4 +1,4 @@
-"""What an edit changes, side by side: against softmax of the model's own logits."""
+"""Comparisons with and without an edit, against softmax of the model's own logits."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_new_rows_have_no_target_prompt() -> None:
     assert "target prompt ||" not in table
 
 
-def test_targets_stand_where_sources_stood(codec: TextCodec) -> None:
+def test_targets_replace_sources_in_the_prompt(codec: TextCodec) -> None:
     def words(prompt: str, *pairs: tuple[str, str], scope: str = "positions") -> str | None:
         edits = [stem_edge.make_edit(DEMO, *pair, scope=scope) for pair in pairs]  # type: ignore[arg-type]
         return target_prompt(codec, prompt, edits)
@@ -109,7 +109,7 @@ def test_targets_stand_where_sources_stood(codec: TextCodec) -> None:
     assert words("Spain borders Germany.", *exchange) == "Germany borders Spain."
     twice = words("Spain, and Spain again", ("Spain", "New Zealand"))
     assert twice == "New Zealand, and New Zealand again"
-    # As the model looks up what the later one says.
+    # The later edit must win, as in the model.
     later = words("in Spain", ("Spain", "Germany"), ("Spain", "France"))
     assert later == "in France"
     assert words("in New Zealand", ("New Zealand", "Côte d'Ivoire")) == "in Côte d'Ivoire"

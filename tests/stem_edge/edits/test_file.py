@@ -1,4 +1,4 @@
-"""Edit files: their exact bytes, and that no other bytes are taken for one."""
+"""Edit files: their exact bytes, and refusal of all others."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ Content = dict[str, Any]
 
 
 def content_of(edit: Edit) -> Content:
-    """The edit as a file has it, to be changed."""
+    """Return the JSON of an edit, to be changed."""
     content: Content = json.loads(encode_edit(edit))["edit"]
     return content
 
 
 def sealed(content: str | Content, version: Any = 1) -> bytes:
-    """A file with this content and a right checksum."""
+    """Make a file with this content and a correct checksum."""
     text = content if isinstance(content, str) else json.dumps(content)
     checksum = hashlib.sha256(text.encode()).hexdigest()
     head = f'{{"format_version": {json.dumps(version)}, "sha256": "{checksum}", "edit": '
@@ -83,7 +83,7 @@ def read(folder: Path, data: bytes) -> Edit:
 
 
 def names(folder: Path) -> list[str]:
-    """Of all files in it, hidden ones too."""
+    """Names of all files in a folder, including hidden ones."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -107,7 +107,7 @@ def test_the_same_edit_gives_the_same_bytes_whatever_the_order_of_its_rows() -> 
 @pytest.mark.parametrize("edit", [EDIT, ROWS], ids=["replacement", "rows"])
 def test_every_cut_file_is_refused(edit: Edit, tmp_path: Path) -> None:
     data = encode_edit(edit)
-    for length in range(len(data) - 1):  # without the last newline it is whole
+    for length in range(len(data) - 1):  # the last newline is not needed
         with pytest.raises(EditError, match="make it again"):
             read(tmp_path, data[:length])
     assert read(tmp_path, data[:-1]) == edit
@@ -220,7 +220,7 @@ def test_a_file_at_a_limit_is_read_and_one_above_it_is_not(
     with pytest.raises(EditError, match=message):
         read_edit(path)
     if limit == "MAX_NBYTES":
-        with pytest.raises(InputError, match="make several of it"):
+        with pytest.raises(InputError, match="; split it"):
             EDIT.save(path)
         monkeypatch.setattr(edit_file, limit, value)
         monkeypatch.setattr(disk, "read_file", lambda path, limit: bytes(limit + 1))  # it grew
@@ -229,7 +229,7 @@ def test_a_file_at_a_limit_is_read_and_one_above_it_is_not(
 
 
 def test_files_without_an_edit_or_a_version_say_so(tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="there is no edit in it"):
+    with pytest.raises(EditError, match="the field edit is missing"):
         read(tmp_path, b'{"format_version": 2}')
     with pytest.raises(EditError, match="format_version is 0"):
         read(tmp_path, b'{"edit": {}, "sha256": ""}')
@@ -326,8 +326,8 @@ def test_what_does_not_fit_the_bundle_is_refused(bundle: Bundle) -> None:
     padded = Replacement(source="a", target="b", pad=300)
     for wrong, message in [
         (rows_edit(bundle, {300: (row,)}, 1), "token 300; expected 0 to 299"),
-        (rows_edit(bundle, {5: (row,)}, 0), "no STEM layer here"),
-        (rows_edit(bundle, {5: (row, row)}, 1, 3), "no STEM layer here"),
+        (rows_edit(bundle, {5: (row,)}, 0), "layer 0, which is not a STEM"),
+        (rows_edit(bundle, {5: (row, row)}, 1, 3), "layer 3, which is not a STEM"),
         (rows_edit(bundle, {5: (row[:-1],)}, 1), "row of token 5"),
         (rows_edit(bundle, {5: (row + b"\0",)}, 1), "row of token 5"),
         (rows_edit(bundle, {5: (b"",)}, 1), "row of token 5"),

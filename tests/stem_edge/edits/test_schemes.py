@@ -1,4 +1,4 @@
-"""The schemes of the paper's section 3.3, written out by hand, and what holds for all lengths."""
+"""Schemes of the paper's section 3.3, written out by hand, and invariants for all lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = range(1, 9)
 
 
 def aligned(scheme: Scheme, length: int, target: list[int], **options: Any) -> list[int]:
-    """What each token looks up, where that is one token."""
+    """Return the token that each token looks up, where it is a single one."""
     found = align(scheme, length, target, **({"pad": PAD} | options))
     assert all(len(lookup) == 1 for lookup in found)
     return [lookup[0] for lookup in found]
@@ -84,7 +84,7 @@ def test_for_all_lengths(scheme: Scheme, length: int, count: int) -> None:
     mine = [token for token in tokens if token != PAD]
     assert mine == sorted(mine)  # the target's order
     if sign >= 0:
-        assert set(mine) == set(target)  # nothing of the target is lost
+        assert set(mine) == set(target)  # so that no token of the target is lost
     if sign == 0:
         assert tokens == target
     if scheme == "copy":
@@ -113,7 +113,7 @@ def test_padding_needs_a_token_only_where_something_is_padded(scheme: Scheme) ->
 
 
 @pytest.mark.parametrize(("length", "target"), [(0, [A]), (1, []), (0, [])])
-def test_texts_without_tokens_and_schemes_that_are_none(length: int, target: list[int]) -> None:
+def test_texts_without_tokens_and_unknown_schemes(length: int, target: list[int]) -> None:
     for scheme in SCHEMES:
         with pytest.raises(InputError, match="at least one token each"):
             align(scheme, length, target, pad=PAD)

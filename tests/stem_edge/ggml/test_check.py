@@ -30,7 +30,7 @@ from stem_edge.runtime.backends.ggml.trial import LOST, WrongResultError, cases,
 from stem_edge.tables.rows import ROW_BITS
 
 GOOD = {"repack": True}
-# Lets the real trial see a wrong number in what `place` returns wherever the condition says so.
+# Runs the real trial, with a wrong number in what `place` returns where the condition holds.
 SPOILED = """
 import sys
 from stem_edge.runtime.backends.ggml import trial as ggml_trial
@@ -49,18 +49,18 @@ LOGITS, STORED = "(GgmlContext, 'finish')", "(ggml_trial, '_stored')"
 
 
 def child(code: str) -> list[str]:
-    """A command that runs Python code instead of the trial."""
+    """Make a command that runs Python code instead of the trial."""
     return [sys.executable, "-c", code]
 
 
 def says(told: object, into: Path) -> list[str]:
-    """A command that ends well, and leaves a mark each time."""
+    """Make a command that succeeds and leaves a mark each time."""
     return child(f"open({str(into)!r}, 'a').write('x'); print('{json.dumps(told)}')")
 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """Files of a library that nobody loads."""
+    """A library's files, which are never loaded."""
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("libggml.so", "libggml-cpu.so.0", "libggml-base.so.0"):
@@ -171,7 +171,7 @@ def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
         (signal.SIGILL, r"crashed \(SIGILL at .* that this processor does not have, .*--no-c"),
         (
             signal.SIGABRT,
-            r"gave up in .* \(products of X\): GGML_ASSERT\(false\); install it again",
+            r"aborted during .* \(products of X\): GGML_ASSERT\(false\); install it again",
         ),
         (signal.SIGKILL, r"was killed \(products of X\); free some memory and try again"),
     ],
@@ -196,7 +196,7 @@ def test_a_library_that_crashes_as_it_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="an exit status of its own")
 @needs_compiler
 def test_a_library_for_another_processor(tmp_path: Path) -> None:
-    """By an instruction that no processor has."""
+    """The library contains an instruction that no processor has."""
     instruction = "udf #0" if platform.machine() == "aarch64" else "ud2"
     source = f'__attribute__((constructor)) void f(void) {{ __asm__("{instruction}"); }}'
     with pytest.raises(BackendError, match=r"\(SIGILL at loading it\): .* build it"):
@@ -220,24 +220,24 @@ def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
             LOGITS,
             "self._model.weights._few is not self._model.weights.tensors",
             "+= 50",
-            "rearranged q4_0 weights: logits",
+            "repacked q4_0 weights: logits",
         ),
     ],
 )
 def test_a_library_that_computes_wrong_numbers(
     place: str, condition: str, wrong: str, expected: str, tmp_path: Path
 ) -> None:
-    if "rearranged" in expected and not checked_ggml(tmp_path).repack:
-        pytest.skip("this build rearranges nothing")
+    if "repacked" in expected and not checked_ggml(tmp_path).repack:
+        pytest.skip("this build cannot repack weights")
     code = SPOILED.format(place=place, condition=condition, wrong=wrong)
-    match = rf"computes wrong numbers on this processor: a model of .*{expected}.*build it again"
+    match = rf"computes wrong numbers on this processor: a model with .*{expected}.*build it again"
     with pytest.raises(BackendError, match=match):
         check_library(installed_library(), tmp_path / "new", child(code))
 
 
 @needs_library
 def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
-    """To fill such a matrix would end the process."""
+    """Filling a rearranged matrix would end the process."""
     code = (
         "import sys; from stem_edge.runtime.backends.ggml import trial as ggml_trial, weights as ggml_weights\n"
         "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"
@@ -248,11 +248,11 @@ def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_pat
 @needs_compiler
 def test_what_the_library_is_refused_for(tmp_path: Path) -> None:
     path = compiled(tmp_path, version_source("9.9.9"))
-    with pytest.raises(BackendError, match=rf"^{path}: ggml 9\.9\.9 is none of the versions"):
+    with pytest.raises(BackendError, match=rf"^{path}: ggml 9\.9\.9 is not supported"):
         check_library(path, tmp_path)
 
 
-def test_a_file_that_is_no_library(library: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library(library: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=rf"^{library}: cannot be loaded"):
         check_library(library, tmp_path)
 

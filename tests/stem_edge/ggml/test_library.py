@@ -1,4 +1,4 @@
-"""The table of ggml's functions against the library that is installed and its headers."""
+"""Declarations of ggml's functions, compared with the installed library and its headers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_headers = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def headers() -> str:
-    """All declarations, without comments, on one line each."""
+    """Read all declarations, without comments, each on one line."""
     text = "".join((INCLUDE / name).read_text("utf-8") for name in HEADERS)
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     return re.sub(r"\s+", " ", text)
@@ -115,7 +115,7 @@ def test_numbers_and_structs_are_those_of_the_headers(headers: str) -> None:
 @needs_compiler
 def test_an_unknown_version_names_the_known_ones(tmp_path: Path) -> None:
     path = compiled(tmp_path, version_source("0.1.2"))
-    with pytest.raises(BackendError, match=r"ggml 0\.1\.2 is none of .*0\.25\.3 \(llama-cpp"):
+    with pytest.raises(BackendError, match=r"ggml 0\.1\.2 is not supported .*0\.25\.3 \(llama-cpp"):
         Ggml(path)
 
 
@@ -132,7 +132,7 @@ def test_another_library(tmp_path: Path) -> None:
         Ggml(compiled(tmp_path, "int nothing;"))
 
 
-def test_a_file_that_is_no_library(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library(tmp_path: Path) -> None:
     (tmp_path / "libggml.so").write_text("text")
     with pytest.raises(BackendError, match=r"libggml\.so: cannot be loaded \(.*install it again"):
         Ggml(tmp_path / "libggml.so")

@@ -1,4 +1,4 @@
-"""Graphs as they are built: their bytes, their weights' places, and what other tools make of them."""
+"""Decode graphs: their bytes, the offsets of their weights, and other tools that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rows lie in slots of a device: words that read back as codes and scales, in their order."""
+"""Layout of rows in slots of a device: words that read back as codes and scales, in order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_slabs_are_counted_in_words() -> None:
         Slab(4, False, 24, 96, u1), Slab(4, True, 6, 6, f4),
     ]  # fmt: skip
     assert DeviceRows(quantized, "fp16").slabs[1] == Slab(1, True, 3, 6, f2)
-    for activations in ACTIVATIONS:  # rows of floats stay as they are stored
+    for activations in ACTIVATIONS:  # because rows of floats stay as stored
         halves = DeviceRows(layout("fp16", 6), activations)
         assert halves.slabs == [Slab(1, False, 3, 6, f2), Slab(4, False, 3, 6, f2)]
         whole = DeviceRows(layout("fp32", 3, layers=(2,)), activations)
@@ -79,7 +79,7 @@ def test_words_are_codes_and_scales(of: RecordLayout, activations: Activations) 
         start += codes.words
         kept = words[:, start : start + scales.words].view(scales.dtype).astype(np.float32)
         start += scales.words
-        # Of each value, where its group is halved, too.
+        # Compare each value, also where its group is halved.
         spread = np.repeat(kept, rows.group_size, axis=1)
         expected = np.repeat(of.row_scales(records, index), of.group_size, axis=1)
         assert np.allclose(spread, expected, rtol=1e-3 if activations == "fp16" else 0, atol=0)

@@ -1,4 +1,4 @@
-"""Matrices as onnxruntime multiplies with them, run by onnxruntime and compared with numpy."""
+"""Matrix products in graphs, run by onnxruntime and compared with numpy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Built:
         quantizer: Quantizer | None = None,
         peaks: Mapping[str, F32] | None = None,
     ) -> F32:
-        """The one output."""
+        """Run the graph and return its only output."""
         path = folder / self.plan.file
         with Weights(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
@@ -81,7 +81,7 @@ def decoding(format: BackboneFormat) -> Make:
 
 
 def prompts(balanced: tuple[str, ...]) -> Make:
-    """As one for prompts has them."""
+    """Make the products of a graph for prompts."""
     format = BackboneFormat(weights="int8", head="int8", block_size=32, balanced=balanced)
     return lambda graph, plan: PromptProducts(graph, plan, format)
 
@@ -105,7 +105,7 @@ def prompt(
     peaks: Mapping[str, F32],
     norm: F32 | None = None,
 ) -> F32:
-    """The same of a graph for prompts, balanced where the exporter would."""
+    """Compute the products as a graph for prompts does, balanced where the exporter would."""
     balanced = worth_balancing(peaks, build(prompts(()), matrices, norm).plan)
     return build(prompts(balanced), matrices, norm).run(folder, {"x": x}, peaks=peaks)
 
@@ -153,7 +153,7 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
 
 
 class Keeping(Quantizer):
-    """Remembers what became of the rows."""
+    """A quantizer that remembers the resulting rows."""
 
     def __init__(self, *, asymmetric: bool) -> None:
         super().__init__(asymmetric=asymmetric, search=True)

@@ -1,4 +1,4 @@
-"""Portable graphs: ONNX's own operators alone, over the very bytes of the graphs they come from."""
+"""Portable graphs: only ONNX's own operators, over the same bytes of weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stem_edge.graph.portable import obstacle
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import variant_graphs
 from stem_edge.tables.rows import make_layout
 
-# Of these, those whose graphs have nodes that no other's have.
+# Only those whose graphs have nodes that no other has.
 DISTINCT = ["stem", "dense", "stem-plus", "low rank, gate", "q and k norm, halves", "all at once"]
 
 
@@ -51,7 +51,7 @@ def test_what_has_no_portable_graphs_says_why() -> None:
     experts = make_layout(5, hashed.stem_layers, hashed.row_parts(), "int8", 16)
     assert "experts" in obstacle(hashed, experts, FORMAT)
     assert obstacle(plain, None, FORMAT) == ""
-    # Three zero points in a row, of a matrix with 48 inputs; two bytes hold them, and one of nobody.
+    # 48 inputs have three zero points in a row; the fourth place of the two bytes is unused.
     assert "--bits qkv=8" in obstacle(plain, None, ODD)
 
 

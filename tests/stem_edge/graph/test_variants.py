@@ -1,4 +1,4 @@
-"""Graphs for devices compute what the graphs that they are derived from compute, over the same weights."""
+"""Graphs for devices compute the same as the graphs from which they are derived."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_rows_that_do_not_fit_say_so() -> None:
     layout = RecordLayout(records=3, layers=(1,), parts=((80,),), row_type="int8", group_size=16)
     config = ModelConfig(**(SIZES | {"stem_layers": (1,)}))
     format = BackboneFormat(weights="fp32", head="fp32", block_size=128)
-    said = "rows of ((80,),) in groups of 16 cannot lie on a device"
+    said = "rows of ((80,),) in groups of 16 have no device layout"
     expected = {"fp32": said, "fp16": said, "portable": ""}
     found = {name: variants.obstacle(name, config, layout, format) for name in io.VARIANTS}
     assert found == expected

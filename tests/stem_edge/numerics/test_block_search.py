@@ -1,4 +1,4 @@
-"""Scales that are searched lose no more than those of the block's range."""
+"""Scale search: never worse than the scale of the block's range."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_codes_can_say_is_found_exactly() -> None:
 
 
 def test_rows_do_not_depend_on_each_other() -> None:
-    """So that pieces and threads change no byte."""
+    """Otherwise pieces and threads would change the result."""
     matrix = np.random.default_rng(0).standard_normal((300, 1024)).astype(np.float32)
     found = search_blocks(matrix, 4, 32, asymmetric=True)
     parts = [search_blocks(matrix[at : at + 7], 4, 32, asymmetric=True) for at in range(0, 300, 7)]

@@ -1,3 +1,5 @@
+"""Block quantization: codes, scales, and agreement with onnxruntime."""
+
 import numpy as np
 import pytest
 from matrices import random_matrix
@@ -78,7 +80,7 @@ def test_error_is_at_most_half_a_step(bits: int, block: int, seed: int) -> None:
     exact = matrix.astype(np.float64).reshape(12, -1, block)
     half = 2 ** (bits - 1)
     step = np.abs(exact).max(axis=2, keepdims=True) / half
-    # There are codes for -half..half-1 steps: what lies beyond the last one is cut.
+    # Codes are -half..half-1 steps, so larger values are clipped.
     cut = np.abs(exact) - (half - 1) * step
     error = np.abs(found.reshape(exact.shape) - exact)
     assert (error <= np.maximum(step / 2, cut) + 1e-4 * step).all()
@@ -109,7 +111,7 @@ def test_codes_agree_with_onnxruntime(bits: int, block: int) -> None:
     codes, scales = quantize_blocks(matrix, bits, block)
     assert np.array_equal(scales, expected_scales)
     found, expected = (unpacked(c, bits) for c in (codes, expected_codes))
-    # The kernel adds the zero point before it rounds, so values near a half may fall either way.
+    # Values near a half may round either way, because the kernel adds the zero point first.
     assert np.abs(found - expected).max() <= 1
     assert np.mean(found != expected) < 1e-3
 

@@ -1,3 +1,5 @@
+"""RoPE: the tables of angles, and rotation."""
+
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -1,4 +1,4 @@
-"""Child processes with bounds: how long they may take, what they may take, and what is said of them."""
+"""Child processes with limits of time and memory, and reports on how they end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_crash() -> None:
         assert ended.crashed
 
 
-def test_a_command_that_is_not_there() -> None:
+def test_a_missing_command() -> None:
     for call in (partial(run_child, ["/nothing"], 1.0), partial(run_steps, ["/nothing"], 1.0, 1.0)):
         with pytest.raises(FileNotFoundError):
             call()
@@ -98,7 +98,7 @@ EOL = os.linesep.encode()
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["", "print(1, flush=True); "])
 def test_a_step_that_does_not_end(first: str) -> None:
-    """Before the first line, the time to start counts, and no other."""
+    """Until the first line, only the limit for starting applies."""
     code = f"import sys, time; {first}print('x', file=sys.stderr, flush=True); time.sleep(600)"
     started = time.monotonic()
     times = (LONG, 1.0) if first else (3.0, LONG)
@@ -175,7 +175,7 @@ def test_names_of_signals() -> None:
 
 def test_last_lines() -> None:
     for nothing in (None, b"", b" \n\n"):
-        assert last_line(nothing) == "it said nothing"
+        assert last_line(nothing) == "it printed nothing"
     assert last_line(b"a\n b \n\n") == "b"
     assert last_line(b"a\n\xff") == "\ufffd"
 
@@ -208,7 +208,7 @@ def test_bounds_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_this_process(1000, 7)
     free = resource.RLIM_INFINITY
     assert found == {"DATA": (1000, free), "CPU": (12, free), "CORE": (0, free)}
-    # What is bounded already is not loosened.
+    # An existing limit must not be raised.
     found.clear()
     hard |= {"DATA": 1000, "CPU": 11}
     limit_this_process(1000, 7)

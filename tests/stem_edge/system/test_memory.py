@@ -1,4 +1,4 @@
-"""What is left of the machine: cgroups of both versions, nested, with limits or without."""
+"""Free memory of the machine: cgroups of both versions, nested, with limits or without."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_own_memory_grows_with_what_is_written_and_shrinks_when_it_is_dropped() 
     assert machine.own_memory() - before < 5 << 20
 
 
-def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_own_memory_where_the_system_does_not_report_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(machine, "PROC", tmp_path)
     assert machine.own_memory() == machine.TYPICAL_PROCESS_NBYTES
 

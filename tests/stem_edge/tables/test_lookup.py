@@ -1,4 +1,4 @@
-"""What a made record holds, for every type of row."""
+"""Contents of composed records, for every type of row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_tokens_own_lookup_is_its_record(layout: RecordLayout, records: U8) ->
 def test_each_layer_has_its_own_row(layout: RecordLayout, records: U8) -> None:
     made = compose(layout, ((3,), (7,), (3,)), of_all(records))[None]
     for index, token in enumerate((3, 7, 3)):
-        # Bit for bit: a row that is looked up elsewhere is not rounded again.
+        # Equal bit for bit, because rows looked up elsewhere must not be rounded again.
         assert np.array_equal(
             layout.row_codes(made, index)[0], layout.row_codes(records, index)[token]
         )

@@ -1,3 +1,5 @@
+"""Layouts of records: sizes, packing and unpacking of rows."""
+
 import struct
 from typing import Any
 
@@ -191,7 +193,7 @@ def test_shapes_of_parts_in_a_slot(row_type: RowType, codes: list[tuple[int, ...
 
 def test_exact_bytes_with_fp16_scales() -> None:
     layout = layout_of("int4", layers=(1,), scale_type="fp16")
-    # 1.5 / 8 is a float16, 1.7 / 8 is not: codes are of the scale that is stored.
+    # 1.5 / 8 is a float16, 1.7 / 8 is not: codes must belong to the stored scale.
     rows = np.array([STAIRS, [1.7, *[0.8] * 15]], np.float32)
     scale = np.float16(np.float32(1.7) / -8)
     codes = [0, *[round(float(8 + np.float32(0.8) / np.float32(scale)))] * 15]

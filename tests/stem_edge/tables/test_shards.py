@@ -1,3 +1,5 @@
+"""Shards: exact bytes, and the same bytes as written by zarr."""
+
 import json
 import struct
 from pathlib import Path

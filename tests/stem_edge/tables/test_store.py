@@ -1,4 +1,4 @@
-"""The group of a table store: its format, its arrays, and what is refused."""
+"""The group of a table store: its format, its arrays, and refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 import zarr
-from shard_bytes import LAYOUT, RECORDS, edit
+from changing import edit
+from shard_bytes import LAYOUT, RECORDS
 from stores import write_store
 
 from stem_edge.config import MAX_VOCAB
@@ -178,7 +179,7 @@ def test_layouts_that_are_wrong_or_contradict_the_array(root: Path, where: str) 
     for value in WRONG_LAYOUTS[where]:
         path.write_bytes(original)
         edit(path, where, value)
-        # A layout can contradict the array: then either file may be the wrong one.
+        # If layout and array contradict each other, either file may be the wrong one.
         assert_refused(root, root)
 
 
@@ -218,7 +219,7 @@ def test_missing_json(mixed: Path, name: str) -> None:
     assert "the bundle is incomplete" in str(caught.value)
 
 
-def test_an_index_that_is_not_there(root: Path) -> None:
+def test_a_missing_index(root: Path) -> None:
     edit(root / "zarr.json", f"{LAYOUT_AT} indexed", True)
     with pytest.raises(BundleError, match=r"index: cannot read this folder \(No such file"):
         open_table_store(root)

@@ -1,4 +1,4 @@
-"""The index of a table store: exact bytes, and nothing that is not one is believed."""
+"""The index of a table store: its exact bytes, and other files, which are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from shard_bytes import edit, slow_crc32c, summed
+from changing import edit
+from shard_bytes import slow_crc32c, summed
 from stores import write_index
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
@@ -85,7 +86,7 @@ def test_any_flipped_bit(root: Path, at: int) -> None:
 @pytest.mark.parametrize(("value", "said"), [(3, "records 0 to 3"), (-1, "records -1 to 2")])
 def test_records_that_there_are_not(root: Path, value: int, said: str) -> None:
     index_chunk(root).write_bytes(summed(struct.pack("<4i", 0, 1, 2, value)))
-    assert f"has {said}, expected 0 to 2" in refusal(root)
+    assert f"refers to {said}, expected 0 to 2" in refusal(root)
 
 
 def test_another_number_of_tokens(root: Path) -> None:
@@ -107,7 +108,7 @@ def test_metadata_of_another_kind(root: Path, where: str, value: object) -> None
 
 
 def test_a_hostile_length_allocates_nothing(root: Path) -> None:
-    """The file is what decides."""
+    """The size of the file is compared first."""
     tokens = 1 << 50
     (root / "zarr.json").write_text(json.dumps(index_metadata(tokens)))
     assert f"index has 20 bytes, expected {4 * tokens + 4}" in refusal(root, tokens)

@@ -1,4 +1,4 @@
-"""What chat templates can use, in this process, where it can be measured; bounds: faults/test_t_templates."""
+"""Features of chat templates, run in this process. Their limits: faults/text/test_templates.py."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def line(template: str) -> bytes:
     return json.dumps(request).encode() + b"\n"
 
 
-def test_it_serves_until_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_serves_until_the_input_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds: list[tuple[int, int]] = []
     monkeypatch.setattr(chat_worker, "limit_this_process", lambda *pair: bounds.append(pair))
     requests, sent = [line("a"), line("{{ 1 / 0 }}"), b""], list[bytes]()
@@ -161,7 +161,7 @@ def test_a_process_that_does_not_get_ready(
         _Worker()
 
 
-def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys; print('ready', flush=True); input(); sys.stdout.write('half')"
     monkeypatch.setattr(chat_template, "module_command", lambda name: [sys.executable, "-c", code])
     worker = _Worker()

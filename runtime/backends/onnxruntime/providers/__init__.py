@@ -1,1 +1,1 @@
-"""Execution providers of onnxruntime: which there are, how they start, sessions on them."""
+"""Execution providers of onnxruntime: their names, libraries and devices, and sessions on them."""

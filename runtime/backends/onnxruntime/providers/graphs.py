@@ -1,7 +1,8 @@
-"""The graphs of a bundle as sessions are opened over them: built here, their weights in its files."""
+"""Graphs of a bundle as sessions open them: built in memory, over the bundle's weight files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +12,12 @@ from stem_edge.graph import variants
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import Variant
 
 
 class GraphSource(NamedTuple):
-    """A graph as an ONNX file in memory, and the folder of the weights that it names."""
+    """A graph as an ONNX file in memory, and the folder of the weight files that it names."""
 
     name: str
     data: bytes
@@ -26,24 +28,25 @@ class GraphSource(NamedTuple):
 
 
 def cpu_graphs(bundle: Bundle, *, prefill: bool) -> dict[str, GraphSource]:
-    """Graph -> its source, of those for the CPU, in the order of a step."""
-    manifest = bundle.manifest
-    described = manifest.model, manifest.tables, format_of(bundle)
-    made = decoding(*described).graphs
-    if prefill:
-        made |= prompts(*described).graphs
-    return {n: GraphSource(n, encode(graph), bundle.path) for n, graph in made.items()}
+    """Return the graphs for the CPU by name, in the order in which a step runs them."""
+    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
+    graphs = decoding(*described).graphs
+    return _sources(bundle, graphs | prompts(*described).graphs if prefill else graphs)
 
 
 def variant_graphs(bundle: Bundle, variant: Variant) -> dict[str, GraphSource]:
-    """The same of a variant for accelerators that the model has."""
+    """Return the graphs of a variant for accelerators by name; the model must have the variant."""
     manifest = bundle.manifest
-    made = variants.graphs(variant, manifest.model, manifest.tables, format_of(bundle))
-    return {n: GraphSource(n, encode(graph), bundle.path) for n, graph in made.items()}
+    graphs = variants.graphs(variant, manifest.model, manifest.tables, format_of(bundle))
+    return _sources(bundle, graphs)
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:
-    """How the backbone for onnxruntime is stored. Raises BackendError if there is none."""
+    """Return how the backbone for onnxruntime is stored. Raises BackendError if there is none."""
     if bundle.manifest.backbone is None:
         raise BackendError(f"{bundle.path}: no backbone for onnxruntime; choose another engine")
     return bundle.manifest.backbone
+
+
+def _sources(bundle: Bundle, graphs: Mapping[str, Graph]) -> dict[str, GraphSource]:
+    return {name: GraphSource(name, encode(graph), bundle.path) for name, graph in graphs.items()}

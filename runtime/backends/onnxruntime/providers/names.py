@@ -1,4 +1,4 @@
-"""Names of execution providers: what users may say, what is meant, and what brings each."""
+"""Names of execution providers: those that users may give, onnxruntime's, and who ships each."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any, TypeAlias
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
 
-# A name, names in the order of preference, each with its options if need be; None: the CPU.
+# A name, or names in order of preference, each alone or with options; None for the CPU.
 Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"
 Libraries: TypeAlias = "Mapping[str, str | Path] | None"
 
 AUTO, CPU = "auto", "cpu"
 CPU_NAME = "CPUExecutionProvider"
-ELSEWHERE = ("azure",)  # sends the work to other machines
+ELSEWHERE = ("azure",)  # never offered, because it sends the work to other machines
 SUFFIX = "ExecutionProvider"
-# What "auto" tries, in this order, after the libraries that the user names.
+# Tried by "auto" in this order, after the libraries that the user names.
 PREFERRED = ("cuda", "webgpu", "openvino", "qnn")
 
 
 @dataclass(frozen=True)
 class Known:
-    """A provider that people ask for by a short name."""
+    """A provider that has a short name here."""
 
     full: str  # onnxruntime's name
-    bring: str  # what brings it, as an error says it
-    module: str | None = None  # of a plug-in package: imported to find its library
-    memory: str = ""  # built in: its device's memory by onnxruntime's name, where arrays can lie
+    bring: str  # how to install it, as part of an error
+    module: str | None = None  # Python module of a plug-in package, which knows its library
+    memory: str = ""  # onnxruntime's device name, if it is built in and arrays can lie there
 
 
 def _over(package: str, before: str = "") -> str:
-    """For packages that hold all of onnxruntime and a provider more: module and files are the same.
+    """Explain how to install a package that holds all of onnxruntime and one more provider.
 
-    Installed beside onnxruntime, the one that pip writes last is there; and uninstalling either
-    takes files of both.
+    It has the same module and files as onnxruntime. Installed beside that, the one that pip writes
+    last wins, and uninstalling either removes files of both.
     """
     return (
-        f"it is in {package}, which has to lie over onnxruntime: {before}pip install "
+        f"it is in {package}, which must be installed over onnxruntime: {before}pip install "
         f"--force-reinstall --no-deps {package}"
     )
 
@@ -62,7 +62,7 @@ KNOWN = {
     "qnn": Known("QNN" + SUFFIX, _plugin("onnxruntime-qnn"), "onnxruntime_qnn"),
     "tensorrt": Known(
         "Tensorrt" + SUFFIX,
-        _over("onnxruntime-gpu") + "; TensorRT's own libraries have to be installed, too",
+        _over("onnxruntime-gpu") + "; TensorRT's own libraries must be installed, too",
         memory="cuda",
     ),
     "rocm": Known("ROCM" + SUFFIX, _over("onnxruntime-rocm")),
@@ -74,19 +74,19 @@ ALIASES = {"dml": "directml"}
 
 
 def short_name(name: str) -> str:
-    """The short name of a full, short or other one, in small letters."""
+    """Return the short name, in lower case, for a full name, short name or alias."""
     small = name.lower()
     full = {known.full.lower(): short for short, known in KNOWN.items()}.get(small)
     return full or ALIASES.get(small) or small.replace(SUFFIX.lower(), "")
 
 
 def full_names() -> list[str]:
-    """What onnxruntime calls all the providers that it has ever heard of."""
+    """Return onnxruntime's names of the providers that it knows, installed or not."""
     return [*ort.get_all_providers(), *(known.full for known in KNOWN.values())]
 
 
 def named(wanted: Wanted) -> list[tuple[str, dict[str, str]]]:
-    """Names and options that `providers` of stem_edge.load asks for. Raises InputError."""
+    """Return names and options in the option `providers` of stem_edge.load. Raises InputError."""
     if wanted is None:
         return [(CPU, {})]
     if not isinstance(wanted, (str, Sequence)):
@@ -94,21 +94,21 @@ def named(wanted: Wanted) -> list[tuple[str, dict[str, str]]]:
     pairs = [_pair(item) for item in ([wanted] if isinstance(wanted, str) else wanted)]
     names = [name for name, _ in pairs]
     if not names:
-        raise InputError('providers is empty; leave it out for the CPU, or say "auto"')
+        raise InputError('providers is empty; leave it out for the CPU, or give "auto"')
     if AUTO in names and pairs != [(AUTO, {})]:
         raise InputError(
-            f'providers has "{AUTO}" with others or options; say "{AUTO}" alone, or names alone'
+            f'providers has "{AUTO}" beside others or with options; give "{AUTO}" alone, or names'
         )
     if any(short_name(name) == CPU for name in names[:-1]):
         raise InputError(
             "providers has cpu before others, which would leave them nothing to do; put it last, "
-            "where it takes the operators that the others lack"
+            "where it runs the operators that the others lack"
         )
     return pairs
 
 
 def _pair(item: object) -> tuple[str, dict[str, str]]:
-    """Name and options of one item of `providers`."""
+    """Return name and options of an item of `providers`."""
     name, options = (item, {}) if isinstance(item, str) else _split(item)
     if not name.strip():
         raise InputError("providers has an empty name; expected one like cuda or webgpu")
@@ -128,25 +128,25 @@ def _split(item: object) -> tuple[str, Mapping[Any, object]]:
 
 
 def _text(name: str, key: object, value: object) -> str:
-    """An option's value as onnxruntime takes it."""
+    """Return an option's value as the string that onnxruntime takes."""
     if not isinstance(key, str) or not key:
-        raise InputError(f"providers: {name} has an option named {key!r}; expected a text")
+        raise InputError(f"providers: {name} has an option named {key!r}; expected a string")
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, (str, int, float)):
         return str(value)
     raise InputError(
-        f"providers: {key} of {name} is {value!r}; expected a text, a number, True or False"
+        f"providers: {key} of {name} is {value!r}; expected a string, a number, True or False"
     )
 
 
 def checked_libraries(libraries: Libraries) -> dict[str, str | Path]:
-    """Paths by names in small letters. Raises InputError."""
+    """Return the paths of plug-in libraries by their names in lower case. Raises InputError."""
     found: dict[str, str | Path] = {}
     for name, path in (libraries or {}).items():
         if not isinstance(name, str) or not name or not isinstance(path, (str, Path)) or not path:
             raise InputError(
-                f"provider_libraries has {name!r}: {path!r}; expected a name and the path of a library"
+                f"provider_libraries has {name!r}: {path!r}; expected a name and a library's path"
             )
         if name.lower() in (AUTO, CPU):
             raise InputError(f"provider_libraries has a library named {name}; choose another name")

@@ -1,4 +1,4 @@
-"""onnxruntime, or one clear error: several packages bring a module of this name, one over another."""
+"""The onnxruntime module, or a clear error: several packages overwrite each other's files of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ except ImportError as error:
     raise BackendError(
         f"onnxruntime cannot be imported ({error}); install it with: pip install onnxruntime"
     ) from error
-# Uninstalling one of the packages takes the files of the other, too.
+# The module is importable but empty after an uninstall that removed files of another package, too.
 if not hasattr(ort, "InferenceSession"):
     raise BackendError(
-        "onnxruntime is incomplete, as it is after one of two packages of it was uninstalled; install "
-        "the one you want again: pip install --force-reinstall --no-deps onnxruntime (or "
+        "onnxruntime is incomplete, as after uninstalling one of two packages that contain it; "
+        "reinstall the one you want: pip install --force-reinstall --no-deps onnxruntime (or "
         "onnxruntime-gpu)"
     )

@@ -1,7 +1,7 @@
-"""Execution providers of onnxruntime: how users name them, and what stands behind a name here.
+"""Execution providers of onnxruntime: resolves the names that users give, and lists what is usable.
 
 Some are built into the installed onnxruntime package, others come as plug-in libraries. onnxruntime
-itself falls back to the CPU when one cannot start; here that is an error which says what to install.
+falls back to the CPU when one cannot start; here that is an error that says what to install.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from stem_edge.runtime.backends.onnxruntime.providers.names import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
 
-# Of a device's metadata, the first that is there: onnxruntime's word on Windows, and OpenVINO's.
+# Metadata keys of a device's name, by preference: onnxruntime's on Windows, then OpenVINO's.
 NAMES = ("Description", "FULL_DEVICE_NAME")
 
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider that is available, as a session is opened on it."""
+    """An available execution provider, with the arguments that sessions on it take."""
 
-    name: str  # the short one, for people
-    full: str  # onnxruntime's
+    name: str  # short, for users
+    full: str  # onnxruntime's name
     options: Mapping[str, str] = field(default_factory=dict)
-    devices: tuple[Any, ...] = ()  # OrtEpDevice; of built-in providers none
+    devices: tuple[Any, ...] = ()  # OrtEpDevice; empty for built-in providers
 
     @property
     def on_cpu(self) -> bool:
-        """Whether this is onnxruntime's own, which runs everything."""
+        """True for onnxruntime's CPU provider, which has every operator."""
         return self.full == CPU_NAME
 
     @property
     def own_memory(self) -> bool:
-        """Whether arrays can lie in memory of its device, and not in that of this process."""
+        """True if arrays can lie in memory of its device rather than of this process."""
         if self.devices:
             return any(map(provider_start.has_memory, self.devices))
         return bool(self.name in KNOWN and KNOWN[self.name].memory)
@@ -62,10 +62,10 @@ CPU = Provider("cpu", CPU_NAME)
 class ListedDevice:
     """A device that onnxruntime lists for a provider."""
 
-    name: str  # or its ids, where nobody says
+    name: str  # or vendor and device id, if it has none
     vendor: str
     kind: str  # GPU, NPU or CPU
-    own_memory: bool  # arrays can lie in memory of its own
+    own_memory: bool  # arrays can lie in its memory
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,26 @@ class Listed:
     """A provider, and whether it can be used here."""
 
     name: str  # for `providers` of stem_edge.load
-    full: str  # onnxruntime's name; empty where only its library, which cannot be used, would tell
+    full: str  # onnxruntime's name; "" if only a library that cannot be used knows it
     available: bool
     own_memory: bool
-    devices: tuple[ListedDevice, ...]  # of built-in providers onnxruntime may list none
-    reason: str  # why it is not available, and what to do; empty if it is
+    devices: tuple[ListedDevice, ...]  # may be empty for built-in providers
+    reason: str  # why it is not available, and what to do; "" if it is
 
 
 class UnavailableError(BackendError):
-    """Nothing that is installed here has the provider; says what would bring it."""
+    """A provider is in no installed package; the message says how to install it."""
 
 
 def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]:
-    """What `providers` and `provider_libraries` of stem_edge.load name, in their order.
+    """Return the providers that the options of stem_edge.load name, in their order.
 
     None is the CPU alone; "auto" the first with memory of its own that starts here, else the CPU.
-    CPU at the end allows operators on the CPU that the providers before it lack. libraries: paths
-    of plug-ins by the names to use them by.
+    The CPU at the end runs operators that the providers before it lack. libraries: name -> path of
+    a plug-in.
 
-    Raises InputError for names and options that make no sense, BackendError for a provider that is
-    not available, saying which package brings it.
+    Raises InputError for invalid names and options; BackendError for a provider that is not
+    available, which says how to install it.
     """
     paths, pairs = checked_libraries(libraries), named(wanted)
     if pairs == [(AUTO, {})]:
@@ -103,12 +103,12 @@ def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]
 
 
 def _accelerators(libraries: Mapping[str, str | Path]) -> Iterator[Provider]:
-    """Providers with memory of their own that can be used here, the preferred first."""
+    """Yield usable providers with memory of their own, the preferred one first."""
     for name in [*libraries, *(name for name in PREFERRED if name not in libraries)]:
         try:
             provider = find(name, {}, libraries)
-        except (BackendError, OutOfMemoryError):  # not here: that is what "auto" asks
-            if name in libraries:  # but this one the user says is here
+        except (BackendError, OutOfMemoryError):
+            if name in libraries:  # must not be skipped silently: the user named it
                 raise
             continue
         if provider.own_memory:
@@ -134,17 +134,17 @@ def _check_together(found: Sequence[Provider]) -> None:
     built_in = [p.name for p in found if not p.devices and not p.on_cpu]
     if plugged and built_in:
         raise InputError(
-            f"providers has {plugged[0]}, which is opened by its devices, and {built_in[0]}, by its "
-            "name; onnxruntime takes only one of the kinds: leave one of them out"
+            f"providers has {plugged[0]}, a plug-in, and {built_in[0]}, which is built in; "
+            "onnxruntime takes only one of the two kinds: leave one out"
         )
 
 
 def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]) -> Provider:
-    """The provider of one name, once it starts. Raises InputError, BackendError."""
+    """Return the provider of a name after a trial start. Raises InputError, BackendError."""
     short = short_name(name)
     if short == CPU.name:
-        if options:  # onnxruntime would take any, and do nothing with them
-            raise InputError(f"providers: cpu has no options, and {', '.join(options)} is given")
+        if options:  # onnxruntime ignores them, rather than refuse them
+            raise InputError(f"providers: cpu has no options, but {', '.join(options)} is given")
         return CPU
     if name.lower() in libraries or short in libraries:
         key = name.lower() if name.lower() in libraries else short
@@ -152,19 +152,18 @@ def find(name: str, options: dict[str, str], libraries: Mapping[str, str | Path]
     known = KNOWN.get(short)
     full = known.full if known else _full_name(name, [*libraries])
     short = short if known else short_name(full)
-    devices = provider_start.registered_devices(
-        full
-    )  # by us, by the program around us, or built in
+    # Registered by an earlier call or by the embedding program, or built in.
+    devices = provider_start.registered_devices(full)
     if devices:
         return Provider(short, full, options, provider_start.preferred(devices))
     library = provider_start.package_library(known.module) if known and known.module else None
-    if library is not None:  # first, for onnxruntime calls available what is registered
+    if library is not None:  # must come first: registered plug-ins count as available below
         return _of_library(short, library, options)
     if full in ort.get_available_providers():
         provider = Provider(short, full, options)
         provider_start.check_starts(provider)
         return provider
-    raise UnavailableError(known.bring if known else "nothing that is installed brings it")
+    raise UnavailableError(known.bring if known else "no installed package has it")
 
 
 def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Provider:
@@ -172,8 +171,8 @@ def _of_library(name: str, library: str | Path, options: dict[str, str]) -> Prov
     devices = provider_start.register(full, library)
     if not devices:
         raise BackendError(
-            f"{name}: {library} finds no device here that it could use; onnxruntime sees "
-            f"{_hardware()}. Install the driver of the device; in a container, show it the device "
+            f"{name}: {library} finds no device here that it can use; onnxruntime sees "
+            f"{_hardware()}. Install the device's driver; in a container, expose the device to it "
             "(on Linux also /sys/class/drm)"
         )
     ours = [device for device in devices if device.ep_name == full] or [
@@ -190,7 +189,7 @@ def _hardware() -> str:
 
 
 def _full_name(name: str, more: Sequence[str]) -> str:
-    """onnxruntime's spelling of a name of its own; raises InputError if it has none such."""
+    """Return a provider's name as onnxruntime spells it. Raises InputError if it has none such."""
     listed = [str(device.ep_name) for device in ort.get_ep_devices()]
     fulls = {full.lower(): full for full in [*full_names(), *listed]}
     shorts = {short_name(full): full for full in fulls.values()}
@@ -205,17 +204,20 @@ def _full_name(name: str, more: Sequence[str]) -> str:
 
 
 def available_names() -> list[str]:
-    """Short names of what is built in and registered, as onnxruntime orders them."""
+    """Return short names of built-in and registered providers, in onnxruntime's order."""
     fulls = [*ort.get_available_providers(), *(d.ep_name for d in ort.get_ep_devices())]
     names = dict.fromkeys(short_name(full) for full in fulls)
     return [name for name in names if name not in ELSEWHERE]
 
 
 def providers(libraries: Libraries = None) -> list[Listed]:
-    """All that have a name here; each is tried. libraries: see stem_edge.load. Raises InputError."""
+    """List the known providers after a trial start of each. Raises InputError.
+
+    libraries: name -> path of a plug-in, as for stem_edge.load.
+    """
     more = checked_libraries(libraries)
     found = [_listed(name, more) for name in dict.fromkeys([*more, *KNOWN])]
-    # What the tries registered shows only now.
+    # Looked up last, because the trial starts register further providers.
     rest = [name for name in available_names() if name not in {listed.name for listed in found}]
     fulls = {listed.full for listed in found}
     return found + [other for other in (_listed(n, more) for n in rest) if other.full not in fulls]
@@ -232,7 +234,7 @@ def _listed(name: str, libraries: Mapping[str, str | Path]) -> Listed:
 
 
 def describe(device: Any) -> ListedDevice:
-    """An OrtEpDevice as onnxruntime lists it."""
+    """Return name, vendor and kind of an OrtEpDevice."""
     hardware = device.device
     told = {**device.ep_metadata, **hardware.metadata}
     ids = f"{hardware.vendor_id:#06x}:{hardware.device_id:#06x}"

@@ -1,4 +1,4 @@
-"""The ggml backend through the engine: memory that lives long enough, graphs that are built once."""
+"""The ggml backend through the engine: lifetime of memory, and reuse of graphs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_contexts_take_turns(tiny_gguf: Path) -> None:
         alone = stepwise(model, IDS[:20])
         contexts = [model.engine.open_context(length) for length in (20, 90)]
         for position, token in enumerate(IDS[:20]):
-            # Not copied: a step of the other context may not overwrite them.
+            # Not copied, because a step of the other context must not overwrite them.
             found = [model.engine.step(context, np.array([token])) for context in contexts]
             assert np.array_equal(np.concatenate(found), alone[[position, position]])
 
@@ -74,7 +74,7 @@ def test_a_step_can_be_tried_again(tiny_gguf: Path) -> None:
 def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A larger graph takes other scratch memory; whatever happens then, the step can be repeated."""
+    """A larger graph needs new scratch memory; the step can be repeated after any interrupt."""
     original = Scratch.place
     interrupted: list[bool] = []
 
@@ -108,7 +108,7 @@ def test_masks(window: int) -> None:
 
 
 def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
-    """Masks grow with the context; nothing but the kernel's own count of this process is asked."""
+    """Masks grow with the context. Memory is measured by the kernel's counters only."""
     from make_checkpoint import Shape, write_checkpoint
 
     checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=32_768))
@@ -118,7 +118,7 @@ def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
         assert isinstance(context.backend, GgmlContext)
         context.backend.begin(np.arange(100), 32_768 - 128)
         context.backend.finish(np.zeros(100, np.int32), 1)
-        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # and a mask of ours
+        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # because then we pass a mask
         assert held < model.plan.activations
 
 
@@ -224,7 +224,7 @@ def test_quantized_backbones_repacked_or_not(
 
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 256 values, which K-quants need."""
+    """A checkpoint with rows of 256 values, because K-quants need them."""
     from make_checkpoint import Shape, write_checkpoint
 
     shape = Shape(dim=256, n_layers=2, d_ff=512, stem_layers=(1,))

@@ -1,4 +1,4 @@
-"""Rows in ggml's blocks: dequantized by another implementation, they are the rows of the records."""
+"""Rows in ggml's blocks equal the rows of the records, when another implementation decodes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def layout_of(
 
 
 def stored_values(slots: BlockSlots, layer: int, part: int) -> F32:
-    """All slots of one part as numbers, by the gguf package."""
+    """Decode all slots of one part with the gguf package."""
     rows = slots.rows[layer][part]
     return np.asarray(
         gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(slots.type.number)), np.float32

@@ -1,4 +1,4 @@
-"""The backend that keeps everything on a device, run on the CPU: same logits, small traffic."""
+"""The device backend, run on the CPU: the same logits, with little data copied."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_logits_are_those_of_the_cpu(
 
 
 def test_the_graphs_of_the_cpu_round_a_little_more(expected: F32) -> None:
-    """So the other tests compare with more exact ones; this guards that they are not too far off."""
+    """Other tests compare with exact graphs, so check that these are not too far off."""
     with on_host(exact=False) as (backend, rows):
         found = all_logits(backend.open_context(LENGTH), rows, CHUNKED)
     assert np.abs(found - expected[: sum(CHUNKED)]).max() < 0.5
 
 
-def test_few_slots_and_each_missing_record_goes_over_once(expected: F32) -> None:
+def test_with_few_slots_each_missing_record_is_uploaded_once(expected: F32) -> None:
     sizes = [8, 8] + [1] * 28
     with on_device("fp32", slots=16, overlap=True) as (backend, slots, rows, _):
         context = backend.open_context(LENGTH)
@@ -65,7 +65,7 @@ def test_few_slots_and_each_missing_record_goes_over_once(expected: F32) -> None
             before = slots.uploaded_rows
             found = step(context, rows, ids, position, size)
             assert slots.uploaded_rows - before == missing
-            assert slots.uploads == uploads  # one batch a step, whatever is missing
+            assert slots.uploads == uploads  # one batch per step
             assert np.abs(found - expected[position : position + size]).max() < EXACT
             position += size
             rows.submit(IDS[position : position + following].astype(np.int64))
@@ -73,7 +73,7 @@ def test_few_slots_and_each_missing_record_goes_over_once(expected: F32) -> None
         assert slots.uploaded_nbytes == slots.uploaded_rows * (4 * slots.rows.words + 8)
 
 
-def test_the_largest_logits_are_all_that_comes_over(expected: F32) -> None:
+def test_only_the_largest_logits_are_copied_back(expected: F32) -> None:
     with on_device("fp32") as (backend, _, rows, _):
         context = backend.open_context(LENGTH)
         all_logits(context, rows, [10])
@@ -110,7 +110,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
             kv_cache = sum(array.nbytes for array in context._kv)
             assert kv_cache == width * 2 * 6 * 2 * LENGTH * 32
             step(context, parts.rows, IDS[:9], 0, 1, 40)
-            assert context.nbytes == kv_cache * 9 // LENGTH  # in this process, where pages come
+            assert context.nbytes == kv_cache * 9 // LENGTH  # in this process, where pages are read
             needs = device_needs(
                 footprint_of(open_manifest(DEMO)), LENGTH, "cpu", activations,
                 limit=None, asked=False, shared=True,
@@ -133,7 +133,7 @@ def test_dropped_contexts_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             del context
             dropping.start()
             dropping.join()
-            # Of a device not in another thread, in the midst of a step.
+            # Freeing device memory must not happen in another thread, in the midst of a step.
             assert parts.memory.nbytes == (held if kind == "device" else before)
             parts.memory.collect()
             assert parts.memory.nbytes == before

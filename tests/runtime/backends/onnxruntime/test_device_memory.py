@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, with the CPU's memory in its place."""
+"""Arrays in the memory of a device, emulated by the CPU's memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ["host", "named", "plugged"]
 
 
 class Device:
-    """Stands for an OrtEpDevice whose memory is the CPU's."""
+    """A fake OrtEpDevice whose memory is the CPU's."""
 
     def __init__(self, *, pinned: bool = False) -> None:
         self.pinned = pinned
@@ -48,7 +48,7 @@ def allocator() -> None:
 
 @pytest.fixture
 def plugged(monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
-    """Of a plug-in; onnxruntime knows no copies between the CPU and the CPU."""
+    """Memory of a fake plug-in, because onnxruntime has no copies from CPU to CPU."""
 
     def copy(sources: list[ort.OrtValue], targets: list[ort.OrtValue]) -> None:
         for source, target in zip(sources, targets, strict=True):
@@ -94,7 +94,7 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_retired_goes_with_the_next_call(memory: DeviceMemory) -> None:
+def test_retired_memory_is_freed_by_the_next_call(memory: DeviceMemory) -> None:
     memory.retire([memory.empty((4,), np.int32, "a test")])
     gc.collect()
     assert memory.nbytes == (16 if memory.kind == "device" else 0)
@@ -105,7 +105,7 @@ def test_what_is_retired_goes_with_the_next_call(memory: DeviceMemory) -> None:
 def test_shapes_and_types_have_to_be_the_same(memory: DeviceMemory) -> None:
     array = memory.empty((2, 2), np.int32, "a test")
     for wrong in (np.zeros((2, 3), np.int32), np.zeros((2, 2), np.float32)):
-        with pytest.raises(ValueError, match="into int32"):
+        with pytest.raises(ValueError, match="expected int32"):
             array.write(wrong)
     with pytest.raises(ValueError, match="as uint8"):
         array.value(np.uint8, (2, 7))
@@ -147,14 +147,16 @@ def test_beyond_its_limit_nothing_is_allocated() -> None:
     held = memory.empty((80,), np.uint8, "a part")
     with pytest.raises(OutOfMemoryError) as caught:
         memory.empty((30,), np.uint8, "the KV cache")
-    assert "no memory left on cpu for the KV cache: 30 bytes beside 80" in str(caught.value)
+    assert "no memory left on cpu for the KV cache: needs 30 bytes beside 80" in str(caught.value)
     assert "100 are allowed" in str(caught.value) and "\n" not in str(caught.value)
     assert memory.nbytes == held.nbytes
 
 
 def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
     held = memory.put(np.arange(4), "a part")
-    with pytest.raises(OutOfMemoryError, match="for all there is: 4,503,599,627,370,496 bytes"):
+    with pytest.raises(
+        OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496 bytes"
+    ):
         memory.empty((1 << 52,), np.uint8, "all there is")
     assert memory.nbytes == held.nbytes and np.array_equal(held.read(), np.arange(4))
 
@@ -164,7 +166,7 @@ def test_an_allocation_that_fails_without_a_word_is_noticed(
 ) -> None:
     good = ort.copy_tensors
     monkeypatch.setattr(ort, "copy_tensors", lambda *_: None)
-    with pytest.raises(OutOfMemoryError, match=r"for slots: 40 bytes .*has no room"):
+    with pytest.raises(OutOfMemoryError, match=r"for slots: needs 40 bytes .*has no room"):
         plugged.empty((10,), np.int32, "slots")
     assert plugged.nbytes == 0
     monkeypatch.setattr(ort, "copy_tensors", good)
@@ -178,7 +180,7 @@ def test_a_device_that_is_gone_is_not_one_that_is_full(
         raise RuntimeError("VK_ERROR_DEVICE_LOST")
 
     monkeypatch.setattr(ort, "copy_tensors", fail)
-    with pytest.raises(DeviceLostError, match="lost while memory for slots was taken"):
+    with pytest.raises(DeviceLostError, match="lost while memory for slots was allocated"):
         plugged.empty((10,), np.int32, "slots")
 
 
@@ -202,7 +204,7 @@ def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> Non
         ("Non-zero status code returned while running X", BackendError),
     ],
 )
-def test_errors_say_what_they_were_about(said: str, expected: type[Exception]) -> None:
+def test_errors_name_their_operation(said: str, expected: type[Exception]) -> None:
     with (
         pytest.raises(expected, match="for the backbone") as caught,
         onnxruntime_errors("for the backbone"),
@@ -212,7 +214,7 @@ def test_errors_say_what_they_were_about(said: str, expected: type[Exception]) -
 
 
 def _session(type_: int) -> ort.InferenceSession:
-    """y = x."""
+    """Make a session that computes y = x."""
     shape = ["n", "m"]
     values = [helper.make_tensor_value_info(name, type_, shape) for name in "xy"]
     node = helper.make_node("Identity", ["x"], ["y"])

@@ -1,4 +1,4 @@
-"""Slots of the row cache in a device's memory: uploads in batches, counted, in place."""
+"""Slots of the row cache in a device's memory: batched and counted uploads in place."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_uploads_are_counted() -> None:
     assert slots.uploaded_nbytes == 4 * (4 * slots.rows.words + 8)  # and an int64 for the slot
 
 
-def test_large_batches_go_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_uploaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     slots, _ = make(40)
     monkeypatch.setattr(device_slots, "PIECE_NBYTES", 7 * 4 * slots.rows.words + 3)
     assert piece_records(slots.rows, 40) == 7 and piece_records(slots.rows, 5) == 5
@@ -102,7 +102,7 @@ def test_large_batches_go_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(runs) == 5 and slots.uploads == 1 and slots.uploaded_rows == 30
     words = slots.rows.pack(some)
     assert all(np.array_equal(held(slots, 34 - i), words[i]) for i in range(30))
-    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 10)  # a record goes over alone
+    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 10)  # so that each record is uploaded alone
     slots.write(np.array([3, 0]), records([5, 6]))
     assert np.array_equal(held(slots, 0), slots.rows.pack(records([6]))[0])
 
@@ -117,7 +117,7 @@ def test_the_cache_believes_nothing_after_a_write_that_failed(
         first = np.array([10, 11, 12, 13], np.int64)
         where = rows.fetch(first)
         real = BoundSession.run
-        for after in (False, True):  # the graph did not run; it did, and then something failed
+        for after in (False, True):  # fail before the graph runs, and after
 
             def fail(graph: BoundSession, after: bool = after) -> None:
                 if after:
@@ -150,7 +150,7 @@ def test_slots_that_do_not_fit_are_refused() -> None:
 
 def test_what_onnxruntime_refuses_is_an_error_of_ours() -> None:
     slots, _ = make(4)
-    with pytest.raises(BackendError, match="while rows went to the device"):
+    with pytest.raises(BackendError, match="while uploading rows to the device"):
         slots.write(np.array([4]), records([1]))  # there is no such slot
 
 

@@ -1,4 +1,4 @@
-"""The backend of portable graphs: logits of independent models, and what happens when a step fails."""
+"""The backend of portable graphs: logits of reference models, and recovery from failed steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Runner:
         return context.finish(self.slot_ids(ids), logits)
 
     def slot_ids(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """Where the rows of tokens are."""
+        """Slots of the tokens' rows."""
         return np.array([self._slot[token] for token in ids], np.int32)
 
     def logits(self, ids: Sequence[int], chunks: Sequence[int]) -> F32:
@@ -90,7 +90,7 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
-    """Against the plain graphs, where those do not round what they multiply."""
+    """Compared with the plain graphs, without their rounding of activations."""
     bundle, ids = quantized(tmp_path, name)
     runner = Runner(bundle, ids, [CPU])
     backend = OrtBackend(bundle.manifest.model, exact_graphs(bundle), runner.slots, 1, [CPU])
@@ -152,7 +152,7 @@ def test_contexts_take_turns(demo: Runner) -> None:
     contexts = [demo.backend.open_context(20), demo.backend.open_context(64)]
     for at in range(20):
         ids = (LONG[at], LONG[100 + at])
-        # Not copied: a step of the other context may not overwrite them.
+        # Not copied, because a step of the other context must not overwrite them.
         found = [demo.step(c, [token], at, 1) for c, token in zip(contexts, ids, strict=True)]
         for logits, wanted in zip(found, expected, strict=True):
             assert np.abs(logits - wanted[at]).max() < TOLERANCE
@@ -193,7 +193,7 @@ def test_a_step_that_failed_can_be_tried_again(
     assert np.abs(demo.step(context, LONG[10:20], 10, 10) - expected[10:]).max() < TOLERANCE
 
 
-def test_logits_that_are_no_numbers() -> None:
+def test_logits_that_are_nan() -> None:
     runner = Runner(open_bundle(DEMO), LONG[:3], [CPU])
     slots = runner.slots
     assert slots is not None
@@ -204,7 +204,7 @@ def test_logits_that_are_no_numbers() -> None:
     with pytest.raises(BackendError, match="position 1 are not finite"):
         runner.step(context, LONG[1:3], 1, 2)
     slots.scales[0][0][1] = scale
-    # What the failed step left in the KV cache is gone, also where a shorter one tries again.
+    # The failed step must leave nothing in the KV cache, even if a shorter one follows.
     found = [runner.step(context, [LONG[at]], at, 1) for at in (1, 2)]
     assert np.abs(np.concatenate(found) - expected[1:]).max() < TOLERANCE
 
@@ -244,7 +244,7 @@ def openvino() -> Sequence[Provider]:
 
 
 def test_openvino_runs_every_operator(demo: Runner, openvino: Sequence[Provider]) -> None:
-    """Opened without the CPU, so that nothing is left to it."""
+    """The session excludes the CPU, so that no operator falls back to it."""
     runner = Runner(open_bundle(DEMO), LONG, openvino)
     expected = demo.logits(LONG[:48], [48])
     for chunks in ([48], [1], [16, 31, 1]):

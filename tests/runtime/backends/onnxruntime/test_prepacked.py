@@ -1,4 +1,4 @@
-"""Prepared backbones: the same logits, made once, done without when they cannot be."""
+"""Prepacked backbones: the same logits, made only once, and loading without them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def made(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with the prepared backbone. Not to be changed."""
+    """A cache folder with the prepacked backbone. Do not change it."""
     folder = tmp_path_factory.mktemp("made")
     module.make(open_bundle(bundle), folder, 1, None)
     return folder
@@ -54,7 +54,7 @@ def own(made: Path, tmp_path: Path) -> Path:
 
 
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[Path | GraphSource]:
-    """What graphs are loaded from, as loads go on."""
+    """Record what graphs are loaded from."""
     real, seen = open_session, list[Path | GraphSource]()
 
     def watch(graph: Path | GraphSource, *rest: object) -> object:
@@ -115,7 +115,7 @@ def test_a_small_backbone_is_not_prepared(
 
 
 def unprepared(bundle: Path, cache_dir: Path, message: str) -> None:
-    """A load that says why it is not prepared, and works."""
+    """Check that a load works and warns why it is not prepacked."""
     with (
         pytest.warns(module.NotPrepared, match=message),
         stem_edge.load(bundle, cache_dir=cache_dir, threads=1) as model,
@@ -154,7 +154,7 @@ def test_a_worker_that_fails_says_why(
 def test_saved_graphs_that_compute_something_else_are_refused_once(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """And made when somebody asks again and they compute the same."""
+    """They are accepted on a later try, when they compute the same."""
 
     tries = list[Path]()
 
@@ -166,7 +166,7 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
     with monkeypatch.context() as patch:
         patch.setattr(prepare_worker, "_computes_the_same", lambda *_, **__: False)
         unprepared(
-            bundle, tmp_path, "computes other logits from what it saved on this processor; lo"
+            bundle, tmp_path, "computes other logits from packed weights on this processor; it"
         )
     with warnings.catch_warnings(), stem_edge.load(bundle, cache_dir=tmp_path) as model:
         warnings.simplefilter("error")
@@ -183,11 +183,10 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
 def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None:
     opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
     assert found is not None
-    folder, record = found
-    assert prepare_worker._computes_the_same(opened, folder, record, 1)
-    (data,) = folder.glob("*late*.data")
+    assert prepare_worker._computes_the_same(opened, found, 1)
+    (data,) = found.folder.glob("*late*.data")
     data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
-    assert not prepare_worker._computes_the_same(opened, folder, record, 1)
+    assert not prepare_worker._computes_the_same(opened, found, 1)
 
 
 def test_a_worker_that_is_killed(
@@ -200,7 +199,7 @@ def test_a_worker_that_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
-def test_a_damaged_one_is_made_again(bundle: Path, own: Path, damage: str) -> None:
+def test_a_damaged_graph_is_prepared_again(bundle: Path, own: Path, damage: str) -> None:
     (folder,) = (own / "prepared").iterdir()
     data = folder / "late.onnx.data"
     if damage == "cut":

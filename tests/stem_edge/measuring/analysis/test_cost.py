@@ -1,4 +1,4 @@
-"""The cost model, held to the figures that the STEM paper prints (arXiv 2601.10639)."""
+"""The cost model, compared with the figures of the STEM paper (arXiv 2601.10639)."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The geometry of rows: against plain numpy, and on a text against the reference model."""
+"""Geometry of rows, compared with plain numpy, and on a text with the reference model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TEXT = "The cat sat on the mat, and the dog on the hat. 0123456789 ABCDEFGHIJKLM
 
 
 def all_cosines(vectors: F32) -> F32:
-    """Of all pairs, the obvious way."""
+    """Cosines of all pairs, computed the obvious way."""
     long = vectors.astype(np.float64)
     units = long / np.linalg.norm(long, axis=1, keepdims=True)
     cosines: F32 = (units @ units.T)[np.triu_indices(len(units), 1)]
@@ -50,7 +50,7 @@ def all_cosines(vectors: F32) -> F32:
 
 
 def agrees(found: Spread | None, vectors: F32, tolerance: float = 1e-6) -> bool:
-    """Whether a spread is that of these vectors."""
+    """Return whether a spread is that of these vectors."""
     cosines = all_cosines(vectors)
     assert found is not None
     assert (found.vectors, found.pairs) == (len(vectors), len(cosines))
@@ -169,7 +169,7 @@ def test_neighbours_are_the_nearest_of_the_whole_table(
             assert np.allclose(found.cosines[number, : len(expected)], cosines[expected], atol=1e-6)
 
 
-def test_norms_beyond_the_squares_of_float32_and_values_that_are_no_numbers() -> None:
+def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
     rows = np.array([[3e25, 4e25], [3e-25, 4e-25], [0, 0], [3, 4]], np.float32)
     assert np.allclose(row_norms(rows, 1, 0), [5e25, 5e-25, 0, 5], rtol=1e-6, atol=0)
     rows = np.array([[1, 2], [1, np.inf], [np.nan, 1]], np.float32)
@@ -385,13 +385,13 @@ def test_a_text_is_read_no_further_than_needed(
     ("options", "message"),
     [
         ({"layers": [1, 2]}, r"layer 2 has no table in .*: 1, 3, 5"),
-        ({"layers": []}, "no layers are given"),
+        ({"layers": []}, "layers is empty"),
         ({"sample": 1}, "sample is 1; expected 2 to 8192"),
         ({"sample": 8193}, "sample is 8193; expected 2 to 8192"),
         ({"seed": -1}, "seed is -1"),
         ({"threads": 0}, "threads is 0"),
         ({"neighbours": 0}, "neighbours is 0; expected 1 to 1756"),
-        ({"tokens": [1756]}, "token id 1756 is not in 0..1755"),
+        ({"tokens": [1756]}, "token id 1756 is out of range; this model has 0 to 1755"),
         ({"tokens": ["France"]}, r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\\?"),
         ({"tokens": ["Mississippi"]}, r"tokens, expected one: .*; give one of its tokens, or try it with"),
         ({"tokens": [""]}, "is 0 tokens, expected one: nothing"),
@@ -484,7 +484,7 @@ def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sample", "9"], "--sample: only for --geometry, which is not given; add --geometry"),
+        (["--sample", "9"], "--sample: only for --geometry; add --geometry"),
         (["--seed", "0", "--plot", "x.png"], "--seed and --plot: only for --geometry"),
         (["--cost", "--layers", "1"], "--layers: only for --geometry"),
         (["--token", "x"], "--token: only for --geometry"),
@@ -492,7 +492,7 @@ def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
         (["--geometry", "--layers", "1;3"], "--layers '1;3': not numbers"),
         (["--geometry", "--layers", ""], "--layers '': not numbers"),
         (["--geometry", "--layers", "0"], "layer 0 has no table"),
-        (["--geometry", "--plot", "x.gif"], "x.gif: a plot is written as one of"),
+        (["--geometry", "--plot", "x.gif"], "x.gif: a plot can only be written as one of"),
         (["--geometry", "--plot", "/nowhere/x.png"], "/nowhere: no such folder"),
         (["--geometry", "--engine", "ggml"], "add --memory"),
     ],

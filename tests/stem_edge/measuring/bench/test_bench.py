@@ -1,4 +1,4 @@
-"""`stem-edge bench` on the demo model: what is measured and printed, never how fast it is."""
+"""`stem-edge bench` with the demo: measured and printed figures, but never their values."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_against_torch(capsys: Capture) -> None:
             {"against": ["unprepared"], "device_memory": "1GB"},
             "nothing is prepared on accelerators; .*on the CPU",
         ),
-        ({"repack": True, "engine": "onnxruntime"}, "repack belongs to ggml"),
+        ({"repack": True, "engine": "onnxruntime"}, "repack is for ggml"),
         ({"rounds": 0}, "expected at least 1"),
         ({"loads": -1}, "expected at least 0"),
         ({"threads": 0}, "expected at least 1"),

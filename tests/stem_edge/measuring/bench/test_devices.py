@@ -1,4 +1,4 @@
-"""`stem-edge bench` on devices: who is compared with what, and what is counted; never how fast."""
+"""`stem-edge bench` on devices: subjects and counters, but never speeds."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["settings"]["options"]["device_memory"] == "1GB"
 
 
-def test_a_provider_that_is_not_here_is_an_error_of_one_line(
+def test_an_unavailable_provider_is_an_error_of_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["bench", str(DEMO), "--loads", "0", "--providers", "qnn"]) == 1

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from installed import DEMO
-from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import InputError, Measurement, MemoryPlanError
@@ -30,14 +29,6 @@ from stem_edge.measuring.bench.measure_report import (
 Capture = pytest.CaptureFixture[str]
 PHASES = ["start", "import", "load", "prefill", "decode"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
-
-
-@pytest.fixture(scope="module")
-def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense")
-    write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle")
-    return folder / "bundle"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Limits of a device: files of cgroups of both versions, and words that say what is real."""
+"""Limits of an emulated device: cgroups of both versions, and how they are described."""
 
 from __future__ import annotations
 
@@ -116,12 +116,14 @@ def test_several_processes_have_a_group_each(groups: Path, monkeypatch: pytest.M
 def test_a_group_that_may_not_be_used_leaves_nothing(
     child: int, groups: Path, monkeypatch: pytest.MonkeyPatch, refused: str, how: str
 ) -> None:
-    def write(path: Path, value: int) -> None:
+    write_text = Path.write_text
+
+    def write(path: Path, text: str) -> int:
         if path.name == refused:
             raise PermissionError(13, "Permission denied", str(path))
-        path.write_text(str(value))
+        return write_text(path, text)
 
-    monkeypatch.setattr(limits, "_write", write)
+    monkeypatch.setattr(Path, "write_text", write)
     use_group(monkeypatch, (groups, 1))
     with Limits(DEVICE) as found:
         found.confine(child)

@@ -1,4 +1,4 @@
-"""Memory by kind: what programs do on purpose is what is reported, and it adds up to the kernel's."""
+"""Memory by kind: reports match what programs allocate, and the kernel's totals."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def kinds(tmp_path: Path) -> FileKinds:
 def a_file(path: Path, nbytes: int = SIZE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        file.truncate(nbytes)  # a hole is mapped like any other page
+        file.truncate(nbytes)  # a sparse file, because holes are mapped like other pages
     return path
 
 
 def growth(before: Memory, after: Memory) -> dict[str, int]:
-    """What grew or shrank by more than 2 % of what these programs take at a time."""
+    """Kinds of memory that changed by more than 2 % of what these programs take at a time."""
     pairs = {name: after.kinds()[name] - nbytes for name, nbytes in before.kinds().items()}
     return {name: nbytes for name, nbytes in pairs.items() if abs(nbytes) > 0.02 * SIZE}
 
@@ -102,7 +102,7 @@ TOUCH = f"for at in range(0, {SIZE}, 4096): b[at] = 1"
     ("before", "line", "grown"),
     [
         ("pass", f"held.append(b'x' * {SIZE})", {"anonymous": SIZE}),  # a leak
-        (  # pages of a private mapping that are written to are the file's no longer
+        (  # because written pages of a private mapping no longer belong to the file
             "b = m",
             f"for at in range(0, {SIZE // 2}, 4096): b[at] = 1",
             {"backbone": -SIZE // 2, "anonymous": SIZE // 2},
@@ -138,9 +138,7 @@ def test_what_a_program_takes_is_of_its_kind(
 
 
 @LINUX
-def test_names_with_spaces_newlines_and_what_python_takes_for_line_ends(
-    program: Program, tmp_path: Path
-) -> None:
+def test_names_with_spaces_newlines_and_other_line_ends(program: Program, tmp_path: Path) -> None:
     odd = tmp_path / "a b\nc\r d\x85e (deleted)"
     reader = LinuxReader(program.pid, FileKinds(odd / "tables.zarr", (odd,)))
     path = a_file(odd / "tables.zarr" / "x\n\ty")
@@ -215,7 +213,7 @@ def test_every_field_of_a_known_process(fake: LinuxReader) -> None:
     assert fake.peak_resident() == 9000 << 10
 
 
-def test_a_sandbox_whose_status_tells_less_and_that_resets_no_mark(
+def test_a_sandbox_with_a_shorter_status_that_cannot_reset_the_peak(
     fake: LinuxReader, tmp_path: Path
 ) -> None:
     (tmp_path / "proc/7/status").write_text(STATUS, "latin-1")

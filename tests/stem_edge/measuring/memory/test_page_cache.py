@@ -1,4 +1,4 @@
-"""What the system holds of files: after dropping nothing, after reading what was read."""
+"""Share of files in the page cache, after dropping and reading them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forgets(folder: Path) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """On a file system that can drop pages, as tmpfs cannot."""
+    """A folder on a file system that can drop pages, as tmpfs cannot."""
     if forgets(tmp_path):
         yield tmp_path
         return
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_a_file_that_was_just_written_is_cached_and_can_be_dropped(folder: Path) -> None:
     path = written(folder / "a")
     assert cached_nbytes([path]) == SIZE
-    drop_pages([path])  # also what was not on disk yet
+    drop_pages([path])  # including pages that were not on disk yet
     cached = cached_nbytes([path])
     assert cached is not None and cached <= 0.01 * SIZE
 
@@ -59,7 +59,7 @@ def test_half_of_a_file_is_cached_when_it_was_read(folder: Path) -> None:
         assert len(file.read(SIZE // 2)) == SIZE // 2
     cached = cached_nbytes([path])
     assert cached is not None and SIZE // 2 <= cached < SIZE
-    assert cached_nbytes([path]) == cached  # asking reads nothing
+    assert cached_nbytes([path]) == cached  # because asking must not read anything
 
 
 def test_files_that_are_empty_or_end_within_a_page(folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_files_that_are_empty_or_end_within_a_page(folder: Path) -> None:
     assert cached_nbytes([empty, odd]) == 0
 
 
-def test_nothing_is_said_of_a_file_that_linux_tells_lies_about(
+def test_the_page_cache_of_a_foreign_file_is_unknown(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder / "a", 4096)

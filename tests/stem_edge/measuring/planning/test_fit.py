@@ -42,7 +42,7 @@ def test_what_is_planned_can_be_loaded(tiny_bundle: Path) -> None:
 
 
 def least_memory() -> int:
-    """Of the demo with a context of 64 tokens, to three digits and a little more."""
+    """Memory that the demo needs at least with 64 tokens of context, plus a rounding margin."""
     with pytest.raises(MemoryPlanError) as caught:
         stem_edge.fit(DEMO, "1MB", bandwidth="10GB", context_length=64)
     match = re.search(r"at least ([\d.]+ MB) must", str(caught.value))
@@ -144,7 +144,7 @@ def test_a_text_needs_a_tokenizer(tiny_checkpoint: Path) -> None:
 def test_the_command(capsys: Capture) -> None:
     assert main(["fit", str(DEMO), "--device", "phone-4gb"]) == 0
     said = capsys.readouterr().out
-    assert "run it so:" in said and "--context-length 256" in said
+    assert "run it with:" in said and "--context-length 256" in said
     assert max(map(len, said.splitlines())) <= 100
     assert main(["fit", str(DEMO), "--device", "phone-4gb", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)[0]

@@ -1,4 +1,4 @@
-"""The simulated row cache: what it says of tokens is what happens when a model runs them."""
+"""The simulated row cache has the same hits as a model that runs the tokens."""
 
 from __future__ import annotations
 

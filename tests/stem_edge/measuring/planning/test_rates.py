@@ -1,4 +1,4 @@
-"""Rates of this machine are measured with graphs of single operators, those of others derived."""
+"""Rates: measured here with graphs of single operators, and derived for other machines."""
 
 from __future__ import annotations
 

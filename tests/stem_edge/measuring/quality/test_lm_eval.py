@@ -1,4 +1,4 @@
-"""The real lm-evaluation-harness on the demo model; tasks are made here, nothing is downloaded."""
+"""The real lm-evaluation-harness with the demo; tasks are local, nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def own_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness comes with thousands of tasks; to list them takes 20 seconds."""
+    """Hide the harness's own tasks, because listing thousands of them takes 20 seconds."""
     quick = functools.partial(harness_tasks.TaskManager, include_defaults=False)
     monkeypatch.setattr(harness_tasks, "TaskManager", quick)
 
@@ -98,8 +98,8 @@ def model() -> Iterator[StemEdgeLM]:
 
 
 def log_probabilities(model: StemEdgeLM, ids: list[int]) -> list[float]:
-    """Of each token but the first, by the logits of every position."""
-    # Long enough for the graph for prompts, and in pairs; what is appended changes nothing before.
+    """Log-probabilities of all tokens but the first, from the logits of every position."""
+    # Pad for the graph for prompts, and to an even number; this changes no earlier logits.
     padded = ids + ids[-1:] * (8 + len(ids) % 2)
     logits = model.model.logits(padded).astype(np.float64)[: len(ids) - 1]
     logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -291,7 +291,7 @@ def test_sampling_params_of_a_task() -> None:
 
 def test_generation_that_cannot_fit_is_refused_at_once(model: StemEdgeLM) -> None:
     asked = requests("generate_until", ("x", {"max_gen_toks": 256}))
-    with pytest.raises(InputError, match="up to 256 new tokens, but prompt and answer have 256"):
+    with pytest.raises(InputError, match="up to 256 new tokens, but the context holds 256"):
         model.generate_until(asked)
 
 

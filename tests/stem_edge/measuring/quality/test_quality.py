@@ -1,4 +1,4 @@
-"""Figures of `stem-edge eval` against plain float64 formulas over Model.logits."""
+"""Figures of `stem-edge eval`, compared with float64 formulas over Model.logits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from make_checkpoint import Shape, write_checkpoint
-from scored_text import CHECKPOINT, TEXT
 
 import stem_edge
 from stem_edge import BundleError, InputError
@@ -26,7 +26,7 @@ from stem_edge.numerics.reference import forward
 
 
 def evaluate(bundle: Path, text: str, **options: Any) -> Quality:
-    """Of a text, not of a file."""
+    """Score a text instead of a file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
         file.write_bytes(text.encode())
@@ -224,7 +224,7 @@ def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) 
     assert found.prefill_graph
     assert found.divergence is not None
     assert found.divergence.greatest > 0
-    with pytest.raises(InputError, match="no prefill graph in it"):
+    with pytest.raises(InputError, match="has no graph for prompts"):
         evaluate(bundles["fp32"], TEXT, prefill_graph=True)
 
 

@@ -1,4 +1,4 @@
-"""Everything that measures, on the engine ggml: of bundles with its backbone alone, and with both."""
+"""Measurements on ggml, of bundles with its backbone only and of bundles with both."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
     names = runs._kernels(open_bundle(alone), "ggml", None)
     assert names["ggml"] == {"engine": "ggml"}
     if "ggml repacked" not in names:
-        pytest.skip("this build of ggml does not rearrange weights")
+        pytest.skip("this build of ggml cannot repack weights")
     assert names["ggml repacked"] == {"engine": "ggml", "repack": True}
     results = stem_edge.verify_runs(alone, max_new_tokens=4)
     assert results["overlapped, ggml repacked"] == results["mmap, ggml repacked"] == "ok"
@@ -116,7 +116,7 @@ def test_rates_of_every_mixture(weights: str) -> None:
 @pytest.mark.usefixtures("quick_probes")
 def test_rates_of_rearranged_matrices(alone: Path) -> None:
     if "ggml repacked" not in runs._kernels(open_bundle(alone), "ggml", None):
-        pytest.skip("this build of ggml does not rearrange weights")
+        pytest.skip("this build of ggml cannot repack weights")
     found = measure_rates(footprint_of(open_bundle(alone).manifest), 1, repack=True)
     assert 1e7 < found.weights < 1e13
 
@@ -151,14 +151,14 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
     engines = [one.plan.engine for one in (of_alone, of_both, chosen)]
     assert engines == ["ggml", "onnxruntime", "ggml"]
     assert chosen.mapped == chosen.footprint.step_nbytes > 0
-    assert of_both.mapped == 0  # small ones are not prepared
+    assert of_both.mapped == 0  # because small ones are not prepared
     assert main(["fit", str(both), "--memory", "100MB", "--bandwidth", "1GB"]) == 0
     assert "--engine" not in capsys.readouterr().out
     arguments = ["--bandwidth", "1GB", "--engine", "ggml", "--repack"]
     assert main(["fit", str(alone), "--memory", "100MB", *arguments]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
-    with pytest.raises(InputError, match="repack belongs to ggml"):
+    with pytest.raises(InputError, match="repack is for ggml"):
         stem_edge.fit(both, "100MB", bandwidth="10GB", repack=True)
 
 
@@ -184,7 +184,7 @@ def test_bench_takes_engines_against_each_other(
     assert found.token_nbytes == token_nbytes(open_bundle(both), "ggml", 9)
     with pytest.raises(InputError, match="nothing is prepared on ggml"):
         bench(both, engine="ggml", against=["unprepared"])
-    with pytest.raises(InputError, match="repack belongs to ggml"):
+    with pytest.raises(InputError, match="repack is for ggml"):
         bench(both, repack=True)
 
 

@@ -1,4 +1,4 @@
-"""Worker processes: phases in order, errors as the engine raised them, deaths that are named."""
+"""Worker processes: phases in order, errors of the engine, and reported crashes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_whole_run(own_cache_folder: Path) -> None:
 
 
 @LINUX
-def test_the_first_phase_has_nothing_of_an_engine_and_tables_are_told_from_the_backbone() -> None:
+def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -> None:
     with WorkerProcess(demo(reads="mmap")) as worker:
         worker.start()
         before = Path(f"/proc/{worker.pid}/maps").read_text()
@@ -219,7 +219,7 @@ def test_close_leaves_no_process_no_file_and_no_thread() -> None:
 def test_a_worker_that_is_busy_or_does_not_stop_is_killed(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
-    if not interrupted:  # an interrupt does not wait
+    if not interrupted:  # because an interrupt does not wait
         monkeypatch.setattr(workers, "END_SECONDS", 0.05)
     fds = own_fds()
     with (
@@ -254,7 +254,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
         assert worker.start().steps == []
 
 
-def test_the_engine_gets_nothing_before_it_is_loaded() -> None:
+def test_nothing_runs_before_the_engine_is_loaded() -> None:
     worker = Worker()
     for do in ("start", "prefill", "decode"):
         answer = worker.answer({"do": do, "ids": [1]})

@@ -1,4 +1,4 @@
-"""Which tokens are run: exact slices of a real text, and files that are none."""
+"""Workloads: exact slices of a real text, and files that are refused."""
 
 from __future__ import annotations
 

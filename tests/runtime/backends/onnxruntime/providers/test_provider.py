@@ -1,3 +1,5 @@
+"""Execution providers: names, packages, libraries, and the errors if they cannot start."""
+
 import _ctypes
 import ctypes
 import json
@@ -14,7 +16,7 @@ import onnxruntime as ort
 import pytest
 
 import stem_edge
-from stem_edge.commands import providers as providers_cli
+from stem_edge.commands import loading as loading_cli
 from stem_edge.commands.main import main
 from stem_edge.errors import (
     BackendError,
@@ -38,7 +40,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.start import check_starts
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 CUDA = KNOWN["cuda"].full
-# What onnxruntime-gpu 1.31.1 says where something lacks.
+# Messages of onnxruntime-gpu 1.31.1 about missing libraries.
 NO_CUBLAS = (
     "Failed to load libcublasLt.so.13: libcublasLt.so.13: cannot open shared object file: No such "
     "file or directory\nPlease follow https://onnxruntime.ai/docs/install/#cuda-and-cudnn to install "
@@ -58,7 +60,7 @@ ATTENTION = GraphSource("attention", encode(attention()), Path())
 
 @dataclass
 class Device:
-    """Stands for an OrtEpDevice."""
+    """A fake OrtEpDevice."""
 
     ep_name: str
     library: str = ""
@@ -86,7 +88,7 @@ class Device:
 
 @dataclass
 class Machine:
-    """What onnxruntime finds: built-in providers, devices, and what each library would bring."""
+    """A fake onnxruntime: built-in providers, devices, and the devices of plug-in libraries."""
 
     built_in: list[str] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
@@ -133,13 +135,13 @@ def test_the_cpu_has_several_names(wanted: Wanted) -> None:
         ("", "empty name"),
         (["cpu", "cpu"], "cpu before others"),
         (["CPUExecutionProvider", "webgpu"], "cpu before others"),
-        (["auto", "cpu"], '"auto" with others or options'),
-        ([("auto", {"a": 1})], '"auto" with others or options'),
-        ([("cpu", {"a": 1})], "cpu has no options, and a is given"),
+        (["auto", "cpu"], '"auto" beside others or with options'),
+        ([("auto", {"a": 1})], '"auto" beside others or with options'),
+        ([("cpu", {"a": 1})], "cpu has no options, but a is given"),
         ("wepgpu", "'wepgpu', which onnxruntime .* did you mean webgpu"),
         ("NoSuchExecutionProvider", "does not know; expected cuda, webgpu"),
-        ([("cuda", {1: 2})], "cuda has an option named 1; expected a text"),
-        ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a text, a number"),
+        ([("cuda", {1: 2})], "cuda has an option named 1; expected a string"),
+        ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a string, a number"),
         ([("cuda", {"a": None})], "a of cuda is None"),
         ([("cuda",)], r"\('cuda',\); expected a name, or a name and its options"),
         ([7], "has 7; expected a name"),
@@ -147,7 +149,7 @@ def test_the_cpu_has_several_names(wanted: Wanted) -> None:
         ({"cuda"}, "providers is {'cuda'}; expected a name"),
     ],
 )
-def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> None:
+def test_invalid_providers_are_refused(machine: Machine, wanted: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         resolve(wanted)
     assert "\n" not in str(caught.value)
@@ -164,10 +166,10 @@ def test_what_makes_no_sense(machine: Machine, wanted: Any, message: str) -> Non
         ("qnn", "onnxruntime-qnn"),
         ("dml", "directml is not available: .*onnxruntime-directml"),
         ("tensorrt", "onnxruntime-gpu.*TensorRT's own libraries"),
-        ("Xnnpack", "xnnpack is not available: nothing that is installed brings it"),
+        ("Xnnpack", "xnnpack is not available: no installed package has it"),
     ],
 )
-def test_an_absent_provider_names_what_brings_it(machine: Machine, name: str, message: str) -> None:
+def test_an_absent_provider_names_its_package(machine: Machine, name: str, message: str) -> None:
     with pytest.raises(BackendError, match=message) as caught:
         resolve(name)
     assert "\n" not in str(caught.value)
@@ -199,12 +201,12 @@ def test_a_library_of_the_users_own(machine: Machine, tmp_path: Path) -> None:
     (found,) = resolve("Mine", {"mine": library})
     assert found == Provider("mine", "MineExecutionProvider", {}, (device,))
     assert not found.own_memory
-    # Once it is there, onnxruntime's name will do.
+    # Once it is registered, onnxruntime's own name works, too.
     assert resolve("mineexecutionprovider")[0].full == "MineExecutionProvider"
     machine.brings(tmp_path / "none.so")
     with pytest.raises(BackendError, match=r"mine: .*none.so finds no device here"):
         resolve("mine", {"mine": tmp_path / "none.so"})
-    with pytest.raises(BackendError, match="finds no device here"):  # registered, by now
+    with pytest.raises(BackendError, match="finds no device here"):  # registered by now
         resolve("mine", {"mine": tmp_path / "none.so"})
 
 
@@ -220,8 +222,8 @@ def test_files_that_are_no_provider_library(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "absent.so", "cannot read the provider library"),
         (tmp_path, "cannot read the provider library"),
-        (text, "is no library: it begins with b'hell'"),
-        (Path(_ctypes.__file__), "no library of an execution provider that onnxruntime"),
+        (text, "is not a library: it begins with b'hell'"),
+        (Path(_ctypes.__file__), "mine: onnxruntime .* cannot use .*plug-in execution provider"),
     ):
         with pytest.raises(BackendError, match=message) as caught:
             resolve("mine", {"mine": path})
@@ -244,7 +246,7 @@ def test_auto_takes_the_first_that_starts(
     )
     assert [found.name for found in resolve("auto")] == ["cuda"]
     assert resolve("auto")[0].own_memory
-    with pytest.raises(InputError, match=r"webgpu, which is opened by its devices, and cuda"):
+    with pytest.raises(InputError, match=r"webgpu, a plug-in, and cuda"):
         resolve(["cuda", "webgpu"])
 
     def fails(provider: Provider) -> None:
@@ -261,11 +263,11 @@ def test_auto_does_not_pass_over_a_library_that_is_named(machine: Machine, tmp_p
         resolve("auto", {"mine": tmp_path / "no.so"})
 
 
-def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
-    products_saturate()  # which is asked once, of a real session
+def test_cuda_names_missing_libraries(machine: Machine, monkeypatch: Patch, tmp_path: Path) -> None:
+    products_saturate()  # cached before sessions are replaced
     machine.built_in = [CUDA]
     monkeypatch.setattr(provider_start, "NVIDIA_DRIVER", "no-such-driver.so.1")
-    with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is not there"):
+    with pytest.raises(BackendError, match=r"cuda cannot start here: NVIDIA's driver is missing"):
         resolve("cuda")
 
     def printing(text: str) -> Callable[[], None]:
@@ -278,7 +280,7 @@ def test_cuda_says_what_it_lacks(machine: Machine, monkeypatch: Patch, tmp_path:
     monkeypatch.setattr(ort, "preload_dlls", printing(""))
     session = SimpleNamespace(get_providers=lambda: [CPU.full])
     monkeypatch.setattr(ort, "InferenceSession", lambda *given, **named: session)
-    with pytest.raises(BackendError, match="cuda cannot start here: onnxruntime does not say why"):
+    with pytest.raises(BackendError, match="cuda cannot start here: onnxruntime gives no reason"):
         resolve("cuda")
 
     def refuse(name: str, path: str) -> None:
@@ -364,21 +366,21 @@ def test_short_names() -> None:
     ],
 )
 def test_providers_of_a_command_line(given: str | None, expected: object) -> None:
-    assert providers_cli.parse_providers(given) == expected
+    assert loading_cli.parse_providers(given) == expected
 
 
 @pytest.mark.parametrize("given", ["cuda:", "cuda:a", ":a=1", "cuda:a=1,a=2", "cuda:=1"])
 def test_bad_options_of_a_command_line(given: str) -> None:
     with pytest.raises(InputError, match="expected NAME or NAME:key=value"):
-        providers_cli.parse_providers(given)
+        loading_cli.parse_providers(given)
 
 
 def test_libraries_of_a_command_line() -> None:
-    assert providers_cli.parse_libraries(["a=/x=y", "b=z"]) == {"a": "/x=y", "b": "z"}
-    assert providers_cli.parse_libraries(None) is None
+    assert loading_cli.parse_libraries(["a=/x=y", "b=z"]) == {"a": "/x=y", "b": "z"}
+    assert loading_cli.parse_libraries(None) is None
     for given in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
         with pytest.raises(InputError, match="--provider-library"):
-            providers_cli.parse_libraries(given)
+            loading_cli.parse_libraries(given)
 
 
 def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -> None:
@@ -419,7 +421,7 @@ def test_inspect_lists_them(machine: Machine, tmp_path: Path, capsys: Capture) -
         (["model", "--device-memory", "1GB"], "add --memory"),
     ],
 )
-def test_inspect_refuses_what_does_not_go_together(
+def test_inspect_refuses_contradicting_options(
     capsys: Capture, given: list[str], message: str
 ) -> None:
     assert main(["inspect", *given]) == 1

@@ -1,4 +1,4 @@
-"""Products of codes are exact on every processor, and widened only where they would saturate."""
+"""Sessions: products of codes are exact on every processor, and widened only where needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEIGHTS = np.full((K, N), 127, np.int8)
 
 
 def scaled(settings: dict[str, str] | None = None) -> F32:
-    """The greatest codes times the greatest weights, as the prefill graph multiplies them."""
+    """Multiply the largest codes and weights as the prefill graph does."""
     graph = Graph()
     a = graph.input("a", np.uint8, ["m", K])
     b = graph.constant("b", WEIGHTS)
@@ -40,12 +40,12 @@ def test_products_are_exact_here() -> None:
 
 
 def test_only_those_that_saturate_are_widened() -> None:
-    """Which takes several times as long where it is not needed."""
+    """Widening takes several times as long, so it is avoided where possible."""
     assert products_saturate() == (scaled({EXACT_PRODUCTS: "0"}) != K * 255 * 127).any()
 
 
 @pytest.mark.parametrize("saturate", [False, True])
-def test_each_session_is_told(saturate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_session_gets_the_setting(saturate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort_session, "products_saturate", lambda: saturate)
     graph = Graph()
     graph.output(graph.add("Abs", [graph.input("x", np.float32, [1])], "y"), np.float32, [1])

@@ -1,11 +1,10 @@
-"""Loading a bundle on onnxruntime: its graphs as they are, or prepared for this processor."""
+"""The loader of the onnxruntime engine on the CPU, and the choice between it and a device's."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
@@ -13,7 +12,7 @@ from stem_edge.bundle.prefill_check import prefill_refusal
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
-from stem_edge.runtime.backends.onnxruntime import prepacked as preparing
+from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
@@ -25,7 +24,7 @@ from stem_edge.tables.rows import RecordLayout
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
-    """The one for the CPU, or one for each variant of the graphs that an accelerator may run.
+    """Return the loader for the CPU, or one for each variant of the graphs that a device may run.
 
     Raises InputError, BackendError.
     """
@@ -35,15 +34,15 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
     asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))
     if providers[0].on_cpu and not asked:
         return [OrtLoader(bundle, options)]
-    from stem_edge.runtime.backends.onnxruntime.device_loading import device_loaders
+    from stem_edge.runtime.backends.onnxruntime.device_loader import device_loaders
 
     if options.prefill_graph:
-        raise InputError("prefill_graph is of the CPU; leave it out on an accelerator")
+        raise InputError("prefill_graph works only on the CPU; leave it out on an accelerator")
     return device_loaders(bundle, options, providers)
 
 
 class OrtLoader:
-    """See stem_edge.runtime.backends.engines.EngineLoader: on the CPU."""
+    """Loads the graphs for the CPU, as they are or prepacked; see EngineLoader."""
 
     name = "cpu"
     fills_while_opening = True
@@ -51,58 +50,53 @@ class OrtLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
-        self._prepared: tuple[Path, preparing.Prepared] | None = None
-        self._is_prepared = options.prepare
+        self._prepared: prepacked.Prepacked | None = None
+        self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
 
     def prepare(self, verdict: Verdict | None) -> None:
-        """Rearrange a large backbone for this processor, unless that was done."""
+        """Prepack a large backbone for this processor, unless that was done before."""
         options, self._verdict = self._options, verdict
         if options.prepare:
-            self._prepared = preparing.find_or_make(
+            self._prepared = prepacked.find_or_make(
                 self._bundle, options.cache_dir, options.cpus, options.progress
             )
-        self._is_prepared = self._prepared is not None
+        self._may_prepare = self._prepared is not None
 
     def needs(self, context: int) -> Needs:
-        """See EngineLoader.needs."""
         (prefill, refused), path = self._prompts(), self._bundle.path
         footprint = footprint_of(self._bundle.manifest, "onnxruntime")
-        prepared = self._is_prepared and (
-            self._prepared is not None
-            or preparing.is_worth_it(self._bundle, self._options.cache_dir)
+        threads, cache_dir = self._options.cpus, self._options.cache_dir
+        prepared = self._prepared is not None or (
+            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir)
         )
-        needs = cpu_needs(
-            footprint, context, self._options.cpus, prepared=prepared, prefill=prefill
-        )
+        needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         return replace(needs, prefill_refused=refused, saving=saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
-        """See EngineLoader.make_slots."""
         return ArraySlots(layout, count)
 
     def open(self, slots: Slots | None) -> OrtBackend:
-        """See EngineLoader.open."""
-        graphs = preparing.graph_sources(self._bundle, self._prepared, prefill=self._prompts()[0])
+        graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=self._prompts()[0])
         config = self._bundle.manifest.model
         return OrtBackend(config, graphs, slots, self._options.cpus, [CPU])
 
     def _prompts(self) -> tuple[bool, str]:
-        """Whether the prefill graph takes prompts, and why not, if only because it is not exact here.
+        """Return whether the prefill graph takes prompts, and why not if it is not exact here.
 
-        It does if asked for; unasked, if it is exact here and not known to be slower.
+        It does if asked for, otherwise if it is exact here and not known to be slower.
         """
         bundle, options, prepared = self._bundle, self._options, self._prepared
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
             return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
-        if prepared is None and self._is_prepared:
-            prepared = preparing.find(bundle, options.cache_dir)
-        if prepared is not None and prepared[1].prefill is False:
+        if prepared is None and self._may_prepare:
+            prepared = prepacked.find(bundle, options.cache_dir)
+        if prepared is not None and prepared.record.prefill is False:
             return False, ""
         verdict = self._verdict
-        if verdict is None:  # that of an earlier trial, if there was one
-            with contextlib.suppress(InputError):  # no folder that could know
+        if verdict is None:  # as when planning without loading: an earlier load may have kept one
+            with contextlib.suppress(InputError):  # raised if there is no cache folder
                 verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
         refused = prefill_refusal(bundle.manifest, measured)

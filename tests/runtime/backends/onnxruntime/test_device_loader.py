@@ -1,4 +1,4 @@
-"""Loading on a device: which graphs run, and everything in its place. Here the CPU plays the device."""
+"""Loading on a device, emulated by the CPU: which graphs run, and what lies where."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from stem_edge.errors import (
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.onnxruntime import device_loading as loading_device
-from stem_edge.runtime.backends.onnxruntime.device_loading import DeviceLoader, WrongStepsWarning
+from stem_edge.runtime.backends.onnxruntime import device_loader
+from stem_edge.runtime.backends.onnxruntime.device_loader import DeviceLoader, WrongStepsWarning
 from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
@@ -67,7 +67,7 @@ def test_few_slots_and_any_host_tier_give_the_same_text(host_slots: int, expecte
 @pytest.mark.slow
 @pytest.mark.parametrize("context_length", (1, 5, 16, 17, 24, 33, 40, 63, 64, 65))
 def test_contexts_of_any_length_load(context_length: int) -> None:
-    """What is computed while loading fits, and finds nothing wrong with a device that is right."""
+    """The checks while loading fit into any context, and accept a correct device."""
     with stem_edge.load(DEMO, device_memory=SIZE, context_length=context_length) as model:
         assert model.engine.chunk_tokens == model.plan.chunk_tokens
         assert model.logits([5] * min(context_length, 3)).shape[0] == min(context_length, 3)
@@ -77,7 +77,7 @@ def test_contexts_of_any_length_load(context_length: int) -> None:
 def test_other_variants_give_the_same_text(
     variant: Variant, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading_device, "ON_CPU", (variant,))
+    monkeypatch.setattr(device_loader, "ON_CPU", (variant,))
     with stem_edge.load(DEMO, device_memory=SIZE) as model:
         assert model.plan.variant == variant
         assert (model.plan.device is None) == (variant == "portable")
@@ -123,7 +123,7 @@ def test_a_limit_that_was_asked_for_is_kept() -> None:
 def test_too_little_device_memory_is_refused_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loading_device, "open_session", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(device_loader, "open_session", lambda *_: pytest.fail("opened"))
     with pytest.raises(MemoryPlanError, match=r"memory of the device \(cpu\) of 1 MB"):
         stem_edge.load(DEMO, device_memory="1MB")
 
@@ -135,7 +135,7 @@ def test_too_little_device_memory_is_refused_before_anything_is_loaded(
         ({"device_memory": SIZE, "host_slots": -1}, "host_slots is -1"),
         ({"device_memory": SIZE, "prefill_graph": True}, "prefill_graph"),
         ({"device_memory": SIZE, "slots": 0}, "slots is 0"),
-        ({"host_slots": 5}, "host_slots is 5, and there is no accelerator"),
+        ({"host_slots": 5}, "host_slots is 5, but no rows go to an accelerator"),
         ({"device_memory": SIZE, "engine": "onnxruntime", "repack": True}, "repack"),
     ),
 )
@@ -152,7 +152,7 @@ def test_ggml_has_no_devices(tiny_gguf: Path) -> None:
 
 
 def test_a_model_without_such_graphs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading_device, "obstacle", lambda *_: "experts are too many")
+    monkeypatch.setattr(device_loader, "obstacle", lambda *_: "experts are too many")
     said = r"no graphs for cpu: experts are too many; run it on the CPU"
     with pytest.raises(BackendError, match=said):
         stem_edge.load(DEMO, device_memory=SIZE)
@@ -201,9 +201,9 @@ def test_a_failing_trial_token_leaves_nothing_open(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> int:
         raise BackendError("the device does not know f16")
 
-    monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
+    monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
     with pytest.raises(BackendError, match=r"cpu fp32: .*does not know f16"):
-        stem_edge.load(DEMO, device_memory=SIZE)  # the fixture no_leaks looks
+        stem_edge.load(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks
 
 
 def test_memory_that_runs_out_while_loading_is_no_missing_operator(
@@ -212,7 +212,7 @@ def test_memory_that_runs_out_while_loading_is_no_missing_operator(
     def fail(*_: object) -> int:
         raise OutOfMemoryError("no memory left on cpu")
 
-    monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
+    monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
     with pytest.raises(OutOfMemoryError, match="no memory left on cpu"):
         stem_edge.load(DEMO, device_memory=SIZE)
 
@@ -224,10 +224,10 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
     def fail(*_: object) -> int:
         raise NotFiniteError("7 of 9 logits are not finite numbers")
 
-    monkeypatch.setattr(loading_device, "agreeing_tokens", fail)
+    monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
     closed: list[Variant] = []
     closing: Any = SimpleNamespace(close=lambda: closed.append(variant))
-    monkeypatch.setattr(loading_device, "OrtBackend", lambda *_: closing)
+    monkeypatch.setattr(device_loader, "OrtBackend", lambda *_: closing)
     loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
         assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER
@@ -240,7 +240,7 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
 def test_prompts_go_in_pieces_where_many_tokens_are_wrong(
     expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading_device, "agreeing_tokens", lambda *_: 16)
+    monkeypatch.setattr(device_loader, "agreeing_tokens", lambda *_: 16)
     with pytest.warns(WrongStepsWarning, match="cpu computes many tokens in one step wrongly"):
         model = stem_edge.load(DEMO, device_memory=SIZE)
     with model:
@@ -257,6 +257,6 @@ def test_free_memory_is_what_the_driver_says(
     assert machine.free_on_nvidia("0") == expected
 
 
-def test_without_a_driver_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert machine.free_on_nvidia("0") is None

@@ -1,8 +1,8 @@
-"""Loading a bundle on an accelerator: the variant of its graphs that the provider can run.
+"""Loaders for accelerators: the first variant of the graphs that the provider can run is taken.
 
-Which one that is, nobody needs to know beforehand: each is opened so that no operator is left to the
-CPU, and computes some tokens. The first that does is taken; what the others lacked is in the error if
-none does. Kernels for many tokens are not trusted before they give what those for few give.
+Nobody has to know which one that is: each is opened so that no operator falls back to the CPU, and
+computes some tokens. If none works, the error says what each lacked. Kernels for many tokens are
+trusted only when their logits agree with those of kernels for few.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from stem_edge.runtime.rows.slots import ArraySlots, Slots, placeholder_rows
 from stem_edge.system.memory import free_on_nvidia
 from stem_edge.tables.rows import RecordLayout
 
-# Half as wide where the provider can, then exact, then what needs least of it.
+# By preference: the fastest, the exact one, and the one that needs the fewest operators.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")
-ON_CPU: tuple[Variant, ...] = ("fp32",)  # whose kernels compute in float32 in any case
+ON_CPU: tuple[Variant, ...] = ("fp32",)  # float16 gains nothing: kernels there compute in float32
 
-# WebGPU's attention for prompts, from 32 tokens in a step on, is wrong on devices that compute in
-# groups of few lanes, and says nothing. So the same tokens are taken in long steps and in short ones.
+# WebGPU's attention for prompts is silently wrong from 32 tokens in a step on, on devices with
+# small subgroups. So the same tokens are computed in long steps and in short ones.
 MANY_TOKENS, FEW_TOKENS = 64, 16
-# Distance of logits of one position, as a share of their size. Right ones in float16 were up to
-# 0.003 apart in six layers, wrong ones 0.026 or more, with rows as large as what they stand for.
+# Most difference of logits of a position, relative to their size. With realistic rows and six
+# layers, right ones in float16 differed by up to 0.003, wrong ones by 0.026 or more.
 MOST_APART = 0.012
 
 
@@ -63,9 +63,9 @@ class WrongStepsWarning(RuntimeWarning):
 
 
 class DeviceLoader:
-    """See stem_edge.runtime.backends.engines.EngineLoader; one variant on one provider."""
+    """Loads a variant of the graphs on a provider; see EngineLoader."""
 
-    fills_while_opening = False  # both use the provider's queue
+    fills_while_opening = False  # because both would use the provider's queue at once
 
     def __init__(
         self,
@@ -76,21 +76,21 @@ class DeviceLoader:
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
         self.variant, self.name = variant, f"{providers[0].name} {variant}"
-        self.provider = providers[0]  # whose memory it is about
+        self.provider = providers[0]  # the others only take operators that it lacks
         self._limit, self._memory = options.device_nbytes, DeviceMemory(self.provider)
         self.step_tokens = ANY_NUMBER
         self._context = bundle.manifest.model.max_context
 
     def prepare(self, verdict: Verdict | None) -> None:
-        """Nothing: providers rearrange weights in memory of their own."""
+        """Do nothing, because providers pack weights in memory of their own."""
 
     def needs(self, context: int) -> Needs:
-        """See EngineLoader.needs."""
         footprint, limit = footprint_of(self._bundle.manifest, "onnxruntime"), self._limit
         self._context = context
         if self.variant == "portable":
             return portable_needs(footprint, context, self.provider.name)
-        if limit is not None:  # onnxruntime takes the weights past us
+        if limit is not None:
+            # Less the weights, because onnxruntime allocates those itself.
             self._memory.limit = limit - device_weights_nbytes(footprint)
         elif self.provider.name == "cuda":
             limit = free_on_nvidia(self.provider.options.get("device_id", "0"))
@@ -105,7 +105,6 @@ class DeviceLoader:
         )
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
-        """See EngineLoader.make_slots."""
         if self.variant == "portable":
             return ArraySlots(layout, count)
         graph = self._graphs[ROWS]
@@ -114,7 +113,6 @@ class DeviceLoader:
             return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
 
     def open(self, slots: Slots | None) -> OrtBackend:
-        """See EngineLoader.open. Raises NotRunnableError."""
         with self._refusing():
             backend = OrtBackend(
                 self._bundle.manifest.model,
@@ -132,7 +130,7 @@ class DeviceLoader:
                 raise
         if self.step_tokens < ANY_NUMBER:
             warnings.warn(
-                f"{self.provider.name} computes many tokens in one step wrongly here: a prompt is "
+                f"{self.provider.name} computes many tokens in one step wrongly here: prompts are "
                 f"processed {FEW_TOKENS} tokens at a time, which takes longer",
                 WrongStepsWarning,
                 stacklevel=2,
@@ -143,9 +141,9 @@ class DeviceLoader:
         try:
             return agreeing_tokens(backend, slots, self._context)
         except NotFiniteError:
-            if self.variant == "fp16":  # which ends at 65504: a wider type may do
+            if self.variant == "fp16":  # may have overflowed at 65504, which fp32 avoids
                 raise
-            return ANY_NUMBER  # weights are damaged, as every step will say
+            return ANY_NUMBER  # damaged weights, which every step in use reports better
 
     @cached_property
     def _graphs(self) -> dict[str, GraphSource]:
@@ -153,6 +151,7 @@ class DeviceLoader:
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
+        """Turn errors other than lack of memory into NotRunnableError, to try the next variant."""
         try:
             yield
         except OutOfMemoryError:
@@ -164,7 +163,7 @@ class DeviceLoader:
 def device_loaders(
     bundle: Bundle, options: LoadOptions, providers: Sequence[Provider]
 ) -> list[DeviceLoader]:
-    """One for each variant that the model has, in the order in which they are worth a try.
+    """Return a loader for each variant that the model has, the preferred one first.
 
     Raises BackendError for a model without such graphs.
     """
@@ -176,18 +175,19 @@ def device_loaders(
     if not present:
         why = "; ".join(dict.fromkeys(reasons.values()))
         raise BackendError(
-            f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on the CPU"
+            f"{bundle.path}: this model has no graphs for {providers[0].name}: {why}; run it on "
+            "the CPU"
         )
     return [DeviceLoader(bundle, options, providers, name) for name in present]
 
 
 def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) -> int:
-    """How many tokens a step may have: ANY_NUMBER, unless many at once give other logits than few.
+    """Return the most tokens in a step: ANY_NUMBER, unless many give other logits than few.
 
-    Slots are given made-up rows: nobody may look for others there. Raises BackendError: what a
-    device lacks shows when a step runs; NotFiniteError if few give none that are numbers.
+    Overwrites slots with placeholder rows. Raises BackendError, because what a device lacks may
+    show only when a step runs; NotFiniteError if even few tokens give logits that are not finite.
     """
-    # Whole steps of few, so that both ways end with logits of the same positions.
+    # A multiple of short steps, so that both runs end with logits of the same positions.
     tokens = min(MANY_TOKENS, context_length - context_length % FEW_TOKENS) or context_length
     taken = placeholder_rows(slots, tokens)
     few = _last_logits(backend, taken, min(FEW_TOKENS, tokens))
@@ -202,11 +202,11 @@ def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) 
 
 
 def _last_logits(backend: Backend, slots: I32, step: int) -> F32:
-    """Logits [n, V] of the last of so many tokens as there are slots, taken in steps."""
+    """Return logits [n, V] of the last step, for a token in each slot, `step` tokens at a time."""
     context = backend.open_context(len(slots))
     ids = np.arange(len(slots), dtype=np.int64)
     for start in range(0, len(ids), step):
         piece = slice(start, start + step)
         context.begin(ids[piece], start)
         logits = context.finish(slots[piece], min(FEW_TOKENS, len(ids[piece])))
-    return logits.copy()  # the next context overwrites them
+    return logits.copy()  # because the next context overwrites them

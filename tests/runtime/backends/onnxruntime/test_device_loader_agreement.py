@@ -1,4 +1,4 @@
-"""Whether steps of many tokens are trusted."""
+"""Check on a device of steps with many tokens, before they are trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
-from stem_edge.runtime.backends.onnxruntime.device_loading import (
+from stem_edge.runtime.backends.onnxruntime.device_loader import (
     FEW_TOKENS,
     MANY_TOKENS,
     agreeing_tokens,
@@ -23,7 +23,7 @@ CONTEXT = 256
 
 
 class Fake:
-    """A backend whose logits are others in steps of some length or more."""
+    """A backend with other logits in steps of at least some length."""
 
     def __init__(
         self, wrong_from: int, by: float = 0.03, finite: int = 1000, few_alone: bool = False
@@ -75,7 +75,7 @@ def test_steps_that_give_no_numbers_are_not_taken() -> None:
 
 
 @pytest.mark.parametrize("finite", (0, FEW_TOKENS, MANY_TOKENS - 1))
-def test_logits_that_are_no_numbers_are_told(finite: int) -> None:
+def test_logits_of_nan_are_reported(finite: int) -> None:
     with pytest.raises(NotFiniteError):
         agreeing_tokens(cast(Backend, Fake(1000, finite=finite)), None, CONTEXT)
 
@@ -92,7 +92,7 @@ def test_only_slots_that_are_there_are_used_and_they_have_rows(count: int) -> No
 
 
 @pytest.mark.parametrize("context", range(1, 70))
-def test_contexts_of_any_length_are_compared_as_far_as_they_go(context: int) -> None:
+def test_contexts_of_any_length_are_compared(context: int) -> None:
     right, wrong = Fake(1000), Fake(FEW_TOKENS + 1)
     assert agreeing_tokens(cast(Backend, right), None, context) == ANY_NUMBER
     assert right.length <= context

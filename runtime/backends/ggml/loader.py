@@ -1,4 +1,4 @@
-"""Loading a bundle on ggml, whose tensors are where the manifest says that they are."""
+"""The loader of the ggml engine, and the memory that the engine needs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
-FIXED_NBYTES = 4 << 20  # of the library, descriptions of tensors and graphs
-TILE = 64  # tokens, and as many cells, that a thread attends to at once
+FIXED_NBYTES = 4 << 20  # the library, descriptions of tensors and graphs
+TILE = 64  # tokens, and cells, in a thread's tile of attention
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
-    """The one way. Raises InputError for options of other engines."""
+    """Return ggml's only loader. Raises InputError for options of other engines."""
     given = {
         "providers": options.providers,
         "device_memory": options.device_memory is not None,
@@ -37,6 +37,8 @@ def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
 
 
 class GgmlLoader:
+    """Loads backbone.gguf at the offsets that follow from the manifest; see EngineLoader."""
+
     name = "ggml"
     fills_while_opening = True
     step_tokens = ANY_NUMBER
@@ -45,7 +47,7 @@ class GgmlLoader:
         self._bundle, self._options = bundle, options
 
     def prepare(self, verdict: Verdict | None) -> None:
-        """Try the library, if it is new here."""
+        """Find the library, and try it in a child process if it is new on this machine."""
         self._ggml = checked_ggml(self._options.cache_dir)
 
     def needs(self, context: int) -> Needs:
@@ -53,15 +55,16 @@ class GgmlLoader:
         return ggml_needs(footprint, context, options.cpus, repack=options.repack)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
-        """See EngineLoader.make_slots."""
         return BlockSlots(layout, count)
 
     def open(self, slots: Slots | None) -> GgmlBackend:
         if slots is not None and not isinstance(slots, BlockSlots):
-            raise BackendError("ggml reads its own kind of slots; make them with make_slots")
+            raise BackendError(
+                "ggml cannot read these slots; make them with this loader's make_slots"
+            )
         manifest, options = self._bundle.manifest, self._options
         if manifest.gguf is None:
-            raise BackendError(f"{self._bundle.path}: no {GGUF}; choose another engine")
+            raise BackendError(f"{self._bundle.path}: has no {GGUF}; choose another engine")
         weights, nbytes = manifest.gguf.weights, manifest.files[GGUF].nbytes
         model = GgmlModel(
             self._ggml,
@@ -76,14 +79,14 @@ class GgmlLoader:
 
 
 def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool) -> Needs:
-    """Weights stay in their file, but for copies that are rearranged."""
+    """Return the needs of a backbone on ggml, whose weights stay in their file unless repacked."""
     config = footprint.model
     heads = config.n_heads + 2 * config.n_kv_heads
     # Gate, up and their product beside the hidden state, or q, k and v; then their 8-bit copies.
     per_token = 3 * config.dim + heads * config.head_dim + 4 * config.d_ff
     windows = len({config.window(layer) for layer in range(config.n_layers)})
-    masks = (windows + 1) * context * HALF  # one more while it is made
-    # Logits of one position, in ggml's memory and in ours, and what sampling makes of them.
+    masks = (windows + 1) * context * HALF  # one more, because numpy makes it before ggml's copy
+    # Logits of a position, in ggml's memory and in ours, and their copy for sampling.
     logits = FLOAT * 3 * config.vocab_size
     # A thread's tile: queries, keys, values, their sums; scores and masks.
     tile = FLOAT * (4 * TILE * config.head_dim + 2 * TILE * TILE)

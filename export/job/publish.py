@@ -1,0 +1,260 @@
+"""Giving a finished bundle its name, so that what was there stays whole until then.
+
+A new bundle grows in a working folder beside its target and takes the target's name only when
+every file and folder of it has been fsynced. The working folder of an export that was interrupted
+stays, so that the next one can continue it (journal.py).
+
+A power cut may lose or mix whatever was not synced, names included, so the order is: contents of
+files, names in their folders, the new name, its parent folder; only then is anything old deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from stem_edge.bundle.manifest import MANIFEST, OLD, WORKING
+from stem_edge.errors import ExportError
+from stem_edge.files import disk
+from stem_edge.units import format_size
+
+LOCK = ".lock"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Leftover(UserWarning):
+    """An interrupted export left something behind; the message says what was done with it."""
+
+
+@dataclass
+class Working:
+    """Folder or file that takes the target's name when it is complete."""
+
+    path: Path
+    needed_nbytes: int = 0  # at least so many are still to be written; 0: not known yet
+
+
+@contextlib.contextmanager
+def publish(out: Path, *, force: bool) -> Iterator[Working]:
+    """Yield a working folder that becomes `out` when the block ends without an error.
+
+    After an interrupt or on a full disk it stays, so that the next export to the same target can
+    continue; after any other error in the block it is removed. Raises ExportError when `out` exists
+    and `force` is not set, when `out` is something other than a bundle (never deleted, even with
+    force), when another export to it is running, or when the disk is full or fails; `out` is then
+    unchanged.
+    """
+    check_target(out, force, "folder", "a bundle", _is_bundle)
+    work, keep = Working(out.with_name(WORKING + out.name)), False
+    again = f"export again to continue from there, or delete {work.path}"
+    with locked(out, "folder"), explained(out, work, again):
+        _recover(out)
+        # Checked again because `out` may have been recovered, or made by others, since.
+        check_target(out, force, "folder", "a bundle", _is_bundle)
+        try:
+            disk.make_folders(work.path)
+            disk.sync_folder(out.parent)  # its name must be durable before leftovers are deleted
+            yield work
+            _sync_all(work.path)
+            keep = True  # must not be deleted: from here on it may be the old bundle
+            take_place(work.path, out)
+        except (KeyboardInterrupt, SystemExit):
+            keep = True
+            raise
+        except OSError as error:
+            keep = keep or error.errno in DISK_FULL
+            raise
+        finally:
+            if not keep:
+                with contextlib.suppress(OSError):
+                    disk.remove_tree(work.path)
+
+
+@contextlib.contextmanager
+def locked(out: Path, what: str) -> Iterator[None]:
+    """Keep other exports to `out` away, and make its parent folder.
+
+    Raises ExportError if one is running. The lock of a process that was killed is free.
+    """
+    lock = FileLock(out.with_name(WORKING + out.name + LOCK), timeout=0)
+    try:
+        _make_durable(out.parent)
+        lock.acquire()
+    except Timeout:
+        if not Path(lock.lock_file).exists():  # /proc and the like cannot hold files
+            raise ExportError(f"{out.parent}: cannot write here; choose another {what}") from None
+        raise ExportError(
+            f"{out}: another export to it is running; wait for it, or choose another {what}"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ExportError(
+            f"{out.parent}: cannot write here ({reason}); check its permissions, or choose another "
+            f"{what}"
+        ) from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows cannot delete a file that is open
+            # Before the release, otherwise it could be the lock of another export.
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+@contextlib.contextmanager
+def explained(out: Path, work: Working, again: str) -> Iterator[None]:
+    """Turn an OSError of the block into an ExportError; again: what to do once there is room."""
+    try:
+        yield
+    except OSError as error:
+        place, reason = error.filename or out, error.strerror or str(error)
+        if error.errno not in DISK_FULL:
+            raise ExportError(
+                f"{place}: cannot write ({reason}); check the storage device and its permissions, "
+                "then export again"
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise ExportError(
+                f"{place}: larger than a file may be here ({reason}); choose another disk or raise "
+                f"ulimit -f, and {again}"
+            ) from error
+        more = format_size(work.needed_nbytes, up=True)
+        needed = f", about {more} more needed" if work.needed_nbytes else ""
+        raise ExportError(
+            f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free{needed}); free "
+            f"some space and {again}"
+        ) from error
+
+
+def free_nbytes(out: Path) -> int:
+    """Bytes that can be written beside `out`."""
+    return shutil.disk_usage(out.parent).free
+
+
+def check_free(out: Path, needed: int) -> None:
+    """Raise ExportError unless `needed` bytes can be written beside `out`."""
+    free = free_nbytes(out)
+    if free < needed:
+        raise ExportError(
+            f"{out}: not enough room on its disk: {format_size(needed, up=True)} needed, "
+            f"{format_size(free)} free; free some space or choose another disk"
+        )
+
+
+def check_target(
+    out: Path, force: bool, place: str, kind: str, is_ours: Callable[[Path], bool]
+) -> None:
+    """Raise ExportError unless `out` is free, or force is set and it is ours and not a link."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if not force:
+        raise ExportError(
+            f"{out}: already exists; choose another {place}, or replace it with --force"
+        )
+    if out.is_symlink() or not is_ours(out):
+        raise ExportError(
+            f"{out}: exists and is not {kind}; choose another {place}: --force replaces nothing else"
+        )
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / MANIFEST).is_file() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _recover(out: Path) -> None:
+    """Finish or undo the renaming during which an export was killed."""
+    aside = _aside(out)
+    if not aside.is_dir():
+        return
+    disk.sync_folder(out.parent)  # otherwise a power cut could take back the name that we see
+    if out.exists():
+        disk.remove_tree(aside)
+        return
+    disk.rename(aside, out)
+    disk.sync_folder(out.parent)
+    warnings.warn(
+        Leftover(f"{out}: an export that was replacing it was interrupted; the bundle is restored"),
+        stacklevel=2,
+    )
+
+
+def _aside(out: Path) -> Path:
+    return out.with_name(WORKING + out.name + OLD)
+
+
+def _make_durable(folder: Path) -> None:
+    """Make a folder and its parents durably, where they are missing."""
+    if not folder.is_dir():
+        _make_durable(folder.parent)
+        disk.make_folders(folder)
+        disk.sync_folder(folder.parent)
+
+
+def _sync_all(folder: Path) -> None:
+    """Sync the names of everything in a folder; the files were synced when they were closed."""
+    for below in sorted(p for p in folder.rglob("*") if p.is_dir()):
+        disk.sync_folder(below)
+    disk.sync_folder(folder)
+
+
+def take_place(new: Path, out: Path) -> None:
+    """Give `new` the name `out` durably, then delete what had that name.
+
+    After an OSError `out` is what it was, as far as the disk still obeys; nothing is deleted then,
+    since nobody knows which of the names a power cut would bring back.
+    """
+    old, undo = _swap(new, out)
+    try:
+        disk.sync_folder(out.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            undo()
+        raise
+    if old is not None:
+        _remove_old(old)
+
+
+def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
+    """Rename `new` to `out`; return where the old one is now, and a function that undoes it."""
+    if not out.exists():
+        disk.rename(new, out)
+        return None, lambda: disk.rename(out, new)
+    if disk.exchange(new, out):
+        return new, lambda: disk.exchange(new, out)
+    if out.is_file():
+        disk.rename(new, out)  # replaces it in one step, which cannot be undone
+        return None, lambda: None
+    aside = _aside(out)
+    disk.rename(out, aside)  # because a folder cannot replace another
+
+    def undo() -> None:
+        disk.rename(out, new)
+        disk.rename(aside, out)
+
+    try:
+        disk.rename(new, out)
+    except BaseException:
+        disk.rename(aside, out)
+        raise
+    return aside, undo
+
+
+def _remove_old(old: Path) -> None:
+    try:
+        if old.is_dir():
+            disk.remove_tree(old)
+        else:
+            disk.remove(old)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        warnings.warn(
+            Leftover(f"{old}: the replaced version could not be deleted ({reason}); delete it"),
+            stacklevel=2,
+        )

@@ -1,0 +1,111 @@
+"""The generation loop: sample a token, start reading its rows, hand it out, compute the next logits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.lookups.overlay import Lookups
+from stem_edge.runtime.sampling import (
+    SamplingParams,
+    TokenLogprobs,
+    make_sampler,
+    needed_logits,
+    token_logprobs,
+)
+from stem_edge.runtime.stats import Recorder
+from stem_edge.runtime.text.codec import TokenStream
+from stem_edge.system.memory import raise_out_of_memory
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of generated text with the tokens it came from.
+
+    The texts of all chunks, joined, are the generated text. A token that ends the generation is
+    among the ids, but its text is left out.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None  # one per token, if requested
+    finish_reason: FinishReason | None  # on the last chunk: "stop", or "length" when room ran out
+
+
+class Sampled(NamedTuple):
+    """A new token and, if it is the last one, the reason."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+
+
+def sample_tokens(
+    engine: Engine,
+    context: Context,
+    prompt: Sequence[int],
+    lookups: Lookups,
+    params: SamplingParams,
+    eos_ids: Collection[int],
+    record: Recorder,
+) -> Iterator[Sampled]:
+    """Process the prompt, then yield new tokens until one is in `eos_ids` or the context is full."""
+    sampler, seen, top = make_sampler(params), list(prompt), needed_logits(params)
+    for logits in engine.process(context, prompt, lookups.prompt, top=top):
+        last = logits[0]
+    record.prefilled(len(prompt))
+    reason: FinishReason | None = None
+    while reason is None:
+        # The sampler may change the logits, but log probabilities are those of the model itself.
+        scores = last if params.logprobs is None else last.copy()
+        token = sampler(scores, seen)
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = token_logprobs(last, token, params.logprobs)
+        if token in eos_ids:
+            reason = "stop"
+        elif not context.room:
+            reason = "length"
+        stem_ids = np.array([lookups.of_token(token)])
+        if reason is None:
+            engine.expect(stem_ids)  # read its rows while the caller handles the token
+        seen.append(token)
+        record.sampled()
+        yield Sampled(token, logprobs, reason)
+        if reason is None:
+            started = time.perf_counter()
+            last = engine.step(context, np.array([token]), stem_ids=stem_ids, top=top)[0]
+            record.decoded(time.perf_counter() - started)
+
+
+def join_chunks(
+    tokens: Iterator[Sampled], stream: TokenStream, *, logprobs: bool
+) -> Iterator[Chunk]:
+    """Yield sampled tokens as chunks, each as soon as its text is certain; end at a stop text."""
+    token_ids: list[int] = []  # since the last chunk, as are the log probabilities
+    found: list[TokenLogprobs] = []
+    try:
+        for token, logprob, reason in tokens:
+            token_ids.append(token)
+            if logprob is not None:
+                found.append(logprob)
+            text = stream.push(token)
+            if stream.stopped:
+                reason = "stop"
+            elif reason:
+                text += stream.finish()
+            if text or reason:
+                yield Chunk(text, token_ids, found if logprobs else None, reason)
+                token_ids, found = [], []
+            if reason:
+                return
+    except MemoryError as error:
+        raise_out_of_memory(error, "to generate", LESS_MEMORY)
