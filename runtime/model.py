@@ -20,7 +20,7 @@ from stem_edge.runtime.backends.plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
-from stem_edge.runtime.lookups.row_ids import StemId, checked_ids, given_lookups
+from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
@@ -241,6 +241,7 @@ class Model:
         ids = self._checked(token_ids)
         if not ids:
             raise InputError("the prompt is empty; give at least one token id")
+        check_text(self.config, ids)
         if len(ids) > self.plan.context_length:
             raise InputError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.plan.context_length}; "

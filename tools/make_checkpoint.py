@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import gemma_checkpoint
 import torch
+from gemma_checkpoint import describe, write_gemma
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
@@ -180,13 +182,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to create")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b", help="(llama-3.2-1b)")
+    parser.add_argument(
+        "--shape",
+        choices=[*SHAPES, *gemma_checkpoint.SHAPES],
+        default="llama-3.2-1b",
+        help="(llama-3.2-1b)",
+    )
     stem = "layers with a table: every third, second, all but the first, none, or numbers (third)"
     choices = "third|half|full|dense|LAYER"
     parser.add_argument("--stem", nargs="+", default=["third"], metavar=choices, help=stem)
     parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
     args = parser.parse_args()
+    if args.shape in gemma_checkpoint.SHAPES:
+        write_gemma(args.out, describe(args.shape))
+        print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
+        return
     shape = SHAPES[args.shape]
     if args.stem[0].isdigit():
         layers = tuple(sorted(map(int, args.stem)))

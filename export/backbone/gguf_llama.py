@@ -106,6 +106,7 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[str]:
         f"q and k norms of epsilon {norm} beside others of {config.norm_eps}": norm is not None
         and norm != config.norm_eps,
         "norms after attention and FFN": config.post_norms,
+        "layers of several kinds": not config.plain,
         f"a logit_softcap of {config.logit_softcap}": config.logit_softcap != 0,
         f"a sliding_window of {config.sliding_window}": any(
             0 < config.window(layer) < config.max_context for layer in range(config.n_layers)
@@ -148,9 +149,11 @@ def _rope(config: ModelConfig, architecture: str) -> tuple[dict[str, GgufValue],
                 at + "attn_factor": float(scaling.attention_factor / usual),
             }, None
         case YarnRope():
-            return {at + "attn_factor": float(scaling.attention_factor)}, frequency_factors(config)
+            return {at + "attn_factor": float(scaling.attention_factor)}, frequency_factors(
+                config.layer(0).rope
+            )
         case Llama3Rope():
-            return {}, frequency_factors(config)
+            return {}, frequency_factors(config.layer(0).rope)
     return {}, None
 
 

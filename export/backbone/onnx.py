@@ -55,7 +55,8 @@ class OnnxBackbone:
         steps: list[tuple[str, WriteStep]] = [("backbone", self._backbone)]
         if self._options.prefill:
             plan = prompts(self._config, self._job.layout, self._format).plan
-            steps.append((PREFILL_STEP, partial(self._write, plan)))
+            plain = Quantizer(asymmetric=self._format.asymmetric, search=False)
+            steps.append((PREFILL_STEP, partial(self._write, plan, quantizer=plain)))
         return steps
 
     def _backbone(self, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:

@@ -41,7 +41,7 @@ class PaddedTensors(Mapping[str, Matrix]):
         if self._layer != int(number):  # only one layer, because padding reads it into memory
             names = self._config.layer_shapes(int(number))
             layer = {n: self._tensors[f"layers.{number}.{n}"] for n in names}
-            self._padded = dict(pad_heads(self._config, layer))
+            self._padded = dict(pad_heads(self._config, int(number), layer))
             self._layer = int(number)
         return self._padded[part]
 

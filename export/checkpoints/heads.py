@@ -13,27 +13,30 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
 
 
-def pad_heads(config: ModelConfig, tensors: Mapping[str, Matrix]) -> Mapping[str, Matrix]:
-    """Pad heads in a layer's tensors from head_dim to head_width."""
-    extra = head_width(config) - config.head_dim
+def pad_heads(
+    config: ModelConfig, number: int, tensors: Mapping[str, Matrix]
+) -> Mapping[str, Matrix]:
+    """Pad heads in the tensors of layer `number` from head_dim to head_width."""
+    layer = config.layer(number)
+    extra = head_width(layer) - layer.head_dim
     if not extra:
         return tensors
     # RoPE pairs values; where a pair has one of each half, both halves must be padded.
     halves = 1 if config.rope_interleaved else 2
     parts = {
         "wq": config.n_heads * halves,
-        "wk": config.n_kv_heads * halves,
-        "wv": config.n_kv_heads,
+        "wk": layer.n_kv_heads * halves,
+        "wv": layer.n_kv_heads,
         "q_norm": halves,
         "k_norm": halves,
     }
     parts |= {f"{name}.bias": parts[name] for name in ("wq", "wk", "wv")}
     padded = dict(tensors)
     for name in parts.keys() & tensors.keys():
-        heads = config.n_kv_heads if name.startswith("wv") else parts[name] // halves
+        heads = layer.n_kv_heads if name.startswith("wv") else parts[name] // halves
         grown = _pad(whole(tensors[name]), parts[name], extra * heads // parts[name])
         if name.endswith("_norm"):  # scaled, since the mean of squares is over the padded width
-            grown *= np.sqrt(np.float32(config.head_dim / head_width(config)))
+            grown *= np.sqrt(np.float32(layer.head_dim / head_width(layer)))
         padded[name] = ArrayMatrix(grown)
     padded["wo"] = ArrayMatrix(_pad(whole(tensors["wo"]).T, config.n_heads, extra).T)
     return padded

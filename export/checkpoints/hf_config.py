@@ -6,6 +6,7 @@
 | mistral | sliding_window |
 | qwen2 | biases of q, k and v; windows in some layers |
 | qwen3 | norms of q and k; attention_bias; windows in some layers |
+| gemma4_text, gemma4 | see gemma.py |
 | stem | this project's own, see stem_schema.py |
 
 A key that is not known here may change what the model computes, so it is refused, unless it is null.
@@ -13,18 +14,23 @@ A key that is not known here may change what the model computes, so it is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
+from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, RopeScaling
 from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
+from stem_edge.export.tensor_files.safetensors import TensorFiles
 
-TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+TOP = {"embedding": "embed_tokens", "norm": "norm"}
+HEAD_NAME, HEAD = "head", "lm_head"
 LAYER = {
     "attention_norm": "input_layernorm",
     "wq": "self_attn.q_proj",
@@ -42,6 +48,16 @@ LAYER = {
     "ffn_post_norm": "post_mlp_layernorm",
 }
 
+
+class Names(NamedTuple):
+    """Hugging Face's names of modules."""
+
+    top: Mapping[str, str]  # outside the layers
+    layer: Mapping[str, str]  # in a layer
+    inside: str = "model."  # prefix of all of these
+
+
+NAMES = Names(TOP, LAYER)
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Keys of training, of generating text (tokenizers/tokenizer.py reads eos_token_id), and obsolete ones.
 _HARMLESS = """
@@ -102,15 +118,50 @@ class Decoder(msgspec.Struct, kw_only=True):
             if not 0 < getattr(self, key) <= most:
                 raise ValueError(f"{key} is {getattr(self, key)}; expected 1 to {most}")
 
+    def read_rope(self) -> tuple[float, RopeScaling | None]:
+        """Return rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
+        return read_rope(
+            self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
+        )
+
     def extras(self) -> dict[str, Any]:
         """Return the fields of ModelConfig that this kind of model sets."""
         return {}
 
+    @classmethod
+    def text(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of config.json that describe the text model."""
+        return given
+
+    def names(self) -> Names:
+        """Return the names of the model's modules."""
+        return NAMES
+
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
+        """Take the tensors of ModelConfig.backbone_shapes() out of `files`."""
+        return {
+            name: files.take(tensor_name(name, self.names())) for name in config.backbone_shapes()
+        }
+
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+        """Take the tables out of `files`; return STEM layer -> table."""
+        return {}
+
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+        """Return the record of each token [V]; None if token i has record i."""
+        return None
+
+    def unused(self, name: str) -> bool:
+        """Return whether the model is known to need nothing of a tensor that was not taken."""
+        return False
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what the user should know, a sentence each."""
+        return ()
+
     def model(self) -> ModelConfig:
         """Return the model that the keys describe. Raises ValueError."""
-        theta, scaling = read_rope(
-            self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
-        )
+        theta, scaling = self.read_rope()
         fields: dict[str, Any] = {
             "vocab_size": self.vocab_size,
             "dim": self.hidden_size,
@@ -205,10 +256,20 @@ class Qwen3(Qwen2, kw_only=True):
         return super().extras() | {"biases": biases, "qk_norm_eps": self.rms_norm_eps}
 
 
-def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfig, tuple[str, ...]]:
-    """Read a config.json of one of `kinds`; return model and notes. Raises CheckpointError."""
+class Described(NamedTuple):
+    """Content of a config.json."""
+
+    config: ModelConfig
+    decoder: Decoder
+    notes: tuple[str, ...]  # for the user, a sentence each
+
+
+def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
+    """Read a config.json of one of `kinds`. Raises CheckpointError."""
     given = read_json(path, "a model's configuration", dict[str, Any])
     kind = given.get("model_type")
+    if isinstance(kind, str) and kind in kinds:
+        given = kinds[kind].text(given)
     if not isinstance(kind, str) or kind not in kinds:
         raise CheckpointError(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
@@ -234,20 +295,24 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> tuple[ModelConfi
     except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
-    return config, (f"{path.name} names code ({named}), which is not run",) if named else ()
+    notes = (f"{path.name} names code ({named}), which is not run",) if named else ()
+    return Described(config, decoder, notes + decoder.notes())
 
 
-def tensor_name(name: str) -> str:
+def tensor_name(name: str, names: Names = NAMES) -> str:
     """Return Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
     matrix = name.removesuffix(".bias")
     ending = ".weight" if matrix == name else ".bias"
-    if matrix in TOP:
-        return TOP[matrix] + ending
+    if matrix == HEAD_NAME:
+        return HEAD + ending
+    if matrix in names.top:
+        return names.inside + names.top[matrix] + ending
     _, layer, part = matrix.split(".")
-    return f"model.layers.{layer}.{LAYER[part]}{ending}"
+    return f"{names.inside}layers.{layer}.{names.layer[part]}{ending}"
 
 
-def module_names(names: Iterable[str]) -> dict[str, str]:
+def module_names(tensors: Iterable[str], names: Names = NAMES) -> dict[str, str]:
     """Return Hugging Face's name of each module -> this project's name of its weight."""
-    weights = [name for name in names if not name.endswith(".bias")]
-    return {tensor_name(name).removesuffix(".weight"): name for name in weights}
+    known = {HEAD_NAME, *names.top, *names.layer}
+    weights = [name for name in tensors if name.rpartition(".")[2] in known]
+    return {tensor_name(name, names).removesuffix(".weight"): name for name in weights}

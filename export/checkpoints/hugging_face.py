@@ -18,6 +18,7 @@ from stem_edge.export.checkpoints.checkpoint import (
     check_shapes,
     same_values,
 )
+from stem_edge.export.checkpoints.gemma import Gemma4
 from stem_edge.export.checkpoints.hf_config import (
     Decoder,
     Llama,
@@ -28,7 +29,7 @@ from stem_edge.export.checkpoints.hf_config import (
     read_config,
     tensor_name,
 )
-from stem_edge.export.checkpoints.stem_schema import MODEL_TYPE, Stem, read_index, read_tables
+from stem_edge.export.checkpoints.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 
@@ -39,6 +40,8 @@ KINDS: dict[str, type[Decoder]] = {
     "mistral": Mistral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "gemma4_text": Gemma4,
+    "gemma4": Gemma4,
     MODEL_TYPE: Stem,
 }
 # Not needed: saved by older versions, but derived from config.json.
@@ -47,12 +50,10 @@ DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a folder with config.json and safetensors. Raises CheckpointError."""
-    config, notes = read_config(path / CONFIG, KINDS)
+    config, decoder, notes = read_config(path / CONFIG, KINDS)
     files = TensorFiles(path)
-    backbone: dict[str, SourceMatrix] = {
-        name: files.take(tensor_name(name)) for name in config.backbone_shapes()
-    }
-    tables, index = read_tables(config, files), read_index(config, files)
+    backbone = decoder.backbone(config, files)
+    tables, index = decoder.tables(config, files), decoder.index(config, files)
     checkpoint = Checkpoint(
         path=path,
         config=config,
@@ -61,20 +62,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
         notes=notes,
         index=index,
-        names=module_names(backbone),
+        names=module_names(backbone, decoder.names()),
     )
     check_shapes(checkpoint)
-    _check_rest(path, config, files, backbone["embedding"])
+    _check_rest(path, config, decoder, files, backbone["embedding"])
     return checkpoint
 
 
 def _check_rest(
-    folder: Path, config: ModelConfig, files: TensorFiles, embedding: SourceMatrix
+    folder: Path,
+    config: ModelConfig,
+    decoder: Decoder,
+    files: TensorFiles,
+    embedding: SourceMatrix,
 ) -> None:
     """Raise CheckpointError for tensors left over, unless they only repeat what is known."""
     head = tensor_name("head")
     for name in files.names:
-        if DERIVED.fullmatch(name):
+        if DERIVED.fullmatch(name) or decoder.unused(name):
             continue
         if not (config.tied_head and name == head):
             raise CheckpointError(

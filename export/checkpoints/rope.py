@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
+from stem_edge.config import LinearRope, Llama3Rope, ProportionalRope, RopeScaling, YarnRope
 
 THETA = 10000.0  # default of transformers
 
@@ -74,7 +74,15 @@ class _Yarn(_Rope, tag="yarn"):
         )
 
 
-_TYPES = ("default", "linear", "llama3", "yarn")
+class _Proportional(_Rope, tag="proportional"):
+    partial_rotary_factor: float = 1.0
+    factor: float = 1.0
+
+    def scaling(self, context: int) -> RopeScaling | None:
+        return ProportionalRope(self.partial_rotary_factor, self.factor)
+
+
+_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def read_rope(
@@ -92,10 +100,10 @@ def read_rope(
         raise ValueError(
             f"rope_type is {given['rope_type']!r}; expected one of {', '.join(_TYPES)}"
         )
-    if given.get("partial_rotary_factor") == 1:
+    if given.get("partial_rotary_factor") == 1 and given["rope_type"] != "proportional":
         del given["partial_rotary_factor"]
     try:
-        rope = msgspec.convert(given, type=_Default | _Linear | _Llama3 | _Yarn)
+        rope = msgspec.convert(given, type=_Default | _Linear | _Llama3 | _Yarn | _Proportional)
     except msgspec.ValidationError as error:
         raise ValueError(f"RoPE of type {given['rope_type']}: {error}") from error
     if rope.rope_theta is not None:

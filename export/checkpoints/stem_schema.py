@@ -81,6 +81,12 @@ class Stem(Windowed, kw_only=True):
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
 
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+        return read_tables(config, files)
+
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+        return read_index(config, files)
+
 
 class ExpertTable:
     """Matrix whose rows are experts, flattened as in ModelConfig.row_parts."""

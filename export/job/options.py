@@ -17,7 +17,6 @@ from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT, ExportTable
 from stem_edge.graph.formats import (
     GGUF_TYPES,
     MATRIX_KINDS,
-    VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -26,6 +25,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     QuantizerName,
     WeightType,
+    usual_type,
 )
 
 SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
@@ -182,7 +182,7 @@ class ExportOptions:
         for kind, bits in given.items():
             _check("a kind of matrix in bits", kind, MATRIX_KINDS)
             _check(f"bits of {kind}", bits, TYPES)
-        usual = {k: head if k in VOCABULARY_KINDS else weights for k in MATRIX_KINDS}
+        usual = {kind: usual_type(kind, weights, head) for kind in MATRIX_KINDS}
         kinds = {k: TYPES[bits] for k, bits in given.items() if TYPES[bits] != usual[k]}
         return BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
 

@@ -18,12 +18,11 @@ from stem_edge.numerics.reference import (
     ArrayMatrix,
     Matrix,
     Observer,
-    embed,
+    Tokens,
     head_forward,
     layer_forward,
     whole,
 )
-from stem_edge.numerics.rope import rope_tables
 
 # Matrix -> its input in stem_edge.numerics.reference; inputs of others have the matrix's own name.
 INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
@@ -35,11 +34,11 @@ class HiddenStates:
 
     def __init__(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
         self.layer = 0
-        self._checkpoint, self._sequences = checkpoint, sequences
-        self._states = [embed(checkpoint.backbone, ids) for ids in sequences]
+        self._checkpoint = checkpoint
+        described = checkpoint.config, checkpoint.backbone
+        self._tokens = [Tokens(*described, ids) for ids in sequences]
+        self._states = [tokens.embedded for tokens in self._tokens]
         self._weights: dict[str, Matrix] = {}
-        config = checkpoint.config
-        self._rope = rope_tables(config, max(map(len, sequences), default=0))
 
     def observe(self, see: Observer) -> None:
         """Show the inputs of this layer's matrices to `see`; the states stay before the layer."""
@@ -79,10 +78,8 @@ class HiddenStates:
         return self._weights
 
     def _forward(self, number: int, weights: Mapping[str, Matrix], see: Observer) -> F32:
-        ids, x = self._sequences[number], self._states[number]
-        config, rows = self._checkpoint.config, self._checkpoint.rows
-        cos, sin = (table[: len(ids)] for table in self._rope)
-        return layer_forward(config, self.layer, weights, rows, x, ids, cos, sin, see)
+        source, x, tokens = self._checkpoint, self._states[number], self._tokens[number]
+        return layer_forward(source.config, self.layer, weights, source.rows, x, tokens, see)
 
 
 def squares(x: F32) -> F32:

@@ -63,7 +63,7 @@ class Calibrated(Quantizer):
     ) -> None:
         super().__init__(asymmetric=asymmetric, search=True)
         self._states, self._config, self._tell = states, config, tell
-        self._gptq, self._heads = gptq, head_positions(config)
+        self._gptq = gptq
         self._moments: dict[str, F32] = {}  # input -> sum of x x^T [K, K], or of x^2 [K]
         self._factors: dict[str, F32] = {}  # input -> U [K, K] of gptq.solve
         self._stored: dict[str, list[F32]] = {}  # product of this layer -> its rows so far
@@ -83,7 +83,9 @@ class Calibrated(Quantizer):
 
     def keep(self, name: str, stored: F32) -> None:
         """Keep a layer's rows, because the text goes through them to the next layer."""
-        if name.startswith("layers."):
+        # Without the context: it is stored at 8 bits for many layers at once, so that the next
+        # layer would hardly see its errors.
+        if name.startswith("layers.") and not name.endswith(".ple_context"):
             self._stored.setdefault(name, []).append(stored)
 
     def _go_to(self, layer: int) -> None:
@@ -103,8 +105,9 @@ class Calibrated(Quantizer):
 
     def _see(self, name: str, x: F32) -> None:
         if name.endswith(".wo"):
-            wide = np.zeros((len(x), self._heads["wo"][1]), np.float32)
-            wide[:, self._heads["wo"][0]] = x
+            places, width = head_positions(self._config, self._states.layer)["wo"]
+            wide = np.zeros((len(x), width), np.float32)
+            wide[:, places] = x
             x = wide
         found = x.T @ x if self._gptq else squares(x)
         if name in self._moments:
@@ -123,23 +126,27 @@ class Calibrated(Quantizer):
         for product in list(self._stored):
             at, name = product.rsplit(".", 1)
             rows, start = np.concatenate(self._stored.pop(product)), 0
+            heads = head_positions(self._config, self._states.layer)
             for part in STACKED.get(name, (name,)):
+                if start == len(rows):  # no wk and wv, because K and V are borrowed
+                    break
                 if part == "wo":
-                    matrices[f"{at}.wo"] = rows[:, self._heads["wo"][0]]
+                    matrices[f"{at}.wo"] = rows[:, heads["wo"][0]]
                     continue
-                keep, size = self._heads.get(part, (slice(None), len(rows)))
+                keep, size = heads.get(part, (slice(None), len(rows)))
                 matrices[f"{at}.{part}"] = rows[start : start + size][keep]
                 start += size
         return matrices
 
 
-def head_positions(config: ModelConfig) -> dict[str, tuple[Positions, int]]:
+def head_positions(config: ModelConfig, number: int) -> dict[str, tuple[Positions, int]]:
     """Return matrix -> where padding puts its rows (of wo: columns), and how many there are then."""
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    layer = config.layer(number)
+    q, kv = config.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim
     numbers = {
         name: np.arange(1, size + 1, dtype=np.float32)
         for name, size in (("wq", q), ("wk", kv), ("wv", kv), ("wo", q))
     }
     probes = {n: ArrayMatrix(v[None] if n == "wo" else v[:, None]) for n, v in numbers.items()}
-    padded = {n: whole(matrix).ravel() for n, matrix in pad_heads(config, probes).items()}
+    padded = {n: whole(matrix).ravel() for n, matrix in pad_heads(config, number, probes).items()}
     return {name: (np.flatnonzero(values), len(values)) for name, values in padded.items()}

@@ -181,6 +181,11 @@ class StoredTensor:
         at = self.at + start * self.strides[0] * VALUE_NBYTES[self.dtype]
         return replace(self, shape=(rows, *self.shape[1:]), at=at)
 
+    def columns(self, start: int, stop: int) -> StoredTensor:
+        """Return the matrix of columns start..stop."""
+        at = self.at + start * self.strides[1] * VALUE_NBYTES[self.dtype]
+        return replace(self, shape=(self.shape[0], stop - start), at=at)
+
     def rows(self, start: int, stop: int) -> F32:
         """Read rows start..stop as float32."""
         values = self.part(start, stop)._values()

@@ -38,6 +38,16 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
     return ids
 
 
+def check_text(config: ModelConfig, ids: list[int]) -> None:
+    """Check that no id stands for something other than text. Raises InputError."""
+    for what, number in config.placeholders.items():
+        if number in ids:
+            raise InputError(
+                f"token id {number} at position {ids.index(number)} stands for {what}, and this "
+                "bundle has the text model only; give a prompt of text"
+            )
+
+
 def _as_list(token_ids: object, where: str) -> list[Any]:
     """List the elements, of any type, of a sequence or an array of one dimension."""
     if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes | bytearray):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stem_edge.bundle.manifest import Manifest
-from stem_edge.config import ModelConfig
+from stem_edge.config import Layer, ModelConfig
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
@@ -108,7 +109,7 @@ def _onnx_footprint(
         step_nbytes=step,
         prefill_nbytes=prefill,
         repacked_nbytes=0,
-        kv_token_nbytes=2 * model.n_layers * model.n_kv_heads * head_width(model) * FLOAT,
+        kv_token_nbytes=FLOAT * _kv_token_values(model, head_width),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
     )
 
@@ -131,9 +132,15 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
         repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
-        kv_token_nbytes=2 * model.n_layers * model.n_kv_heads * model.head_dim * kv,
+        kv_token_nbytes=kv * _kv_token_values(model, lambda layer: layer.head_dim),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
     )
+
+
+def _kv_token_values(model: ModelConfig, width: Callable[[Layer], int]) -> int:
+    """Values of a token in the KV cache: those of layers that compute their own K and V."""
+    layers = map(model.layer, range(model.own_kv_layers))
+    return sum(2 * layer.n_kv_heads * width(layer) for layer in layers)
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:

@@ -9,56 +9,74 @@ import numpy as np
 
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB
-from stem_edge.graph.layer import LayerGraph
+from stem_edge.graph.layer import NORM, LayerGraph
 
 QKV = ("wq", "wk", "wv")
 
 
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over x [1, T, dim], already normed -> [1, T, dim]."""
-    graph, config, at = layer.graph, layer.config, layer.at
-    width = io.head_width(config)
-    shape: list[int | str] = [1, config.n_kv_heads, "capacity", width]
-    caches = [name + str(layer.number) for name in (io.KEYS, io.VALUES)]
+    graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
+    shape: list[int | str] = [1, own.n_kv_heads, "capacity", io.head_width(own)]
+    caches = [name + str(own.kv_layer) for name in (io.KEYS, io.VALUES)]
+    updated = [io.NEW + cache for cache in caches] if own.kv_layer == layer.number else []
     for cache in caches:
         graph.input(cache, np.float32, shape)
-        graph.output(io.NEW + cache, np.float32, shape)
-    projected = [layer.product("qkv", "qkv", x, QKV), "", ""]
-    if config.qk_norm_eps is not None:
-        projected = _normed_heads(layer, projected[0])
-    window = config.window(layer.number)
+    for cache in updated:
+        graph.output(cache, np.float32, shape)
+    cos, sin = io.rope_names(config, own)
     mixed = graph.node(
         "GroupQueryAttention",
-        [*projected, *caches, io.SEQLENS_K, io.TOTAL_LENGTH, io.ROPE_COS, io.ROPE_SIN],
-        [at + "attended", *(io.NEW + cache for cache in caches)],
+        [*_projected(layer, x), *caches, io.SEQLENS_K, io.TOTAL_LENGTH, cos, sin],
+        [at + "attended", *updated],
         CONTRIB,
         num_heads=config.n_heads,
-        kv_num_heads=config.n_kv_heads,
+        kv_num_heads=own.n_kv_heads,
         do_rotary=1,
         rotary_interleaved=int(config.rope_interleaved),
         # Its default would be that of the padded width, which must not change the scores.
-        scale=config.head_dim**-0.5,
-        **({"local_window_size": window} if window else {}),
+        scale=config.attention_scale or own.head_dim**-0.5,
+        **({"local_window_size": own.window} if own.window else {}),
     )
     return layer.product("wo", "wo", mixed, ("wo",))
 
 
-def _normed_heads(layer: LayerGraph, packed: str) -> list[str]:
-    """Split one product into q, k and v, and norm each head of q and k.
+def _projected(layer: LayerGraph, x: str) -> list[str]:
+    """Emit q, k and v of x, with heads normed; all three in one where heads have no norm.
 
     GroupQueryAttention could norm them itself, but only some providers implement that.
     """
-    graph, config, at = layer.graph, layer.config, layer.at
-    width = io.head_width(config)
-    heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
-    sizes = graph.sizes([n * width for n in heads])
-    names = [at + name for name in ("q", "k", "v")]
+    graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
+    width = io.head_width(own)
+    if own.kv_layer != layer.number:
+        # No new keys and values, because the lender has put them into the cache already.
+        size = own.n_kv_heads * width
+        nothing = graph.constant(f"nothing.{size}", np.zeros((1, 0, size), np.float32))
+        q = layer.product("qkv", "qkv", x, QKV[:1])
+        return [_normed(layer, "q", q, config.n_heads), nothing, nothing]
+    packed = layer.product("qkv", "qkv", x, QKV)
+    if config.qk_norm_eps is None:
+        return [packed, "", ""]
+    heads = (config.n_heads, own.n_kv_heads, own.n_kv_heads)
+    sizes, names = graph.sizes([n * width for n in heads]), [at + name for name in "qkv"]
     graph.node("Split", [packed, sizes], names, axis=-1)
-    for n, (name, count) in enumerate(zip(names[:2], heads, strict=False)):
-        cut = graph.reshape(name, [0, 0, count, width], name + ".cut")
-        # Zeros as padding lower the mean of squares by this factor, so eps must shrink alike; the
-        # exporter scales the weight to make up for the rest.
-        eps = (config.qk_norm_eps or 0.0) * config.head_dim / width
-        normed = layer.rms_norm(name + "_norm", cut, f"{'qk'[n]}_norm", eps)
-        names[n] = graph.reshape(normed, [0, 0, count * width], name + ".normed")
-    return names
+    return [_normed(layer, *one) for one in zip("qkv", names, heads, strict=True)]
+
+
+def _normed(layer: LayerGraph, part: str, x: str, heads: int) -> str:
+    """Emit the norm of each head of x [1, T, heads * width]; x itself where there is no norm."""
+    graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
+    if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
+        return x
+    width = io.head_width(own)
+    cut = graph.reshape(x, [0, 0, heads, width], at + ".cut")
+    # Zeros as padding lower the mean of squares by this factor, so eps must shrink alike; the
+    # weight, which the exporter scales, makes up for the rest.
+    eps = config.qk_norm_eps * own.head_dim / width
+    if part == "v":
+        ones = np.full(width, (own.head_dim / width) ** 0.5, np.float32)
+        weight = graph.constant(f"v_norm.{own.head_dim}", ones)
+        normed = graph.add(NORM, [cut, weight], at + ".scaled", axis=-1, epsilon=eps)
+    else:
+        normed = layer.rms_norm(at + "_norm", cut, f"{part}_norm", eps)
+    return graph.reshape(normed, [0, 0, heads * width], at + ".normed")

@@ -4,6 +4,7 @@
 |---|---|
 | layer.py | what all parts of a layer share: products, biases, norms |
 | attention.py, ffn.py | the two parts of a layer |
+| ple.py | per-layer embeddings after them |
 | linear.py | matrix products, in float32 or quantized |
 | device.py, portable.py | variants of these graphs for accelerators |
 """
@@ -23,6 +24,7 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
 from stem_edge.graph.plan import WeightPlan
+from stem_edge.graph.ple import contexts, ple
 from stem_edge.tables.rows import RecordLayout
 
 BACKBONE_DATA = "backbone.onnx.data"
@@ -44,13 +46,13 @@ def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         products = DecodeProducts(graph, plan, format)
         if name == io.EMBED:
             _declare_output(graph, config, _embedding(products, config, io.NEW + io.HIDDEN))
-        elif name == io.HEAD:
-            graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
-            graph.input(io.WANTED, np.int64, ["n"])
-            wanted = graph.add("Gather", [io.HIDDEN, io.WANTED], "wanted.hidden", axis=1)
-            _head(products, config, wanted, "n")
+            continue
+        graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+        if name == io.HEAD:
+            _head(products, config, _wanted(graph, io.HIDDEN), "n")
+        elif name == io.REST:
+            _rest(products, config, layout)
         else:
-            graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
             layers = io.layer_graphs(config)[name]
             _declare_output(graph, config, _layers(products, config, layout, layers))
     return Built(graphs, plan)
@@ -66,7 +68,10 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     graph = Graph()
     products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
     _embedding(products, config, io.HIDDEN)
-    _head(products, config, _layers(products, config, layout, range(config.n_layers)), "T")
+    x = _layers(products, config, layout, range(config.own_kv_layers))
+    if rest := io.layer_graphs(config).get(io.REST):
+        x = _layers(products, config, layout, rest, Start(hidden=x), f"{io.REST}.{io.HIDDEN}")
+    _head(products, config, x, "T")
     nodes, graph.nodes = graph.nodes, []
     rows: dict[str, str] = {}  # value gathered from slots -> the input that replaces it
     for node in nodes:
@@ -88,19 +93,22 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
 
 
 def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
-    """Build the graph of all layers for prompts, over a weight file of its own."""
+    """Build the graph for prompts, of the layers before `rest`, over a weight file of its own."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
-    products = PromptProducts(graph, plan, format.balanced)
-    _declare_output(graph, config, _layers(products, config, layout, range(config.n_layers)))
+    products = PromptProducts(graph, plan, format)
+    _declare_output(graph, config, _layers(products, config, layout, range(config.own_kv_layers)))
     return Built({io.PREFILL: graph}, plan)
 
 
 def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str:
     """Emit token_ids [1, T] -> result [1, T, dim]."""
     ids = products.graph.input(io.TOKEN_IDS, np.int64, [1, "T"])
-    shape = (config.vocab_size, config.dim)
-    return products.rows("embedding", "embedding", ids, result, shape)
+    graph, shape = products.graph, (config.vocab_size, config.dim)
+    if config.embedding_scale == 1:
+        return products.rows("embedding", "embedding", ids, result, shape)
+    rows = products.rows("embedding", "embedding", ids, "embedding.row", shape)
+    return graph.add("Mul", [rows, graph.float(config.embedding_scale)], result)
 
 
 def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
@@ -130,21 +138,60 @@ def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     return logits
 
 
+def _wanted(graph: Graph, x: str) -> str:
+    """Emit those positions of x [1, T, ...] whose logits are wanted."""
+    graph.input(io.WANTED, np.int64, ["n"])
+    return graph.add("Gather", [x, io.WANTED], f"wanted.{x}", axis=1)
+
+
+def _rest(products: Products, config: ModelConfig, layout: RecordLayout | None) -> None:
+    """Emit the layers that borrow K and V: hidden [1, T, dim] -> new_hidden [1, n, dim]."""
+    graph, layers = products.graph, io.layer_graphs(config)[io.REST]
+    start = Start(_wanted(graph, io.HIDDEN))
+    if config.ple_width:
+        graph.input(io.EMBEDDED, np.float32, [1, "T", config.dim])
+        graph.input(io.SLOT_IDS, np.int64, [1, "T"])
+        start = Start(start.hidden, _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS))
+    _declare_output(graph, config, _layers(products, config, layout, layers, start), "n")
+
+
+class Start(NamedTuple):
+    """Names of the values that layers start from."""
+
+    hidden: str = io.HIDDEN  # [1, T, dim]
+    embedded: str = io.HIDDEN  # [1, T, dim], before the first layer of the model
+    slot_ids: str = io.SLOT_IDS  # [1, T]
+
+
 def _layers(
-    products: Products, config: ModelConfig, layout: RecordLayout | None, layers: range
+    products: Products,
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    layers: range,
+    start: Start | None = None,
+    result: str = io.NEW + io.HIDDEN,
 ) -> str:
-    """Emit hidden [1, T, dim] -> new_hidden [1, T, dim]."""
-    graph = products.graph
+    """Emit start.hidden [1, T, dim] -> result [1, T, dim]."""
+    graph, context, start = products.graph, dict[int, str](), start or Start()
     _declare_layers(graph, config, layout, layers)
-    residual, delta = io.HIDDEN, ""
+    if config.ple_width:
+        context = contexts(products, config, start.embedded, layers)
+    residual, delta = start.hidden, ""
     for number in layers:
-        layer = LayerGraph(config, layout, products, number)
+        layer = LayerGraph(config, layout, products, number, start.slot_ids)
         x, residual = layer.add_norm("attention_norm", residual, delta, "qkv")
         delta = layer.post_norm("attention_post_norm", attention(layer, x))
         consumer = "gate" if layer.has_ffn_matrices else ""
         x, residual = layer.add_norm("ffn_norm", residual, delta, consumer)
         delta = layer.post_norm("ffn_post_norm", ffn(layer, x))
-    return graph.add("Add", [residual, delta], io.NEW + io.HIDDEN)
+        if number in context:
+            residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")
+            delta = ple(layer, residual, context[number])
+        if config.layer_scale:
+            residual, delta = layer.scaled(residual, delta), ""
+    if not delta:
+        return graph.add("Identity", [residual], result)
+    return graph.add("Add", [residual, delta], result)
 
 
 def _declare_layers(
@@ -152,8 +199,9 @@ def _declare_layers(
 ) -> None:
     graph.input(io.SEQLENS_K, np.int32, [1])
     graph.input(io.TOTAL_LENGTH, np.int32, [])
-    for name in (io.ROPE_COS, io.ROPE_SIN):
-        graph.input(name, np.float32, ["context", io.head_width(config) // 2])
+    for layer in map(config.layer, layers):
+        for name in io.rope_names(config, layer):
+            graph.input(name, np.float32, ["context", io.head_width(layer) // 2])
     stem = set(layers) & set(config.stem_layers)
     if stem:
         graph.input(io.SLOT_IDS, np.int64, [1, "T"])
@@ -161,5 +209,5 @@ def _declare_layers(
         graph.input(io.ROW_ZERO_POINTS, np.uint8, None)
 
 
-def _declare_output(graph: Graph, config: ModelConfig, name: str) -> None:
-    graph.output(name, np.float32, [1, "T", config.dim])
+def _declare_output(graph: Graph, config: ModelConfig, name: str, tokens: str = "T") -> None:
+    graph.output(name, np.float32, [1, tokens, config.dim])

@@ -28,6 +28,8 @@ SYMMETRIC = 0x88  # two zero points of 4 bits
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
     """Return why a model cannot have these variants; empty if it can."""
+    if reason := obstacle_of_layers(config):
+        return reason
     if layout is not None and not fits(layout):
         kind = "experts" if config.stem_ffn == "hash-moe" else "rows"
         return f"{kind} of {layout.parts} in groups of {layout.group_size} have no device layout"
@@ -38,6 +40,11 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
             "refuse an odd number; use a smaller --block-size, or --bits embedding=8"
         )
     return ""
+
+
+def obstacle_of_layers(config: ModelConfig) -> str:
+    """Return why only the CPU can run a model's layers; empty if accelerators can, too."""
+    return "" if config.plain else "layers like those of Gemma 4 run on the CPU only"
 
 
 def _embedding_blocks(config: ModelConfig, format: BackboneFormat) -> tuple[int, int]:

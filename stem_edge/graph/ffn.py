@@ -25,9 +25,9 @@ def ffn(layer: LayerGraph, x: str) -> str:
     """Emit the FFN of x [1, T, dim], already normed -> [1, T, dim]."""
     if layer.kind == "hash-moe":
         return _experts(layer, x)
-    row = _row(layer) if layer.takes_row else ""
+    row = row_of(layer) if layer.takes_row else ""
     gate = _sum(layer, "gate", x, row)
-    gate = layer.graph.node("QuickGelu", [gate], [layer.at + "silu"], CONTRIB, alpha=1.0)
+    gate = layer.activated(gate, "silu")
     up = _sum(layer, "up", x, row)
     product = layer.graph.node("Mul", [gate, up], [layer.at + "product"])
     return layer.product("down", "down", product, ("down",))
@@ -43,17 +43,17 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
     return layer.graph.node("Add", parts, [f"{layer.at}{name}.sum"])
 
 
-def _row(layer: LayerGraph) -> str:
-    """Emit the rows [1, T, d_ff] of the tokens, gathered from the slots of the row cache."""
+def row_of(layer: LayerGraph) -> str:
+    """Emit the tokens' rows [1, T, d_ff or ple_width], gathered from the slots of the row cache."""
     graph, layout, name = layer.graph, _layout(layer), layer.at + "row"
     # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
     if layout.quantized:
         scales = graph.input(io.row_scales(layer.number), np.float32, None)
         names = [codes, scales, io.ROW_ZERO_POINTS]
-        row = gather_blocks(graph, names, io.SLOT_IDS, name, layout.bits, layout.group_size)
+        row = gather_blocks(graph, names, layer.slot_ids, name, layout.bits, layout.group_size)
     else:
-        row = graph.node("Gather", [codes, io.SLOT_IDS], [name])
+        row = graph.node("Gather", [codes, layer.slot_ids], [name])
         row = graph.node("Cast", [row], [name + ".fp32"], to=1) if layout.bits == 16 else row
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
 
@@ -101,7 +101,7 @@ def _chosen(layer: LayerGraph, codes: str) -> str:
     """Emit routing scores [T, slots]: CHOSEN for the token's slot, 0 for all others."""
     graph, at = layer.graph, layer.at
     values = graph.constant(at + "scores", np.array([0, CHOSEN], np.float32))
-    ids = graph.reshape(io.SLOT_IDS, [-1], at + "slots")
+    ids = graph.reshape(layer.slot_ids, [-1], at + "slots")
     count = graph.node("Shape", [codes], [at + "slot_count"], start=0, end=1)
     return graph.node("OneHot", [ids, count, values], [at + "chosen"], axis=-1)
 

@@ -12,9 +12,16 @@ MAX_BLOCK = 256
 EngineName = Literal["onnxruntime", "ggml"]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
-# qkv stacks the three matrices before attention; project expands the rows of low-rank tables.
-MatrixKind = Literal["embedding", "head", "qkv", "wo", "gate", "up", "down", "project"]
+# qkv stacks the three matrices before attention; project expands the rows of low-rank tables; those
+# with ple belong to per-layer embeddings.
+MatrixKind = Literal[
+    "embedding", "head", "qkv", "wo", "gate", "up", "down", "project",
+    "ple_context", "ple_gate", "ple_out",
+]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
+# These have 8 bits where the weights have 4: they are small, and 4 bits cost more here than
+# anywhere else.
+PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
@@ -39,7 +46,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def type_of(self, kind: MatrixKind) -> WeightType:
         """Return the type of the matrices of a kind."""
-        return self.kinds.get(kind, self.head if kind in VOCABULARY_KINDS else self.weights)
+        return self.kinds.get(kind, usual_type(kind, self.weights, self.head))
 
     def bits(self, kind: MatrixKind) -> int:
         """Return the bits of a value in the matrices of a kind."""
@@ -49,6 +56,13 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def quantized(self) -> bool:
         """Return whether any kind of matrix is quantized."""
         return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
+
+
+def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
+    """Return the type of the matrices of a kind for which no other type is asked."""
+    if kind in VOCABULARY_KINDS:
+        return head
+    return "int8" if kind in PLE_KINDS and weights == "int4" else weights
 
 
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

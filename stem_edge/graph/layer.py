@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stem_edge.config import FFN_TERMS, ModelConfig
+from stem_edge.config import FFN_TERMS, Layer, ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import Products, vector
-from stem_edge.graph.names import head_width
+from stem_edge.graph.names import SLOT_IDS, head_width
 from stem_edge.tables.rows import RecordLayout
 
 Shapes = dict[str, tuple[int, ...]]
@@ -26,12 +26,18 @@ class LayerGraph:
     """
 
     def __init__(
-        self, config: ModelConfig, layout: RecordLayout | None, products: Products, number: int
+        self,
+        config: ModelConfig,
+        layout: RecordLayout | None,
+        products: Products,
+        number: int,
+        slot_ids: str = SLOT_IDS,
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
+        self.slot_ids = slot_ids  # [1, T], where the tokens' rows are
         self.graph: Graph = products.graph
         self.at = f"layers.{number}."  # prefix of every name in this layer
-        self.kind = config.ffn_kind(number)
+        self.kind, self.shape = config.ffn_kind(number), config.layer(number)
         self._products, self._shapes = products, layer_shapes(config, number)
 
     @property
@@ -62,11 +68,24 @@ class LayerGraph:
         weight = vector(self.graph, self._products.plan, name, size, (self.at + part,))
         return norm(self.graph, x, weight, eps)
 
+    def activated(self, gate: str, name: str) -> str:
+        """Emit the model's activation of a gate."""
+        if self.config.activation == "gelu":
+            return self.graph.node("FastGelu", [gate], [self.at + name], CONTRIB)
+        return self.graph.node("QuickGelu", [gate], [self.at + name], CONTRIB, alpha=1.0)
+
     def post_norm(self, name: str, x: str) -> str:
         """Emit the norm after attention or FFN; x itself in models without such norms."""
         if not self.config.post_norms:
             return x
         return self.rms_norm(self.at + name, x, name, self.config.norm_eps)
+
+    def scaled(self, residual: str, delta: str) -> str:
+        """Emit residual + delta, multiplied by the layer's own factor."""
+        name = self.at + "layer_scale"
+        scale = vector(self.graph, self._products.plan, name, 1, (name,))
+        total = self.graph.add("Add", [residual, delta], name + ".sum")
+        return self.graph.add("Mul", [total, scale], name + ".out")
 
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
         """Emit the RMS norm of residual + delta; return it and that sum.
@@ -108,12 +127,19 @@ def plain_norm(graph: Graph, x: str, weight: str, result: str, eps: float) -> st
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Map the tensors of a layer (ModelConfig.layer_shapes) to their padded shapes."""
-    return {n: _padded(config, n, s) for n, s in config.layer_shapes(layer).items()}
+    described = config.layer(layer)
+    return {n: _padded(described, n, s) for n, s in config.layer_shapes(layer).items()}
 
 
 def backbone_shapes(config: ModelConfig) -> Shapes:
     """Map all tensors (ModelConfig.backbone_shapes) to their padded shapes."""
-    return {n: _padded(config, n, s) for n, s in config.backbone_shapes().items()}
+    shapes: Shapes = {}
+    for name, shape in config.backbone_shapes().items():
+        in_layer = name.startswith("layers.")
+        shapes[name] = (
+            _padded(config.layer(int(name.split(".")[1])), name, shape) if in_layer else shape
+        )
+    return shapes
 
 
 def kind_of(name: str) -> MatrixKind:
@@ -123,10 +149,10 @@ def kind_of(name: str) -> MatrixKind:
     return kind
 
 
-def _padded(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    width, part = head_width(config), name.removesuffix(".bias").rsplit(".", 1)[-1]
+def _padded(layer: Layer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    width, part = head_width(layer), name.removesuffix(".bias").rsplit(".", 1)[-1]
     if part in ("wq", "wk", "wv", "q_norm", "k_norm"):
-        return (shape[0] // config.head_dim * width, *shape[1:])
+        return (shape[0] // layer.head_dim * width, *shape[1:])
     if part == "wo" and len(shape) == 2:
-        return shape[0], shape[1] // config.head_dim * width
+        return shape[0], shape[1] // layer.head_dim * width
     return shape

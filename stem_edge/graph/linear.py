@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.graph.formats import BackboneFormat, MatrixKind
+from stem_edge.graph.formats import PLE_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError
 from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
@@ -137,11 +137,15 @@ class PromptProducts:
     are far larger than others. Channels are therefore balanced against the columns of the matrix
     (SmoothQuant, arXiv 2211.10438): x / s times W * s. The division is folded into the preceding
     norm; products without one, if named in `balanced`, get a multiplication of their own.
+
+    The small matrices of per-layer embeddings are multiplied as in decoding, because no norm
+    precedes them that could take a balance.
     """
 
-    def __init__(self, graph: Graph, plan: WeightPlan, balanced: tuple[str, ...]) -> None:
+    def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan = graph, plan
-        self._balanced = frozenset(balanced)  # a set, because a manifest may name very many
+        self._as_decoding = DecodeProducts(graph, plan, format)
+        self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
         self._normed: set[str] = set()  # consumers whose balance divides a norm
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
 
@@ -154,6 +158,8 @@ class PromptProducts:
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Emit an integer product and its scaling; x is quantized once for all its consumers."""
+        if kind in PLE_KINDS:
+            return self._as_decoding.product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
         # gate and up have the same input, so they must share a balance.
         consumer = name.replace(".up", ".gate")

@@ -8,6 +8,7 @@ are still being read from flash. A step runs the graphs in this order:
 | embed | token ids -> hidden state |
 | early | the layers before the first STEM layer, if any |
 | late | the layers from the first STEM layer on, if any |
+| rest | the layers that borrow K and V, if any, for the requested positions only |
 | head | the final norm and the logits, for the requested positions only |
 
 `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
@@ -16,12 +17,13 @@ tokens and slower for one. All graphs share one KV cache.
 | input | type, shape | meaning |
 |---|---|---|
 | token_ids | int64 [1, T] | embed only |
-| hidden | float32 [1, T, dim] | all others: the output of the previous graph |
-| wanted | int64 [n] | head only: positions in the step whose logits are requested |
+| hidden | float32 [1, T, dim] | all others: the output of the previous graph; [1, n, dim] for head after rest |
+| embedded | float32 [1, T, dim] | rest only, with per-layer embeddings: the output of embed |
+| wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
 | slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [1] | tokens in the context after this call, minus one |
 | total_length | int32 scalar | tokens in the context after this call |
-| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded |
+| rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
 | keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
@@ -30,12 +32,12 @@ tokens and slower for one. All graphs share one KV cache.
 
 | output | type, shape | meaning |
 |---|---|---|
-| new_hidden | float32 [1, T, dim] | every graph but head |
+| new_hidden | float32 [1, T, dim] | every graph but head; [1, n, dim] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
 | logits | float32 [1, n, V] | head only |
 
-backbone.onnx in the bundle joins embed, early, late and head in one graph for other tools: it has
-no hidden, new_hidden or wanted, and takes row.<l> as portable graphs do.
+backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
+it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything
 in device memory. They differ from the graphs above as follows:
@@ -64,7 +66,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from stem_edge.config import ModelConfig
+from stem_edge.config import Layer, ModelConfig
 
 Variant = Literal["fp32", "fp16", "portable"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -72,6 +74,7 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 EMBED = "embed"
 EARLY = "early"
 LATE = "late"
+REST = "rest"
 HEAD = "head"
 PREFILL = "prefill"
 # Only variants for devices have these two.
@@ -80,6 +83,7 @@ TOP = "top"
 
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
+EMBEDDED = "embedded"
 SLOT_IDS = "slot_ids"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"
@@ -126,8 +130,9 @@ def row_scales(layer: int, part: int = 0) -> str:
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:
     """Map each decoding graph that has layers to those layers, in order of execution."""
-    first = config.stem_layers[0] if config.stem_layers else config.n_layers
-    graphs = {EARLY: range(first), LATE: range(first, config.n_layers)}
+    own = config.own_kv_layers
+    first = min(config.stem_layers[0] if config.stem_layers else own, own)
+    graphs = {EARLY: range(first), LATE: range(first, own), REST: range(own, config.n_layers)}
     return {name: layers for name, layers in graphs.items() if layers}
 
 
@@ -136,6 +141,13 @@ def decode_graphs(config: ModelConfig) -> list[str]:
     return [EMBED, *layer_graphs(config), HEAD]
 
 
-def head_width(config: ModelConfig) -> int:
+def head_width(layer: Layer) -> int:
     """Return the width of a head in the graph: head_dim, padded to a multiple of HEAD_MULTIPLE."""
-    return -(-config.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    return -(-layer.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+
+def rope_names(config: ModelConfig, layer: Layer) -> tuple[str, str]:
+    """Name the inputs with the rotation of a layer: cosines and sines."""
+    number = config.ropes.index(layer.rope)
+    end = f".{number}" if number else ""
+    return ROPE_COS + end, ROPE_SIN + end

@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from stem_edge.config import ModelConfig
+from stem_edge.graph import device
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import ElementType, Graph, Node
@@ -38,6 +39,8 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
     """Return why a model cannot have portable graphs; empty if it can."""
     if layout is not None and len(layout.parts) != 1:
         return "experts cannot run with ONNX's own operators"
+    if reason := device.obstacle_of_layers(config):
+        return reason
     if not format.asymmetric:
         return ""
     for kind, width in _widths(config).items():
@@ -79,7 +82,7 @@ def _declare_inputs(
         graph.input(io.WANTED, np.int64, ["n"])
         return
     for table in (io.ROPE_COS, io.ROPE_SIN):
-        graph.input(table, np.float32, ["T", io.head_width(config) // 2])
+        graph.input(table, np.float32, ["T", io.head_width(config.layer(0)) // 2])
     for layer in io.layer_graphs(config)[name]:
         # Columns: the P earlier tokens, then those of the step.
         graph.input(io.mask_name(config.window(layer)), np.float32, ["T", "P+T"])
@@ -100,7 +103,7 @@ def _declare_outputs(name: str, graph: Graph, config: ModelConfig) -> None:
 
 
 def _cache(config: ModelConfig, tokens: str) -> list[int | str]:
-    return [1, tokens, config.n_kv_heads, io.head_width(config)]
+    return [1, tokens, config.n_kv_heads, io.head_width(config.layer(0))]
 
 
 class _Lowering:

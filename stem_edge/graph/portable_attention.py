@@ -17,7 +17,7 @@ def attention(nodes: Graph, node: Node, config: ModelConfig, layer: int, scale: 
     are broadcast over it instead of copied.
     """
     at, result = f"layers.{layer}.attend.", node.outputs[0]
-    width, group = io.head_width(config), config.n_heads // config.n_kv_heads
+    width, group = io.head_width(config.layer(0)), config.n_heads // config.n_kv_heads
     q, k, v = _projected(nodes, node, config, at)
     q = _rotated(nodes, q, config, config.n_heads, at + "q", at + "q.rotated")
     q = nodes.add("Mul", [q, nodes.float(scale)], at + "q.scaled")
@@ -40,7 +40,7 @@ def _projected(nodes: Graph, node: Node, config: ModelConfig, at: str) -> tuple[
     """Return q, k and v [1, T, heads * width], split if the node has them packed."""
     if node.inputs[1]:
         return node.inputs[0], node.inputs[1], node.inputs[2]
-    width = io.head_width(config)
+    width = io.head_width(config.layer(0))
     q, kv = config.n_heads * width, config.n_kv_heads * width
     starts = {"q": (0, q), "k": (q, q + kv), "v": (q + kv, q + 2 * kv)}
     cut = [
@@ -56,7 +56,7 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, heads: int, name: str, r
     Interleaved pairs come out as halves. That does not change the scores, because it permutes q and
     k alike.
     """
-    width = io.head_width(config)
+    width = io.head_width(config.layer(0))
     half = width // 2
     x = nodes.reshape(x, [0, 0, heads, width], name + ".heads")
     if config.rope_interleaved:

@@ -98,16 +98,26 @@ def hidden_states(
     observe: Observer = lambda name, x: None,
 ) -> F32:
     """Hidden states [T, dim] after the last layer, before the last norm; see `forward`."""
-    cos, sin = rope_tables(config, len(token_ids))
-    x = embed(backbone, token_ids)
+    tokens = Tokens(config, backbone, token_ids)
+    x = tokens.embedded
     for layer in range(config.n_layers):
-        x = layer_forward(config, layer, backbone, tables, x, token_ids, cos, sin, observe)
+        x = layer_forward(config, layer, backbone, tables, x, tokens, observe)
     return x
 
 
-def embed(backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
-    """Hidden states [T, dim] that the first layer sees."""
-    return _pick(backbone["embedding"], token_ids)
+class Tokens:
+    """State of a sequence that layers need beside its hidden states."""
+
+    def __init__(
+        self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
+    ) -> None:
+        self.ids = token_ids
+        # Hidden states [T, dim] before the first layer.
+        self.embedded = _pick(backbone["embedding"], token_ids) * np.float32(config.embedding_scale)
+        self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
+        self.ple_norm = backbone["ple_norm"] if config.ple_width else None
+        # Layer -> K and V [T, heads, head_dim], kept because later layers may borrow them.
+        self.kv: dict[int, tuple[F32, F32]] = {}
 
 
 def layer_forward(
@@ -116,9 +126,7 @@ def layer_forward(
     backbone: Mapping[str, Matrix],
     tables: Mapping[int, Matrix],
     x: F32,
-    token_ids: Sequence[int],
-    cos: F32,
-    sin: F32,
+    tokens: Tokens,
     observe: Observer = lambda name, x: None,
 ) -> F32:
     """Hidden states [T, dim] after one layer, of x [T, dim] before it, from an empty context.
@@ -129,16 +137,20 @@ def layer_forward(
     weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
     normed = _rms_norm(x, weights["attention_norm"], config.norm_eps)
     observe(at + "qkv", normed)
-    mixed = _attention(config, config.window(layer), weights, normed, cos, sin)
+    mixed = _attention(config, layer, weights, normed, tokens)
     observe(at + "wo", mixed)
     x = x + _after(config, weights, "attention_post_norm", _linear(mixed, weights, "wo"))
     normed = _rms_norm(x, weights["ffn_norm"], config.norm_eps)
-    if config.ffn_kind(layer) == "hash-moe":
-        result = _experts(config, normed, tables[layer], token_ids)
+    kind = config.ffn_kind(layer)
+    if kind == "hash-moe":
+        result = _experts(config, normed, tables[layer], tokens.ids)
     else:
-        rows = _pick(tables[layer], token_ids) if layer in config.stem_layers else None
+        rows = _pick(tables[layer], tokens.ids) if layer in config.stem_layers else None
         result = _ffn(config, layer, weights, normed, rows, observe)
-    return x + _after(config, weights, "ffn_post_norm", result)
+    x = x + _after(config, weights, "ffn_post_norm", result)
+    if kind == "ple" and rows is not None:
+        x = x + _ple(config, layer, weights, x, rows, tokens, observe)
+    return x * whole(weights["layer_scale"]) if config.layer_scale else x
 
 
 def head_forward(
@@ -159,29 +171,35 @@ def head_forward(
 
 
 def _attention(
-    config: ModelConfig,
-    window: int,
-    weights: Mapping[str, Matrix],
-    x: F32,
-    cos: F32,
-    sin: F32,
+    config: ModelConfig, number: int, weights: Mapping[str, Matrix], x: F32, tokens: Tokens
 ) -> F32:
     """Causal grouped-query attention of x [T, dim], before wo."""
-    length, group = len(x), config.n_heads // config.n_kv_heads
-    q, k, v = (
-        _linear(x, weights, name).reshape(length, -1, config.head_dim)
-        for name in ("wq", "wk", "wv")
+    layer, length = config.layer(number), len(x)
+    cos, sin = tokens.ropes[layer.rope]
+
+    def heads(name: str) -> F32:
+        return _linear(x, weights, name).reshape(length, -1, layer.head_dim)
+
+    def turned(name: str) -> F32:
+        projected = heads("w" + name)
+        if config.qk_norm_eps is not None:
+            projected = _rms_norm(projected, weights[f"{name}_norm"], config.qk_norm_eps)
+        return rotate(projected, cos, sin, config.rope_interleaved)
+
+    if layer.kv_layer == number:
+        v = heads("wv")
+        if config.v_norm:
+            v = _normed(v, config.qk_norm_eps or 0.0)
+        tokens.kv[number] = turned("k"), v
+    k, v = (
+        np.repeat(one, config.n_heads // layer.n_kv_heads, axis=1)
+        for one in tokens.kv[layer.kv_layer]
     )
-    if config.qk_norm_eps is not None:
-        q = _rms_norm(q, weights["q_norm"], config.qk_norm_eps)
-        k = _rms_norm(k, weights["k_norm"], config.qk_norm_eps)
-    q, k = (rotate(heads, cos, sin, config.rope_interleaved) for heads in (q, k))
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     # Matrix products instead of einsum, because BLAS computes them.
-    q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
-    scores = q @ k / np.sqrt(np.float32(config.head_dim))
+    q, k, v = turned("q").transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
+    scores = q @ k * np.float32(config.attention_scale or layer.head_dim**-0.5)
     ago = np.arange(length)[:, None] - np.arange(length)
-    scores[:, (ago < 0) | (ago >= (window or length))] = -np.inf
+    scores[:, (ago < 0) | (ago >= (layer.window or length))] = -np.inf
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
     return np.asarray((weight @ v).transpose(1, 0, 2).reshape(length, -1), np.float32)
@@ -206,9 +224,38 @@ def _ffn(
         parts = [_linear(x, weights, name)] if "matrix" in terms else []
         parts += [rows] if "row" in terms and rows is not None else []
         sums[name] = sum(parts[1:], parts[0])
-    product = _silu(sums["gate"]) * sums["up"]
+    product = _activated(config, sums["gate"]) * sums["up"]
     observe(at + "down", product)
     return _linear(product, weights, "down")
+
+
+def _ple(
+    config: ModelConfig,
+    layer: int,
+    weights: Mapping[str, Matrix],
+    x: F32,
+    rows: F32,
+    tokens: Tokens,
+    observe: Observer,
+) -> F32:
+    """Sum by which per-layer embeddings change x [T, dim]: norm(W_out (act(W_gate x) * p)).
+
+    p = (norm(W_context x0 / sqrt(dim)) + row) / sqrt(2), with x0 before the first layer.
+    """
+    at, scale = f"layers.{layer}.", np.float32(config.ple_scale)
+    observe(at + "ple_context", tokens.embedded)
+    context = _linear(tokens.embedded, weights, "ple_context") / np.sqrt(np.float32(config.dim))
+    if tokens.ple_norm is None:
+        raise ValueError("per-layer embeddings without their norm")
+    mixed = (_rms_norm(context, tokens.ple_norm, config.norm_eps) + rows * scale) / np.sqrt(
+        np.float32(2)
+    )
+    observe(at + "ple_gate", x)
+    product = _activated(config, _linear(x, weights, "ple_gate")) * mixed
+    observe(at + "ple_out", product)
+    return _rms_norm(
+        _linear(product, weights, "ple_out"), weights["ple_post_norm"], config.norm_eps
+    )
 
 
 def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int]) -> F32:
@@ -233,8 +280,22 @@ def _after(config: ModelConfig, weights: Mapping[str, Matrix], name: str, x: F32
 
 
 def _rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
-    scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
-    return np.asarray(x * scale * whole(weight), np.float32)
+    return np.asarray(_normed(x, eps) * whole(weight), np.float32)
+
+
+def _normed(x: F32, eps: float) -> F32:
+    return np.asarray(
+        x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)), np.float32
+    )
+
+
+def _activated(config: ModelConfig, x: F32) -> F32:
+    return _silu(x) if config.activation == "silu" else _gelu(x)
+
+
+def _gelu(x: F32) -> F32:
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), np.float32)
 
 
 def _silu(x: F32) -> F32:

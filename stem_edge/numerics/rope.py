@@ -6,44 +6,48 @@ import math
 
 import numpy as np
 
-from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.config import LinearRope, Llama3Rope, ProportionalRope, Rope, YarnRope
 from stem_edge.numerics.quantize import F32
 
 
-def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
+def rope_tables(rope: Rope, positions: int) -> tuple[F32, F32]:
     """Cosines and sines [positions, head_dim / 2], float32.
 
     Computed in float32 throughout, as trainers do, because at large positions the rounding of the
     angle is part of what the model was trained with.
     """
-    frequencies, factor = rope_frequencies(config)
+    frequencies, factor = rope_frequencies(rope)
     angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float32)
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 
-def rope_frequencies(config: ModelConfig) -> tuple[F32, np.float32]:
+def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
     """Radians per position, [head_dim / 2], and the factor on cosines and sines."""
-    frequencies = _unscaled(config)
-    match config.rope_scaling:
+    frequencies = _unscaled(rope)
+    match rope.scaling:
         case LinearRope(factor):
             return frequencies / np.float32(factor), np.float32(1)
         case Llama3Rope() as scaling:
             return _llama3(frequencies, scaling), np.float32(1)
+        case ProportionalRope(share, factor):
+            turning = np.arange(len(frequencies)) < int(share * rope.width // 2)
+            frequencies = np.where(turning, frequencies / np.float32(factor), np.float32(0))
+            return frequencies, np.float32(1)
         case YarnRope() as scaling:
-            return _yarn(frequencies, scaling, config), np.float32(scaling.attention_factor)
+            return _yarn(frequencies, scaling, rope), np.float32(scaling.attention_factor)
     return frequencies, np.float32(1)
 
 
-def frequency_factors(config: ModelConfig) -> F32 | None:
+def frequency_factors(rope: Rope) -> F32 | None:
     """Divisors [head_dim / 2] by which RoPE scaling lowers frequencies; None without scaling."""
-    if config.rope_scaling is None:
+    if rope.scaling is None:
         return None
-    return np.asarray(_unscaled(config) / rope_frequencies(config)[0], np.float32)
+    return np.asarray(_unscaled(rope) / rope_frequencies(rope)[0], np.float32)
 
 
-def _unscaled(config: ModelConfig) -> F32:
-    pairs = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    return np.asarray(np.float32(1) / np.power(np.float32(config.rope_theta), pairs), np.float32)
+def _unscaled(rope: Rope) -> F32:
+    pairs = np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width)
+    return np.asarray(np.float32(1) / np.power(np.float32(rope.theta), pairs), np.float32)
 
 
 def _llama3(frequencies: F32, scaling: Llama3Rope) -> F32:
@@ -54,16 +58,16 @@ def _llama3(frequencies: F32, scaling: Llama3Rope) -> F32:
     return np.asarray((1 - keep) * slow + keep * frequencies, np.float32)
 
 
-def _yarn(frequencies: F32, scaling: YarnRope, config: ModelConfig) -> F32:
+def _yarn(frequencies: F32, scaling: YarnRope, rope: Rope) -> F32:
     def dimension(turns: float) -> float:
         """Dimension whose wave makes this many turns in the original context."""
         waves = scaling.original_context / (turns * 2 * math.pi)
-        return config.head_dim * math.log(waves) / (2 * math.log(config.rope_theta))
+        return rope.width * math.log(waves) / (2 * math.log(rope.theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, rope.width - 1)
     places = np.arange(len(frequencies), dtype=np.float32)
     # At least 0.001, to avoid dividing by zero where the ramp is a step.
     ramp = np.clip((places - low) / np.float32(max(high - low, 0.001)), 0, 1)

@@ -13,7 +13,7 @@ from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.encoder import encode
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.numerics.rope import rope_tables
+from stem_edge.runtime.backends.onnxruntime.backend import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
@@ -71,9 +71,8 @@ def inputs(
         io.TOTAL_LENGTH: np.array(count, np.int32),
         io.WANTED: np.arange(count),
     }
-    width, capacity = io.head_width(model), count + SPARE
-    for name, table in zip((io.ROPE_COS, io.ROPE_SIN), rope_tables(model, capacity), strict=True):
-        feeds[name] = np.pad(table, ((0, 0), (0, (width - model.head_dim) // 2))).astype(floats)
+    width, capacity = io.head_width(model.layer(0)), count + SPARE
+    feeds |= {name: table.astype(floats) for name, table in padded_ropes(model, capacity).items()}
     for layer in range(model.n_layers):
         shape = (1, model.n_kv_heads, capacity, width)
         feeds |= {f"{name}{layer}": np.zeros(shape, floats) for name in (io.KEYS, io.VALUES)}

@@ -98,10 +98,35 @@ def make_model(name: str, seed: int = 0) -> Any:
     config = getattr(transformers, CLASSES[kind] + "Config")(**(SIZES | options))
     config._attn_implementation = "eager"
     model = getattr(transformers, CLASSES[kind] + "ForCausalLM")(config).eval()
+    return randomized(model, seed)
+
+
+def randomized(model: Any, seed: int = 0) -> Any:
+    """Fill every tensor of a model with random numbers; return the model."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor_name, tensor in model.named_parameters():
             noise = torch.randn(tensor.shape, generator=random)
             spread = 0.4 if tensor.ndim == 1 else 1.5 / math.sqrt(tensor.shape[1])
             tensor.copy_(noise * spread + float(tensor_name.endswith("norm.weight")))
+    return model
+
+
+GEMMA: dict[str, Any] = {
+    "vocab_size": 97, "vocab_size_per_layer_input": 97, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "global_head_dim": 32, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2,
+    "max_position_embeddings": 64, "sliding_window": 7, "final_logit_softcapping": 30.0,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+
+
+def make_gemma(**changes: Any) -> Any:
+    """Make a text model of Gemma 4 in which every tensor affects the logits."""
+    config = transformers.Gemma4TextConfig(**(GEMMA | changes))
+    config._attn_implementation = "eager"
+    model = randomized(transformers.Gemma4ForCausalLM(config).eval())
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.layer_scalar.fill_(0.9)
     return model

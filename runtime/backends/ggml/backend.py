@@ -123,7 +123,7 @@ class GgmlContext:
         self._hidden = Columns(model.ggml, self._config.dim, 0)
         # (before the first row, of a prompt) -> the last shape and its graph
         self._steps: dict[tuple[bool, bool], tuple[tuple[int, ...], _Step]] = {}
-        self._factors = frequency_factors(self._config)
+        self._factors = frequency_factors(self._config.layer(0).rope)
         early = layer_graphs(self._config).get(EARLY, range(0))
         self._layers = {True: early, False: range(len(early), self._config.n_layers)}
         self._position, self._count = 0, 0

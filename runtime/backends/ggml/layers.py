@@ -80,7 +80,7 @@ class Layer:
             normed = graph.op("rms_norm", cut, config.qk_norm_eps)
             cut = graph.op("mul", normed, self._weights.tensors[self._at + norm])
         mode = ROPE_PAIRS if config.rope_interleaved else ROPE_HALVES
-        size = float(rope_frequencies(config)[1])
+        size = float(rope_frequencies(config.layer(0).rope)[1])
         base = (config.rope_theta, 1.0, 0.0, size, 0.0, 0.0)
         return graph.op(
             "rope_ext", cut, inputs.positions, inputs.factors, config.head_dim, mode, 0, *base

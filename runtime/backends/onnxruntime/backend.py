@@ -61,6 +61,7 @@ class OrtBackend:
                 "onnxruntime cannot read these slots; make them with this loader's make_slots"
             )
         self.config, self.slots, self.variant = config, slots, variant
+        self.dtype = np.dtype(np.float16 if variant == "fp16" else np.float32)  # of activations
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
         self.sessions: dict[str, ort.InferenceSession] = {}
@@ -96,7 +97,7 @@ class OrtContext:
 
     def __init__(self, backend: OrtBackend, length: int) -> None:
         self._memory, self._config, self.length = backend.memory, backend.config, length
-        self._dtype = np.dtype(np.float16 if backend.variant == "fp16" else np.float32)
+        self._dtype = backend.dtype
         self._kv: list[DeviceArray] = []
         self._graphs = {
             name: BoundSession(session, in_place=backend.on_cpu)
@@ -160,18 +161,18 @@ class OrtContext:
 
     def _bind_fixed(self) -> None:
         """Bind what never changes; the KV cache first, so that lack of memory shows at once."""
-        config, length, width = self._config, self.length, io.head_width(self._config)
-        shape = (1, config.n_kv_heads, length, width)
-        for layer in range(config.n_layers):
-            for name in (f"{io.KEYS}{layer}", f"{io.VALUES}{layer}"):
+        config, length = self._config, self.length
+        for number in range(config.own_kv_layers):
+            layer = config.layer(number)
+            shape = (1, layer.n_kv_heads, length, io.head_width(layer))
+            for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
                 array = self._memory.empty(shape, self._dtype, f"the KV cache of {length:,} tokens")
                 self._kv.append(array)
                 self._bind({name: array.value(), io.NEW + name: array.value()})
-        padding = ((0, 0), (0, (width - config.head_dim) // 2))
-        names = (io.ROPE_COS, io.ROPE_SIN)
-        for name, table in zip(names, rope_tables(config, length), strict=True):
-            padded = np.pad(table, padding).astype(self._dtype)
-            self._bind({name: self._memory.put(padded, "tables of RoPE").value()})
+        for name, table in padded_ropes(config, length).items():
+            self._bind(
+                {name: self._memory.put(table.astype(self._dtype), "the RoPE tables").value()}
+            )
         self._feed({io.SEQLENS_K: self._seqlens_k, io.TOTAL_LENGTH: self._total_length})
 
     def _bind_hidden(self, count: int, prefill: bool) -> None:
@@ -183,9 +184,12 @@ class OrtContext:
         values = [self._memory.empty(shape, self._dtype, what).value() for _ in names]
         self._step = (0, False)
         self._output.forget()
-        for name, value, following in zip(names, values, [*names[1:], io.HEAD], strict=True):
+        last = io.REST if io.REST in self._graphs else io.HEAD
+        for name, value, following in zip(names, values, [*names[1:], last], strict=True):
             self._graphs[name].bind({io.NEW + io.HIDDEN: value})
             self._graphs[following].bind({io.HIDDEN: value})
+        if last == io.REST:
+            self._graphs[last].bind({io.EMBEDDED: values[0]})
         self._token_ids, self._slot_ids = np.zeros((2, 1, count), np.int64)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
@@ -193,12 +197,26 @@ class OrtContext:
         self._step = (count, prefill)
 
 
+def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:
+    """Return graph input -> RoPE table, [positions, head_width / 2] each, padded with zeros."""
+    tables: dict[str, F32] = {}
+    for layer in map(config.layer, range(config.n_layers)):
+        names = io.rope_names(config, layer)
+        if names[0] not in tables:
+            padding = ((0, 0), (0, (io.head_width(layer) - layer.head_dim) // 2))
+            padded = (np.pad(table, padding) for table in rope_tables(layer.rope, positions))
+            tables |= dict(zip(names, padded, strict=True))
+    return tables
+
+
 class _Output:
-    """The head of a context, and the logits that it brings to the host."""
+    """Layers for the wanted positions only, the head, and the logits that it brings to the host."""
 
     def __init__(self, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
         self._head, self._top = graphs[io.HEAD], graphs.get(io.TOP)
+        self._rest = graphs.get(io.REST)
         self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
+        self._dim, self._dtype = backend.config.dim, backend.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((1, 0, 0), np.float32)
         self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
@@ -214,6 +232,8 @@ class _Output:
         if self._bound != (wanted, top):
             self._bind(count, wanted, top)
         with onnxruntime_errors(f"for the backbone ({io.HEAD}) at position {position}"):
+            if self._rest is not None:
+                self._rest.run()
             self._head.run()
             if self._top is not None and top:
                 self._top.run()
@@ -231,6 +251,13 @@ class _Output:
         self._bound = None  # so that the next step binds anew if memory runs out here
         shape = (1, wanted, self._vocab_size)
         places = np.arange(count - wanted, count, dtype=np.int64)
+        if self._rest is not None:
+            hidden = self._memory.empty(
+                (1, wanted, self._dim), self._dtype, "hidden states"
+            ).value()
+            self._rest.bind({io.WANTED: from_numpy(places), io.NEW + io.HIDDEN: hidden})
+            self._head.bind({io.HIDDEN: hidden})
+            places = np.arange(wanted)  # all, because `rest` computes no others
         self._head.bind({io.WANTED: from_numpy(places)})
         if self._top is None or not top:
             self._logits = np.empty(shape, np.float32)

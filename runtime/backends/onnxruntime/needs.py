@@ -54,7 +54,8 @@ def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
     needs = cpu_needs(footprint, context, 1, prepared=False, prefill=False)
     config, seen = footprint.model, context + CHUNK_TOKENS
     windows = len({config.window(layer) for layer in range(config.n_layers)})
-    cached = 2 * config.n_kv_heads * head_width(config)  # values of a token and a layer
+    layer = config.layer(0)
+    cached = 2 * layer.n_kv_heads * head_width(layer)  # values of a token and a layer
     row = footprint.tables.row_width if footprint.tables else 0
     values = row * (len(config.stem_layers) + 2)
     values += SCORE_ARRAYS * config.n_heads * seen + config.n_layers * cached
@@ -107,12 +108,14 @@ def _activations(
 ) -> tuple[int, int]:
     """Return bytes of activations of any chunk, and for each of its tokens, in a full context."""
     config = footprint.model
-    heads, width = config.n_heads, head_width(config)
+    layers = [config.layer(number) for number in range(config.n_layers)]
+    heads, width = config.n_heads, max(map(head_width, layers))
+    d_ff = max(layer.d_ff for layer in layers)
     # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. The
     # counts are measured, because onnxruntime keeps more of them alive than the graph needs, most
     # in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * config.d_ff
+    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
     # RoPE tables, and logits of a position twice.
     fixed = context * width + 2 * config.vocab_size + _experts_values(footprint, threads)
     return FLOAT * fixed, FLOAT * (per_token + heads * context)
@@ -128,5 +131,6 @@ def _experts_values(footprint: Footprint, threads: int) -> int:
 
 def _largest_product(config: ModelConfig) -> int:
     """Return the values of the largest matrix that is multiplied at once."""
-    wide = max((config.n_heads + 2 * config.n_kv_heads) * head_width(config), config.d_ff)
+    layer = config.layer(0)
+    wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
     return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

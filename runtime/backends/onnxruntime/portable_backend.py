@@ -40,9 +40,10 @@ class PortableContext:
     ) -> None:
         self.length, self._config = length, config
         self._sessions, self._slots = sessions, slots
-        padding = ((0, 0), (0, (io.head_width(config) - config.head_dim) // 2))
-        self._rope = [np.pad(table, padding) for table in rope_tables(config, length)]
-        shape = (1, length, config.n_kv_heads, io.head_width(config))
+        layer = config.layer(0)
+        padding = ((0, 0), (0, (io.head_width(layer) - layer.head_dim) // 2))
+        self._rope = [np.pad(table, padding) for table in rope_tables(layer.rope, length)]
+        shape = (1, length, layer.n_kv_heads, io.head_width(layer))
         names = [f"{cache}{n}" for n in range(config.n_layers) for cache in (io.KEYS, io.VALUES)]
         self._kv: dict[str, F32] = {name: own_pages(shape, np.float32) for name in names}
         self._capacity, self._position = 0, 0

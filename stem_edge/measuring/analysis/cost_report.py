@@ -53,6 +53,11 @@ def cost_report(
     """Count the costs of a bundle. Raises BundleError, InputError."""
     bundle = open_bundle(path)
     model, tables = bundle.manifest.model, bundle.manifest.table_format
+    if not model.plain:
+        raise InputError(
+            f"{bundle.path}: costs are counted for STEM layers, which this model does not have; "
+            "stem-edge measure shows what it takes"
+        )
     if context_length is None:
         context_length = min(model.max_context, USUAL_CONTEXT)
     if not 1 <= context_length <= model.max_context:

@@ -193,9 +193,10 @@ def _run(
 
 def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
     """Return the inputs except for rows, for an empty context."""
-    count, width = len(token_ids), io.head_width(config)
+    layer, count = config.layer(0), len(token_ids)
+    width = io.head_width(layer)
     padding = ((0, 0), (0, (width - config.head_dim) // 2))
-    cos, sin = (np.pad(table, padding) for table in rope_tables(config, count))
+    cos, sin = (np.pad(table, padding) for table in rope_tables(layer.rope, count))
     feeds: Feeds = {
         io.TOKEN_IDS: token_ids[None],
         io.SEQLENS_K: np.array([count - 1], np.int32),
@@ -204,6 +205,6 @@ def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
         io.ROPE_SIN: sin,
     }
     empty = np.zeros((1, config.n_kv_heads, count, width), np.float32)
-    for layer in range(config.n_layers):
-        feeds |= {f"{io.KEYS}{layer}": empty, f"{io.VALUES}{layer}": empty}
+    for number in range(config.n_layers):
+        feeds |= {f"{io.KEYS}{number}": empty, f"{io.VALUES}{number}": empty}
     return feeds

@@ -54,6 +54,8 @@ def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Pa
     from stem_edge.ggml.gguf_schema import tensor_types
     from stem_edge.ggml.library import open_ggml
 
+    if not config.plain:
+        raise BackendError("llama.cpp models are made for STEM layers, and this model has others")
     sizes = (config.vocab_size, config.dim, config.d_ff, config.n_layers)
     heads = (config.n_heads, config.n_kv_heads, config.head_dim)
     name = "x".join(str(size) for size in (*sizes, *heads)) + "-tied" * config.tied_head

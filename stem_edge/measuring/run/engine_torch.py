@@ -21,7 +21,7 @@ class TorchModel(MeasuredEngine):
     def __init__(self, bundle: str, context: int, threads: int) -> None:
         torch.set_num_threads(threads)
         config = self._config = stem_edge.open_bundle(bundle).manifest.model
-        if config.stem_ffn != "stem" or config.row_rank:
+        if config.stem_ffn != "stem" or config.row_rank or not config.plain:
             raise BackendError(
                 f"{bundle}: its layers are {config.stem_ffn}, rank {config.row_rank}; torch computes "
                 "plain STEM layers and dense ones only: leave out --against torch"

@@ -28,5 +28,5 @@ def test_heads_that_fit_are_left_alone(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape(dim=64))
     checkpoint = read_checkpoint(path)
     matrices = {name: checkpoint.backbone[f"layers.0.{name}"] for name in ("wq", "wk", "wv", "wo")}
-    assert pad_heads(checkpoint.config, matrices) is matrices
+    assert pad_heads(checkpoint.config, 0, matrices) is matrices
     assert np.isfinite(whole(matrices["wo"])).all()

@@ -78,7 +78,7 @@ def test_the_next_layer_sees_the_quantized_hidden_states(
     config, states = source.config, HiddenStates(source, IDS)
     calibrated = Calibrated(states, config, asymmetric=False, gptq=gptq)
     at = {n: source.backbone[f"layers.0.{n}"] for n in config.layer_shapes(0)}
-    padded, kept = pad_heads(config, at), dict[str, F32]()
+    padded, kept = pad_heads(config, 0, at), dict[str, F32]()
     for name, (kind, parts) in PRODUCTS.items():
         exact = np.concatenate([whole(padded[part]) for part in parts])
         block = 16
@@ -100,7 +100,7 @@ def test_the_next_layer_sees_the_quantized_hidden_states(
 def test_positions_in_padded_heads(tmp_path: Path) -> None:
     shape = Shape(dim=48, n_heads=4, n_kv_heads=2)
     config = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", shape)).config
-    places = head_positions(config)
+    places = head_positions(config, 0)
     assert {name: (len(p), n) for name, (p, n) in places.items()} == {
         "wq": (48, 64),
         "wk": (24, 32),

@@ -82,7 +82,8 @@ def decoding(format: BackboneFormat) -> Make:
 
 def prompts(balanced: tuple[str, ...]) -> Make:
     """Make the products of a graph for prompts."""
-    return lambda graph, plan: PromptProducts(graph, plan, balanced)
+    format = BackboneFormat(weights="int8", head="int8", block_size=32, balanced=balanced)
+    return lambda graph, plan: PromptProducts(graph, plan, format)
 
 
 def of_type(stored: WeightType, block: int = 32, *, asymmetric: bool = False) -> BackboneFormat:

@@ -31,7 +31,7 @@ def as_complex(heads: F32, interleaved: bool) -> npt.NDArray[np.complex128]:
 @KINDS
 def test_rotation_is_a_complex_product(interleaved: bool) -> None:
     heads = random_heads()
-    found = rotate(heads, *rope_tables(MODEL, POSITIONS), interleaved)
+    found = rotate(heads, *rope_tables(MODEL.layer(0).rope, POSITIONS), interleaved)
     speeds = 100.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)
     turns = np.exp(1j * np.outer(np.arange(POSITIONS), speeds))
     expected = as_complex(heads, interleaved) * turns[:, None, :]
@@ -42,16 +42,18 @@ def test_rotation_is_a_complex_product(interleaved: bool) -> None:
 def test_rotation_leaves_its_input_alone(interleaved: bool) -> None:
     heads = random_heads()
     before = heads.copy()
-    rotate(heads, *rope_tables(MODEL, POSITIONS), interleaved)
+    rotate(heads, *rope_tables(MODEL.layer(0).rope, POSITIONS), interleaved)
     assert np.array_equal(heads, before)
 
 
 def test_tables_are_float32_with_one_row_a_position() -> None:
-    for table in rope_tables(MODEL, POSITIONS):
+    for table in rope_tables(MODEL.layer(0).rope, POSITIONS):
         assert table.dtype == np.float32
         assert table.shape == (POSITIONS, WIDTH // 2)
 
 
 def test_more_positions_do_not_change_the_first_ones() -> None:
-    for short, long in zip(rope_tables(MODEL, 3), rope_tables(MODEL, 100), strict=True):
+    for short, long in zip(
+        rope_tables(MODEL.layer(0).rope, 3), rope_tables(MODEL.layer(0).rope, 100), strict=True
+    ):
         assert np.array_equal(short, long[:3])

@@ -1,0 +1,154 @@
+"""Gemma 4 from its checkpoint to its logits.
+
+Its layers are of several kinds, and all of them take rows. The last ones borrow K and V, and run
+for the wanted positions only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import stepwise
+from hf_folders import edit, make_gemma
+from installed import DATA
+
+import stem_edge
+from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.formats import BackboneFormat, WeightType
+from stem_edge.graph.names import REST
+from stem_edge.numerics.quantize import F32
+
+NAMES = ["gemma4-text", "gemma4-wide"]
+# Rounding to float32 alone moves logits by 1.6e-4, because scores are large: nothing divides them.
+TOLERANCE = 5e-4
+
+
+def checkpoint(name: str) -> Path:
+    return DATA / "conformance" / name
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def bundle(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("gemma") / "bundle"
+    stem_edge.export_bundle(checkpoint(name), out, backbone="fp32", tables="fp32")
+    return out
+
+
+def reference(name: str) -> tuple[list[int], F32]:
+    """Return token ids [T] and transformers' logits [T, V]."""
+    with np.load(checkpoint(name) / "reference.npz") as data:
+        return data["ids"].tolist(), data["logits"]
+
+
+@pytest.mark.parametrize("slots", [None, 8, 4])
+def test_logits_are_transformers(name: str, bundle: Path, slots: int | None) -> None:
+    ids, expected = reference(name)
+    with stem_edge.load(bundle, slots=slots) as model:
+        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
+        assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+def test_chunks_and_the_positions_that_are_wanted(name: str, bundle: Path, wanted: int) -> None:
+    """Run chunks in which layers that borrow K and V skip the positions before the wanted ones."""
+    ids, expected = reference(name)
+    with stem_edge.load(bundle) as model:
+        engine, token_ids = model.engine, np.array(ids)
+        context = engine.open_context(len(ids))
+        engine.step(context, token_ids[:17], 0)
+        found = engine.step(context, token_ids[17:40], wanted)
+        assert np.abs(found - expected[40 - wanted : 40]).max(initial=0) < TOLERANCE
+        last = engine.step(context, token_ids[40:], 1)
+        assert np.abs(last - expected[-1]).max() < TOLERANCE
+
+
+def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> None:
+    opened = stem_edge.open_bundle(bundle)
+    described = (
+        opened.manifest.model,
+        opened.manifest.tables,
+        BackboneFormat(weights="int8", head="int8", block_size=16, prefill=True),
+    )
+    names = {item.parts[0] for item in prompts(*described).plan.items if hasattr(item, "parts")}
+    layers = {int(name.split(".")[1]) for name in names if name.startswith("layers.")}
+    assert layers == set(range(opened.manifest.model.own_kv_layers))
+    assert not any("keys" in output for output in decoding(*described).graphs[REST].outputs)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_graphs_are_near_the_model(kind: WeightType, tmp_path: Path) -> None:
+    """Compare decoding and prompts, with scores so flat that rounding changes little."""
+    model = make_gemma(hidden_size=64, vocab_size=307, vocab_size_per_layer_input=307)
+    for layer in model.model.layers:
+        layer.self_attn.q_norm.weight.data *= 0.1
+    model.save_pretrained(tmp_path / "checkpoint")
+    shutil.copy(checkpoint("gemma4-text") / "tokenizer.json", tmp_path / "checkpoint")
+    ids = np.random.default_rng(0).integers(90, size=40).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    options: dict[str, Any] = {
+        "backbone": kind,
+        "tables": "int8",
+        "block_size": 16,
+        "prefill_graph": True,
+    }
+    stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", **options)
+    # Low for prompts, because a scale per token and column is coarse in such a small model.
+    least = {
+        ("int8", False): 0.999,
+        ("int4", False): 0.9,
+        ("int8", True): 0.9,
+        ("int4", True): 0.9,
+    }
+    for prefill in (True, False):
+        with stem_edge.load(tmp_path / "bundle", prefill_graph=prefill) as loaded:
+            found = loaded.logits(ids)
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[kind, prefill]
+
+
+def test_a_greedy_text_is_that_of_the_reference(name: str, bundle: Path) -> None:
+    ids, _ = reference(name)
+    with stem_edge.load(bundle) as model:
+        found = [
+            token
+            for chunk in model.generate(ids[:9], max_new_tokens=8)
+            for token in chunk.token_ids
+        ]
+        again = ids[:9]
+        for _ in found:
+            again = [*again, int(model.logits(again)[-1].argmax())]
+        assert found == again[9:]
+
+
+def test_an_edit_looks_up_the_row_of_another_token(bundle: Path, name: str, tmp_path: Path) -> None:
+    ids, _ = reference(name)
+    with stem_edge.load(bundle) as model:
+        plain, edited = model.logits(ids), model.logits(ids, stem_ids=[ids[0], 7, *ids[2:]])
+        assert np.abs(plain[0] - edited[0]).max() == 0
+        assert np.abs(plain[1] - edited[1]).max() > 0.01
+
+
+def test_engines_that_have_no_such_layers_say_so(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="run on the CPU only"):
+        stem_edge.load(bundle, providers="cpu", device_memory="1GB")
+    with pytest.raises(ExportError, match="run on onnxruntime only"):
+        stem_edge.export_bundle(checkpoint("gemma4-text"), tmp_path / "out", engine="gguf")
+
+
+def test_placeholders_are_no_text(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("gemma4-text"), tmp_path / "checkpoint"))
+    edit(folder, placeholders={"an image": 9})
+    stem_edge.export_bundle(folder, tmp_path / "out", backbone="fp32", tables="fp32")
+    with stem_edge.load(tmp_path / "out") as model, pytest.raises(InputError, match="for an image"):
+        model.logits([5, 9])
