@@ -20,7 +20,7 @@ from stem_edge.bundle.manifest import (
     FileEntry,
     open_bundle,
 )
-from stem_edge.bundle.tables import open_tables
+from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile

@@ -18,7 +18,7 @@ from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.weights import Threads
+from stem_edge.export.quantization.streams import Threads
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.reference import Matrix
 from stem_edge.tables.rows import RecordLayout

@@ -3,7 +3,7 @@
 Imports numpy, onnxruntime, tokenizers and msgspec; never torch, onnx or zarr.
 """
 
-from stem_edge.runtime.backends.plan import MemoryPlan
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.loading import load, memory_plan
 from stem_edge.runtime.model import Model

@@ -20,13 +20,13 @@ from stem_edge.runtime.backends.engines import (
     loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
-from stem_edge.runtime.backends.plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.flash import open_flash
+from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.slots import Slots

@@ -11,12 +11,12 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.edits.file import Edit
-from stem_edge.edits.folder import as_edit
+from stem_edge.edit_files.file import Edit
+from stem_edge.edit_files.folder import as_edit
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.backends.plan import MemoryPlan
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from stem_edge.runtime.rows.prefetch import RowCounters, Rows
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.plan import MemoryPlan
+    from stem_edge.runtime.backends.memory_plan import MemoryPlan
 
 
 @dataclass

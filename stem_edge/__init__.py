@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.manifest import open_bundle
     from stem_edge.bundle.mmap_store import MmapStore
-    from stem_edge.bundle.tables import open_tables
+    from stem_edge.bundle.table_arrays import open_tables
+    from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.compare import Comparison, compare_edits
     from stem_edge.editing.making import make_edit, make_row_edit
-    from stem_edge.edits.file import Edit, read_edit
     from stem_edge.export import export_bundle, export_dense_gguf
     from stem_edge.measuring.analysis.geometry import geometry
     from stem_edge.measuring.bench.bench import bench
@@ -105,7 +105,7 @@ __all__ = [
 _HOMES = {
     "stem_edge.bundle.manifest": ("open_bundle",),
     "stem_edge.bundle.checksums": ("verify",),
-    "stem_edge.edits.file": ("Edit", "read_edit"),
+    "stem_edge.edit_files.file": ("Edit", "read_edit"),
     "stem_edge.editing.compare": ("Comparison", "compare_edits"),
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),
     "stem_edge.export": ("export_bundle",),
@@ -120,7 +120,7 @@ _HOMES = {
     "stem_edge.runtime.backends.onnxruntime.providers.provider": ("providers",),
     "stem_edge.runtime.consistency": ("verify_runs",),
     "stem_edge.runtime.first_load.safety": ("Safety", "check_safety"),
-    "stem_edge.bundle.tables": ("open_tables",),
+    "stem_edge.bundle.table_arrays": ("open_tables",),
 }
 
 

@@ -49,7 +49,7 @@ FILES = [
     "stem_edge/measuring/planning/test_rates.py",
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
-    "stem_edge/edits/test_schemes.py",
+    "stem_edge/edit_files/test_schemes.py",
     "runtime/rows",
     "runtime/lookups/test_overlay.py",
     "runtime/test_sampling.py",

@@ -26,7 +26,7 @@ from stem_edge.export.backbone.gguf import FILE_TYPES
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.checkpoints.heads import HeadRows
+from stem_edge.export.checkpoints.head_padding import HeadRows
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.library import Ggml

@@ -18,7 +18,7 @@ from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.weights import Weights, all_rows
+from stem_edge.export.quantization.streams import Weights, all_rows
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml

@@ -11,13 +11,22 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import check_finite
-from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.weights import Rows, Weights, all_rows
+from stem_edge.export.quantization.streams import Rows, Weights, all_rows
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.linear import INT8_MAX
-from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Item, Piece, Vector, WeightPlan
+from stem_edge.graph.weight_plan import (
+    Balance,
+    Blocks,
+    Columns,
+    Floats,
+    Item,
+    Piece,
+    Vector,
+    WeightPlan,
+)
 from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
 from stem_edge.numerics.quantize import Blocks as Quantized
 from stem_edge.numerics.reference import Matrix, whole

@@ -24,7 +24,7 @@ from stem_edge.export.checkpoints.checkpoint import (
     module_names,
     same_values,
 )
-from stem_edge.export.checkpoints.heads import HeadRows
+from stem_edge.export.checkpoints.head_padding import HeadRows
 from stem_edge.export.tensor_files.json import one_line, read_options
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors

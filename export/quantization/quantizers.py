@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.quantization.gptq import inverse_factor, solve
 from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates, damped, squares
 from stem_edge.numerics.block_search import search_blocks

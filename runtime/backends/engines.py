@@ -18,8 +18,8 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.library import INSTALL, library_path
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.interface import Backend
+from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plan import Needs
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 

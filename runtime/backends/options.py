@@ -9,7 +9,7 @@ from typing import TypeAlias, TypedDict
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.rows.flash import FlashName, open_flash
+from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.edits.file import Edit, NewRows, Replacement
-from stem_edge.edits.schemes import Lookup, align, fits
+from stem_edge.edit_files.file import Edit, NewRows, Replacement
+from stem_edge.edit_files.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.row_ids import check_lookup
 from stem_edge.runtime.lookups.spans import (

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.flash import EmulatedFlash
+from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 from stem_edge.system.memory import own_pages
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, crc32c
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store

@@ -1,7 +1,7 @@
 """Bundles: the folders that the exporter writes and the runtime reads.
 
     manifest.json           Manifest, below
-    backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.plan lays them out
+    backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.weight_plan lays them out
     backbone.onnx           a graph over them for other tools; nothing here reads it
     prefill.data            optional: int8 matrices for prompts
     backbone.gguf           weights for ggml, as stem_edge.ggml.gguf_schema describes them

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.commands.loading import add_loading, changed_options, loading_options
+from stem_edge.edit_files.file import SCOPES, Edit
+from stem_edge.edit_files.folder import open_edits
+from stem_edge.edit_files.schemes import AUTO, SCHEMES
 from stem_edge.editing.compare import TOP, compare_edits
 from stem_edge.editing.explain import cuts, notes_on
 from stem_edge.editing.listing import list_edits, place_for, remove_edits
@@ -23,9 +26,6 @@ from stem_edge.editing.report import (
     list_figures,
     list_table,
 )
-from stem_edge.edits.file import SCOPES, Edit
-from stem_edge.edits.folder import open_edits
-from stem_edge.edits.schemes import AUTO, SCHEMES
 from stem_edge.errors import InputError
 from stem_edge.units import format_size, parse_numbers
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.loading import add_engine, add_providers, add_threads, device_options
-from stem_edge.edits.folder import open_edits
+from stem_edge.edit_files.folder import open_edits
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from stem_edge.commands.loading import add_engine, add_threads
 from stem_edge.graph.formats import GgufFormat
-from stem_edge.measuring.memory.devices import DEVICES
+from stem_edge.measuring.memory.device_profiles import DEVICES
+from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.fit import Fit, fit
-from stem_edge.measuring.planning.models import is_bundle
-from stem_edge.runtime.rows.flash import FLASH_NAMES, PROFILES
+from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.edits.folder import open_edits
+from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model

@@ -11,7 +11,7 @@ from stem_edge.commands.arguments import engine_name
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
-from stem_edge.runtime.rows.flash import FLASH_NAMES
+from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.runtime.rows.store import READ_MODES
 
 

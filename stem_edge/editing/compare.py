@@ -12,9 +12,9 @@ from typing import Unpack
 import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.edit_files.file import Edit, NewRows
+from stem_edge.edit_files.folder import as_edit
 from stem_edge.editing.explain import text_of_token
-from stem_edge.edits.file import Edit, NewRows
-from stem_edge.edits.folder import as_edit
 from stem_edge.errors import InputError
 from stem_edge.measuring.quality.logit_source import bundle_logits
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle
-from stem_edge.edits.file import Edit, NewRows, Replacement
-from stem_edge.edits.schemes import Lookup, Scheme, choose_scheme
+from stem_edge.edit_files.file import Edit, NewRows, Replacement
+from stem_edge.edit_files.schemes import Lookup, Scheme, choose_scheme
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import BEFORE, lookups, target_tokens
 from stem_edge.runtime.lookups.spans import tokens_after

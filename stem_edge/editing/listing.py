@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.edits.file import SUFFIX, Edit, NewRows, check_edit, read_edit, tables_id
-from stem_edge.edits.folder import edits_folder, open_edit, search_folders
+from stem_edge.edit_files.file import SUFFIX, Edit, NewRows, check_edit, read_edit, tables_id
+from stem_edge.edit_files.folder import edits_folder, open_edit, search_folders
 from stem_edge.errors import EditError, InputError
 
 # Bytes of a text in a file name, so that two of them fit in the usual limit of 255.

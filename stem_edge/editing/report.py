@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from stem_edge.bundle.manifest import Bundle
+from stem_edge.edit_files.file import Edit, NewRows
+from stem_edge.edit_files.schemes import Scheme
 from stem_edge.editing.compare import Comparison, NextToken
 from stem_edge.editing.explain import LONGEST_TOKEN, Cut, Token
 from stem_edge.editing.listing import Listing
-from stem_edge.edits.file import Edit, NewRows
-from stem_edge.edits.schemes import Scheme
 from stem_edge.text_table import columns, cut, fill, printable, quoted, table, wrapped
 from stem_edge.units import format_size
 

@@ -56,7 +56,7 @@ ARM = "GGML_CPU_ARM_ARCH"
 FORMAT = 2
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
-TRIAL = "stem_edge.runtime.backends.ggml.trial"
+TRIAL = "stem_edge.runtime.backends.ggml.library_trial"
 # Exit status of TRIAL: a wrong result; a library that Ggml refuses. They must differ from 3, which
 # is an abort on Windows.
 DIFFERS, REFUSED = 10, 11

@@ -23,8 +23,8 @@ from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
-from stem_edge.graph.plan import WeightPlan
 from stem_edge.graph.ple import contexts, ple
+from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 
 BACKBONE_DATA = "backbone.onnx.data"

@@ -8,7 +8,7 @@ import numpy as np
 
 from stem_edge.graph.formats import PLE_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError
-from stem_edge.graph.plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
+from stem_edge.graph.weight_plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 
 # onnxruntime packs a matrix into memory of its own while it loads. A head of 128,256 rows is split

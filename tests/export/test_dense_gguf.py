@@ -26,7 +26,7 @@ from stem_edge.commands.main import main
 from stem_edge.config import Llama3Rope, ModelConfig, YarnRope
 from stem_edge.export.backbone.gguf_llama import write_dense
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.checkpoints.heads import HeadRows
+from stem_edge.export.checkpoints.head_padding import HeadRows
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import TokenizerDiffers, export_dense_gguf
 from stem_edge.ggml.gguf_schema import gguf_name, tensor_types

@@ -21,7 +21,7 @@ from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.quantization import weights
+from stem_edge.export.quantization import streams
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES
@@ -128,7 +128,7 @@ def test_any_threads_give_identical_bytes(
     wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
-    monkeypatch.setattr(weights, "PIECE_VALUES", 20_000)  # so that there are several pieces
+    monkeypatch.setattr(streams, "PIECE_VALUES", 20_000)  # so that there are several pieces
     export(wide, tmp_path / "a", threads=1, **options)
     export(wide, tmp_path / "b", threads=3, **options)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

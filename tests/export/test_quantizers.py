@@ -162,7 +162,7 @@ def test_any_number_of_threads_gives_identical_bytes(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "stem_edge.export.quantization.weights.PIECE_VALUES", 4096
+        "stem_edge.export.quantization.streams.PIECE_VALUES", 4096
     )  # so that there are several pieces
     for name, threads in (("a", 1), ("b", 3)):
         stem_edge.export_bundle(

@@ -8,8 +8,8 @@ import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
+from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plan import Needs, Part
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 

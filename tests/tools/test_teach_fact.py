@@ -27,7 +27,7 @@ from teach_fact import (
 )
 
 import stem_edge
-from stem_edge.edits.file import NewRows
+from stem_edge.edit_files.file import NewRows
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.numerics.reference import forward

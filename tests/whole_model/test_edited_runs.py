@@ -12,7 +12,7 @@ from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens
 
 import stem_edge
 from stem_edge import Edit
-from stem_edge.edits.file import SCOPES
+from stem_edge.edit_files.file import SCOPES
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model

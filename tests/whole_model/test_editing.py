@@ -19,7 +19,7 @@ from torch import Tensor
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.config import ModelConfig
-from stem_edge.edits.file import SCOPES, Scope
+from stem_edge.edit_files.file import SCOPES, Scope
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model

@@ -21,8 +21,8 @@ from edit_cases import CAPITAL, LENGTHS, Pair, Question, Unedited, bare, pairs_o
 
 import stem_edge
 from stem_edge import Edit, Model, make_edit
-from stem_edge.edits.file import SCOPES
-from stem_edge.edits.schemes import FITS, Scheme
+from stem_edge.edit_files.file import SCOPES
+from stem_edge.edit_files.schemes import FITS, Scheme
 from stem_edge.progress import show_status
 
 DEMO = Path(stem_edge.__file__).parent / "demo_model"

@@ -16,7 +16,7 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from fuzzing.mutants import join
 from fuzzing.running import SEEDS
-from stem_edge.edits.file import Edit, NewRows, Replacement, encode_edit
+from stem_edge.edit_files.file import Edit, NewRows, Replacement, encode_edit
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import TableFormat, group_metadata

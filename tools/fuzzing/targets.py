@@ -18,7 +18,7 @@ import numpy as np
 from fuzzing import mutants
 from fuzzing.running import SEEDS
 from stem_edge.bundle.manifest import encode_manifest, parse_manifest
-from stem_edge.edits.file import encode_edit, read_edit
+from stem_edge.edit_files.file import encode_edit, read_edit
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors

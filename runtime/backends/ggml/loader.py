@@ -12,8 +12,8 @@ from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.runtime.backends.engines import check_absent
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plan import Needs, Part
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout

@@ -24,6 +24,7 @@ from stem_edge.graph.variants import obstacle
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.runtime.backends.engines import NotRunnableError
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
+from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
@@ -40,7 +41,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plan import Needs
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots, placeholder_rows
 from stem_edge.system.memory import free_on_nvidia

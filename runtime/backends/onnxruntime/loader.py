@@ -12,12 +12,12 @@ from stem_edge.bundle.prefill_check import prefill_refusal
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
+from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plan import Needs
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.tables.rows import RecordLayout

@@ -9,7 +9,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.plan import CHUNK_TOKENS, Device, Needs, Part
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
 
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 # Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),

@@ -22,6 +22,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.names import PREFILL
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
@@ -35,7 +36,6 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.plan import CHUNK_TOKENS
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.user_folder import cpu_digest
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
-from stem_edge.bundle.tables import open_tables
+from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry_rows import (
     Best,

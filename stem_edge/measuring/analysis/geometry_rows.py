@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stem_edge.bundle.tables import Tables, open_tables
+from stem_edge.bundle.table_arrays import Tables, open_tables
 from stem_edge.errors import BundleError
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.progress import Progress

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.bundle.manifest import TABLES, Bundle
-from stem_edge.bundle.tables import open_tables
+from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph import names as io

@@ -15,7 +15,7 @@ from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle, open
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_of
-from stem_edge.measuring.memory.devices import Device, find_device
+from stem_edge.measuring.memory.device_profiles import Device, find_device
 from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages
@@ -139,7 +139,7 @@ def measure(
 
     text: a text or token ids (stem_edge.measuring.run.workload). The first tokens are the prompt,
         those after it are fed one by one as in decoding. Default: the text inside this package.
-    device: name of a device (stem_edge.measuring.memory.devices) within whose limits to run, as far
+    device: name of a device (stem_edge.measuring.memory.device_profiles) within whose limits to run, as far
         as this machine can enforce them.
     cold: take the bundle's files out of the page cache first; always done for a device.
     interval: seconds between two samples of the process's totals.

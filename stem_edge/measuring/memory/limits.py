@@ -1,7 +1,7 @@
 """Limits of a device around a process, as far as this machine can enforce them.
 
 Memory: a cgroup of its own, version 1 or 2; root and some user sessions may make one.
-CPUs: affinity. Flash: delays (stem_edge.runtime.rows.flash), always emulated. The speed of cores and
+CPUs: affinity. Flash: delays (stem_edge.runtime.rows.emulated_flash), always emulated. The speed of cores and
 of memory cannot be limited, so times on a faster machine are not those of the device.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stem_edge.measuring.memory.devices import Device
+from stem_edge.measuring.memory.device_profiles import Device
 from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 

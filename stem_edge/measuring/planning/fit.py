@@ -17,7 +17,8 @@ from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
-from stem_edge.measuring.memory.devices import Device, find_device
+from stem_edge.measuring.memory.device_profiles import Device, find_device
+from stem_edge.measuring.planning.candidates import is_bundle, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
     from_counts,
     record_ids,
@@ -25,7 +26,6 @@ from stem_edge.measuring.planning.hit_rates import (
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.planning.models import is_bundle, of_checkpoint
 from stem_edge.measuring.planning.predict import (
     OBSERVED,
     NeedsAt,
@@ -40,10 +40,10 @@ from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
+from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
-from stem_edge.runtime.backends.plan import MemoryPlan, Needs, Planner
-from stem_edge.runtime.rows.flash import PROFILES, FlashName
+from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.system.memory import available_memory, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
@@ -113,7 +113,7 @@ def fit(
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
     memory: what the program may take. Default: what is available on this machine.
-    device: name of a device (stem_edge.measuring.memory.devices): its memory, flash and bandwidth.
+    device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         the rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see, for the hit rate.

@@ -20,13 +20,13 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat
+from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
-from stem_edge.measuring.planning.models import is_bundle
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import Workload
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.plan import Ask, MemoryPlan, Needs, plan_memory
-from stem_edge.runtime.rows.flash import PROFILES, FlashName
+from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES

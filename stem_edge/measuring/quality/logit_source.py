@@ -13,7 +13,7 @@ import numpy as np
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.planning.models import is_bundle, open_checkpoint
+from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
 from stem_edge.measuring.quality.scores import Logits, Task, split
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states

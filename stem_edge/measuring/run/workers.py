@@ -16,7 +16,7 @@ from typing import Any, Self
 from stem_edge import errors
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import StemEdgeError
-from stem_edge.measuring.memory.memory import FileKinds, open_reader
+from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
 

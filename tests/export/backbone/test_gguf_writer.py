@@ -12,7 +12,7 @@ import pytest
 from stem_edge import CheckpointError, ExportError
 from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, encode_header, write_gguf
-from stem_edge.export.quantization import weights
+from stem_edge.export.quantization import streams
 from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml
@@ -140,7 +140,7 @@ def test_pieces_and_threads_do_not_matter(
     importance = np.abs(values(512, seed=1)) if weighted else None
     whole = quantize(ggml, array, type, importance)
     for rows, threads in itertools.product((1, 5, 64), (1, 3)):
-        monkeypatch.setattr(weights, "PIECE_VALUES", rows * 512)
+        monkeypatch.setattr(streams, "PIECE_VALUES", rows * 512)
         path = tmp_path / f"{rows}-{threads}"
         tensors = [source("m", array, type, importance)]
         found = write(path, ggml, tensors, threads=threads).tensors[0].data

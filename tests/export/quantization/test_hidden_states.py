@@ -10,7 +10,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.quantization.calibration import SEQUENCE_TOKENS, probe_ids, sequences
 from stem_edge.export.quantization.hidden_states import HiddenStates

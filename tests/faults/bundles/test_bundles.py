@@ -21,7 +21,7 @@ import stem_edge
 from stem_edge.bundle import checksums
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER, open_bundle
-from stem_edge.bundle.tables import open_tables
+from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk, plain_files
 from stem_edge.graph.decode import BACKBONE_DATA

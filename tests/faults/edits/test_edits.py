@@ -18,8 +18,8 @@ from contract import refused
 
 import stem_edge
 from stem_edge.bundle.manifest import Bundle, open_bundle
-from stem_edge.edits.file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
-from stem_edge.edits.folder import find_edit
+from stem_edge.edit_files.file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
+from stem_edge.edit_files.folder import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
 

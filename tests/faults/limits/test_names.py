@@ -12,8 +12,8 @@ from contract import judged, refused, takes
 
 from stem_edge import config
 from stem_edge.bundle import manifest as bundle
-from stem_edge.edits import file as edit_file
-from stem_edge.edits.file import Edit, NewRows, Replacement, encode_edit, read_edit
+from stem_edge.edit_files import file as edit_file
+from stem_edge.edit_files.file import Edit, NewRows, Replacement, encode_edit, read_edit
 from stem_edge.errors import BundleError, EditError
 from stem_edge.files.names import check_names
 from stem_edge.files.strict_json import check_depth, check_json, one_line

@@ -24,7 +24,7 @@ from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.flash import EmulatedFlash, FlashProfile
+from stem_edge.runtime.rows.emulated_flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
 from stem_edge.tables.rows import RecordLayout

@@ -21,8 +21,8 @@ from threads import run_script
 
 import stem_edge
 from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.bundle.table_check import check_tables
-from stem_edge.bundle.tables import open_tables
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
 from stem_edge.export.tables import _make_grid

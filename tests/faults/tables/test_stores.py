@@ -16,7 +16,7 @@ from contract import refused
 from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index_of, shard
 
 from stem_edge.bundle.mmap_store import MmapStore
-from stem_edge.bundle.tables import open_tables
+from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, RowReadError
 from stem_edge.runtime.rows.store import ReadMode, RowStore, open_store
 from stem_edge.tables.store import open_table_store

@@ -12,9 +12,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.device_rows import DeviceRows
-from stem_edge.runtime.backends.onnxruntime.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, device_needs, portable_needs
-from stem_edge.runtime.backends.plan import (
+from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     DEFAULT_CACHE_NBYTES,
     SMALLEST_CHUNK,
@@ -24,6 +22,8 @@ from stem_edge.runtime.backends.plan import (
     Needs,
     plan_memory,
 )
+from stem_edge.runtime.backends.onnxruntime.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, device_needs, portable_needs
 
 RECORDS = BUNDLE.manifest.model.records
 GREAT = 1 << 40

@@ -8,7 +8,7 @@ import pytest
 from text_codecs import END, WORDS, codec_of
 
 from stem_edge.config import ModelConfig
-from stem_edge.edits.file import Edit, NewRows, Replacement
+from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.row_ids import check_lookup

@@ -26,14 +26,14 @@ from stem_edge.ggml.check import (
 from stem_edge.ggml.gguf_schema import repacks, tensor_types
 from stem_edge.ggml.library import REINSTALL, installed_library
 from stem_edge.ggml.types import WEIGHT_TYPES
-from stem_edge.runtime.backends.ggml.trial import LOST, WrongResultError, cases, compare
+from stem_edge.runtime.backends.ggml.library_trial import LOST, WrongResultError, cases, compare
 from stem_edge.tables.rows import ROW_BITS
 
 GOOD = {"repack": True}
 # Runs the real trial, with a wrong number in what `place` returns where the condition holds.
 SPOILED = """
 import sys
-from stem_edge.runtime.backends.ggml import trial as ggml_trial
+from stem_edge.runtime.backends.ggml import library_trial as ggml_trial
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
 place, name = {place}
 right = getattr(place, name)
@@ -239,7 +239,7 @@ def test_a_library_that_computes_wrong_numbers(
 def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
     """Filling a rearranged matrix would end the process."""
     code = (
-        "import sys; from stem_edge.runtime.backends.ggml import trial as ggml_trial, weights as ggml_weights\n"
+        "import sys; from stem_edge.runtime.backends.ggml import library_trial as ggml_trial, weights as ggml_weights\n"
         "ggml_weights._multiplies = lambda *_: False; sys.exit(ggml_trial.main())"
     )
     assert not check_library(installed_library(), tmp_path, child(code)).repack

@@ -28,7 +28,7 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Attribute, ElementType, Graph, GraphError, Tensor, inline
 from stem_edge.graph.names import row_name
-from stem_edge.graph.plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
+from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 
 # ---------------------------------------------------------------- bytes

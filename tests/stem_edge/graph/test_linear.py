@@ -14,13 +14,13 @@ from stem_edge.export.backbone.weight_file import WeightFile, worth_balancing
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.weights import Weights
+from stem_edge.export.quantization.streams import Weights
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.graph.ir import Array, Graph
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts
-from stem_edge.graph.plan import WeightPlan
+from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32, dequantize_blocks, quantize_asymmetric
 from stem_edge.numerics.reference import ArrayMatrix
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource

@@ -181,10 +181,14 @@ def test_last_lines() -> None:
 
 
 def test_a_module_in_another_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = module_command("stem_edge.runtime.backends.ggml.trial", "a", "b")
+    command = module_command("stem_edge.runtime.backends.ggml.library_trial", "a", "b")
     assert (command[0], command[1:3], command[-2:]) == (sys.executable, ["-P", "-c"], ["a", "b"])
     ended = run_child(
-        [*module_command("stem_edge.runtime.backends.ggml.trial"), str(tmp_path / "none.so")], LONG
+        [
+            *module_command("stem_edge.runtime.backends.ggml.library_trial"),
+            str(tmp_path / "none.so"),
+        ],
+        LONG,
     )
     assert ended.status == 11
     assert b"none.so" in ended.stderr

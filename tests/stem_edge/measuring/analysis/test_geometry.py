@@ -31,7 +31,7 @@ from stem_edge.measuring.analysis.geometry_rows import (
     stream,
 )
 from stem_edge.measuring.analysis.geometry_text import choose, vectors
-from stem_edge.measuring.planning.models import open_checkpoint
+from stem_edge.measuring.planning.candidates import open_checkpoint
 from stem_edge.measuring.run import workload
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, hidden_states, whole

@@ -25,6 +25,7 @@ from stem_edge.measuring.bench.measure_report import (
     to_csv,
     to_dict,
 )
+from stem_edge.measuring.memory import device_profiles
 
 Capture = pytest.CaptureFixture[str]
 PHASES = ["start", "import", "load", "prefill", "decode"]
@@ -151,10 +152,8 @@ def test_a_device_says_which_limits_are_real(capsys: Capture) -> None:
 def test_a_bundle_too_large_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from stem_edge.measuring.memory import devices
-
-    small = replace(devices.find_device("pi4"), memory=20_000_000)
-    monkeypatch.setitem(devices.DEVICES, "pi4", small)
+    small = replace(device_profiles.find_device("pi4"), memory=20_000_000)
+    monkeypatch.setitem(device_profiles.DEVICES, "pi4", small)
     with pytest.raises(MemoryPlanError, match=r"20 MB for one program are too little: .* at least"):
         stem_edge.measure(DEMO, device="pi4")
 

@@ -13,11 +13,11 @@ import pytest
 
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.memory import limits
-from stem_edge.measuring.memory.devices import DEVICES, Device, find_device
+from stem_edge.measuring.memory.device_profiles import DEVICES, Device, find_device
 from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.run import workers
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
-from stem_edge.runtime.rows.flash import PROFILES
+from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.system.memory import memory_cgroup
 
 DEVICE = Device("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")

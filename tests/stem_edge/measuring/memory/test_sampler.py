@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.measuring.memory.memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
+from stem_edge.measuring.memory.kinds import FileKinds, LinuxReader, Memory, MemoryReader, Totals
 from stem_edge.measuring.memory.sampler import Sampler
 
 DEADLINE_SECONDS = 10.0

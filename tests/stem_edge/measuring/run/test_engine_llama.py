@@ -22,7 +22,7 @@ from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.figures import token_nbytes
 from stem_edge.measuring.bench.measure_report import report_table, to_dict
 from stem_edge.measuring.planning import rates_ggml
-from stem_edge.measuring.planning.models import GGUF_CHOICES
+from stem_edge.measuring.planning.candidates import GGUF_CHOICES
 from stem_edge.measuring.planning.rates import measure_rates
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.runtime import consistency as runs

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, tables_hash
-from stem_edge.edits.schemes import Scheme
+from stem_edge.edit_files.schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
 from stem_edge.files.strict_json import check_json, one_line

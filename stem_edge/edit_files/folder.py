@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.edits.file import SUFFIX, Edit, check_edit, read_edit
+from stem_edge.edit_files.file import SUFFIX, Edit, check_edit, read_edit
 from stem_edge.errors import EditError, InputError
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from stem_edge.bundle.manifest import Bundle, open_bundle
-from stem_edge.edits import file as edit_file
-from stem_edge.edits.file import (
+from stem_edge.edit_files import file as edit_file
+from stem_edge.edit_files.file import (
     Edit,
     NewRows,
     Replacement,

@@ -12,7 +12,7 @@ import pytest
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.runtime.rows.flash import (
+from stem_edge.runtime.rows.emulated_flash import (
     FLASH_NAMES,
     PROFILES,
     EmulatedFlash,

@@ -9,7 +9,7 @@ import pytest
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge.export.checkpoints.heads import pad_heads
+from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.numerics.reference import whole
 

@@ -9,7 +9,7 @@ import pytest
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle.tables import Tables, open_tables
+from stem_edge.bundle.table_arrays import Tables, open_tables
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.rows import RecordLayout

@@ -16,9 +16,8 @@ from stem_edge.bundle.manifest import (
     Manifest,
 )
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
-from stem_edge.runtime.backends import plan as module
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.plan import (
+from stem_edge.runtime.backends import memory_plan as module
+from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     DEFAULT_CACHE_NBYTES,
     SLOTS_PER_CHUNK_TOKEN,
@@ -26,6 +25,7 @@ from stem_edge.runtime.backends.plan import (
     Ask,
     MemoryPlan,
 )
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout
