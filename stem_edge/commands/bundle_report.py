@@ -70,6 +70,8 @@ def _attention_details(model: ModelConfig) -> str:
     scaling = model.rope_scaling
     details += [f"scaled as {scaling.__struct_config__.tag}"] if scaling else []
     details += [f"window of {model.sliding_window}"] if model.sliding_window else []
+    borrowed = model.borrowed_kv_layers
+    details += [f"keys and values in {model.own_kv_layers} layers"] if borrowed else []
     details += ["q and k normed"] if model.qk_norm_eps is not None else []
     details += [f"biases: {', '.join(model.biases)}"] if model.biases else []
     details += ["post norms"] if model.post_norms else []
@@ -78,6 +80,8 @@ def _attention_details(model: ModelConfig) -> str:
 
 
 def _ffn(model: ModelConfig) -> str:
+    if model.ple_width:
+        return f"dense, then per-layer embeddings of {model.ple_width} values"
     if model.n_experts:
         return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
     return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "")

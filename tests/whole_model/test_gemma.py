@@ -18,10 +18,12 @@ from hf_folders import edit, make_gemma
 from installed import DATA
 
 import stem_edge
+from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.errors import BackendError, ExportError, InputError
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.graph.names import REST
+from stem_edge.measuring.analysis.cost_report import cost_report
 from stem_edge.numerics.quantize import F32
 
 NAMES = ["gemma4-text", "gemma4-wide"]
@@ -144,6 +146,16 @@ def test_engines_that_have_no_such_layers_say_so(bundle: Path, tmp_path: Path) -
         stem_edge.load(bundle, providers="cpu", device_memory="1GB")
     with pytest.raises(ExportError, match="run on onnxruntime only"):
         stem_edge.export_bundle(checkpoint("gemma4-text"), tmp_path / "out", engine="gguf")
+
+
+def test_reports_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
+    assert "per-layer embeddings of" in bundle_table(stem_edge.open_bundle(bundle))
+    text = tmp_path / "text.txt"
+    text.write_text("some words")
+    with pytest.raises(InputError, match="leave the text out"):
+        stem_edge.geometry(bundle, text=text)
+    with pytest.raises(InputError, match="costs are counted for STEM layers"):
+        cost_report(bundle, None, None)
 
 
 def test_placeholders_are_no_text(tmp_path: Path) -> None:

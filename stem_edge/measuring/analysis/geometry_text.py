@@ -79,6 +79,11 @@ def text_geometry(
     BackendError.
     """
     model = bundle.manifest.model
+    if not model.plain:
+        raise InputError(
+            f"{bundle.path}: rows are compared with the up projections that STEM layers have in their "
+            "place, and this model has both; leave the text out"
+        )
     if bundle.manifest.backbone is None:
         raise InputError(
             f"{bundle.path}: activations on a text need the backbone for onnxruntime, and this "
