@@ -19,6 +19,7 @@ from stem_edge.numerics.quantize import F32, Blocks, cut, encode, extremes, pack
 # leaves some codes unused; more clips the greatest values so that the others are more exact.
 OFFSETS = np.array([0, *np.arange(-1.5, 0, 0.25), *np.arange(0.25, 3.25, 0.25)], np.float32)
 REFITS = 2  # rounds of new codes and a new scale after the best candidate
+FEW, NEAR = 4, 1e-3  # values of a block that are looked at first, and how near to a code they are
 TILE_VALUES = 1 << 16  # at a time, so that all candidates find them in the CPU's cache
 
 
@@ -68,7 +69,30 @@ def search_scales(
             best.consider(reciprocals(best.scales), best.zeros if asymmetric else usual[1])
         best.settle(*usual)
         scales[here], zeros[here] = best.scales * peaks, best.zeros
+        if bits == 4 and not asymmetric:
+            exact = grid_scales(blocks[here])
+            np.copyto(scales[here], exact, where=exact != 0)
     return scales, zeros
+
+
+def grid_scales(blocks: F32) -> F32:
+    """Return the scale [N, G] of blocks [N, G, block] that are multiples -8 to 7 of it; 0 of others.
+
+    Training for 4 bits leaves such weights. They come out exactly as they are with their own scale,
+    which a search misses by a rounding.
+    """
+    found, peaks = np.zeros(blocks.shape[:2], np.float32), extremes(blocks)
+    for code in range(8, 0, -1):  # of the value of greatest magnitude, less its sign
+        scale = peaks / np.float32(-code)
+        inverse = reciprocals(scale)
+        # Hardly a block of other weights passes this, so that the exact test below costs nothing.
+        few = blocks[:, :, :FEW] * inverse[:, :, None]
+        near = (np.abs(few - np.rint(few)) < NEAR).all(axis=2) & (inverse != 0) & (found == 0)
+        values, own = blocks[near], scale[near][:, None]
+        codes = np.rint(values * inverse[near][:, None])
+        exact = (codes * own == values).all(axis=1) & (codes.max(axis=1, initial=0) < 8)
+        found[near] = np.where(exact, own[:, 0], 0)
+    return found
 
 
 def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:

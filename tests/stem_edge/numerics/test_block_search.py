@@ -127,3 +127,15 @@ def test_scales_alone_lead_to_the_same_codes() -> None:
 def test_no_rows_give_no_rows(bits: int) -> None:
     found = search_blocks(np.empty((0, 64), np.float32), bits, 16)
     assert (found.codes.shape, found.scales.shape) == ((0, 64 * bits // 8), (0, 4))
+
+
+@pytest.mark.parametrize("codes", [(0, 16), (1, 16), (3, 13), (7, 10)])
+def test_weights_on_a_grid_of_four_bits_come_out_as_they_are(codes: tuple[int, int]) -> None:
+    """Training for int4 leaves them; whatever codes a block has, its own scale is found."""
+    random = np.random.default_rng(0)
+    drawn = random.integers(*codes, (16, 8, 32)).astype(np.float32) - 8
+    scales = random.uniform(0.01, 0.1, (16, 8, 1)).astype(np.float16).astype(np.float32)
+    matrix = (drawn * scales).reshape(16, 256)
+    for weights in (None, random.uniform(0.1, 1, 256).astype(np.float32)):
+        found = search_blocks(matrix, 4, 32, weights)
+        assert (dequantize_blocks(found.codes, found.scales, 4) == matrix).all()
