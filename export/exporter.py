@@ -139,16 +139,16 @@ def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bu
         check_base(out, force=options.force)
     check_apart(out, [checkpoint, options.lora])
     sources = Sources([checkpoint, *options.files])
-    source, converted = read_source(checkpoint, options)
     ggml = None
-    if options.runs_on == "ggml":  # before gigabytes are read, since ggml may not be there
-        if not source.config.plain:
-            raise ExportError(
-                f"{source.path}: layers like those of Gemma 4 run on onnxruntime only; export it "
-                "with --engine onnx"
-            )
+    if options.runs_on == "ggml":  # before gigabytes are read, since these may not be installed
         import_gguf()
         ggml = checked_ggml()
+    source, converted = read_source(checkpoint, options)
+    if options.runs_on == "ggml" and not source.config.plain:
+        raise ExportError(
+            f"{source.path}: layers like those of Gemma 4 run on onnxruntime only; export it with "
+            "--engine onnx"
+        )
     _check_kinds(source, options.bits)
     source = _with_special_tokens(source, converted)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
