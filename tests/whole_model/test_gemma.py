@@ -15,7 +15,7 @@ import pytest
 import torch
 from conformance import stepwise
 from hf_folders import edit, make_gemma
-from installed import DATA
+from installed import DATA, needs_ggml
 
 import stem_edge
 from stem_edge.commands.bundle_report import bundle_table
@@ -141,9 +141,13 @@ def test_an_edit_looks_up_the_row_of_another_token(bundle: Path, name: str, tmp_
         assert np.abs(plain[1] - edited[1]).max() > 0.01
 
 
-def test_engines_that_have_no_such_layers_say_so(bundle: Path, tmp_path: Path) -> None:
+def test_engines_that_have_no_such_layers_say_so(bundle: Path) -> None:
     with pytest.raises(BackendError, match="run on the CPU only"):
         stem_edge.load(bundle, providers="cpu", device_memory="1GB")
+
+
+@needs_ggml
+def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="run on onnxruntime only"):
         stem_edge.export_bundle(checkpoint("gemma4-text"), tmp_path / "out", engine="gguf")
 
