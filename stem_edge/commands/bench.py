@@ -35,7 +35,7 @@ llama.cpp and torch need pip install 'stem-edge[bench]'."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG.format(
-        against="\n".join(f"  {name:<18} {what}" for name, what in AGAINST.items())
+        against="\n".join(f"  {name:<20} {what}" for name, what in AGAINST.items())
     )
     bundle = "folder that stem-edge export wrote"
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help=bundle)

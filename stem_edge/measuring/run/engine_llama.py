@@ -112,6 +112,11 @@ class LlamaModel(MeasuredEngine):
 
     def process(self, token_ids: list[int]) -> np.ndarray:
         """Process ids and return the logits [V] of the last; the next call overwrites them."""
+        if max(token_ids) >= self.vocab_size:  # llama.cpp would end the process
+            raise BackendError(
+                f"token id {max(token_ids)} is out of range; llama.cpp's model has 0 to "
+                f"{self.vocab_size - 1}: compare models with the same tokenizer"
+            )
         ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
         batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))
         status = llama_cpp.llama_decode(self._context, batch)

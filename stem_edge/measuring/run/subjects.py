@@ -56,6 +56,7 @@ ALTERNATIVES = {
         engine="ggml",
     ),
 }
+GGUF_SUFFIX = ".gguf"
 # Words that may follow --against, and what they mean.
 AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()} | {
     "flash=NAME": "the same bundle on emulated flash",
@@ -63,6 +64,8 @@ AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()}
     "block=BUNDLE": "the same as dense=BUNDLE, for one in which only the block size differs",
     "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
     "Q5_K_M, Q6_K, ...",
+    "llama.cpp=FILE.gguf": "a model that llama.cpp runs, of the same tokenizer: what its own tools "
+    "made of the same checkpoint",
     "torch": "the public trainer's way of computing, in bfloat16",
 }
 
@@ -173,13 +176,20 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _llama(common: Common, kind: str) -> list[Subject]:
-    """Return dense models of the bundle's shape for llama.cpp, made in the work folder."""
+    """Return a file for llama.cpp, or dense models of the bundle's shape, made in the work folder."""
+    if kind.endswith(GGUF_SUFFIX):
+        _need("llama_cpp", "llama.cpp")
+        if not (path := Path(kind)).is_file():
+            raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
+        return [Subject(f"llama.cpp {path.name}", "llama.cpp", str(path.resolve()))]
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
     from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
 
     if kind and kind not in TYPES:
-        raise InputError(f"--against llama.cpp={kind}; expected one of {', '.join(TYPES)}")
+        raise InputError(
+            f"--against llama.cpp={kind}; expected a GGUF file, or one of {', '.join(TYPES)}"
+        )
     subjects = []
     for each in [kind] if kind else USUAL:
         try:

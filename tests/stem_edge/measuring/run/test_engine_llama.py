@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from installed import DEMO, needs_ggml
@@ -194,6 +195,28 @@ def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None
     path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
     model = LlamaModel(path, 700, 1)
     assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
+
+
+def test_bench_takes_a_file_that_llama_runs(
+    both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
+
+    monkeypatch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
+    path = make_model(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
+    few: dict[str, Any] = {
+        "prompt_tokens": 8,
+        "new_tokens": 2,
+        "rounds": 1,
+        "loads": 0,
+        "threads": 1,
+    }
+    found = bench(both, against=[f"llama.cpp={path}"], **few)
+    assert list(found.subjects) == ["bundle", f"llama.cpp {path.name}"]
+    with pytest.raises(InputError, match=r"x\.gguf: no such file"):
+        bench(both, against=["llama.cpp=x.gguf"], **few)
+    with pytest.raises(BackendError, match="with the same tokenizer"):
+        LlamaModel(path, 16, 1).choose([300])
 
 
 def test_bench_needs_the_backbone_of_what_it_compares(alone: Path) -> None:
