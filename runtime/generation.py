@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -87,25 +88,27 @@ def sample_tokens(
 
 
 def join_chunks(
-    tokens: Iterator[Sampled], stream: TokenStream, *, logprobs: bool
+    tokens: Generator[Sampled], stream: TokenStream, *, logprobs: bool
 ) -> Iterator[Chunk]:
     """Yield sampled tokens as chunks, each as soon as its text is certain; end at a stop text."""
     token_ids: list[int] = []  # since the last chunk, as are the log probabilities
     found: list[TokenLogprobs] = []
     try:
-        for token, logprob, reason in tokens:
-            token_ids.append(token)
-            if logprob is not None:
-                found.append(logprob)
-            text = stream.push(token)
-            if stream.stopped:
-                reason = "stop"
-            elif reason:
-                text += stream.finish()
-            if text or reason:
-                yield Chunk(text, token_ids, found if logprobs else None, reason)
-                token_ids, found = [], []
-            if reason:
-                return
+        # Otherwise an error below would keep it, and its KV cache, as long as its traceback.
+        with closing(tokens):
+            for token, logprob, reason in tokens:
+                token_ids.append(token)
+                if logprob is not None:
+                    found.append(logprob)
+                text = stream.push(token)
+                if stream.stopped:
+                    reason = "stop"
+                elif reason:
+                    text += stream.finish()
+                if text or reason:
+                    yield Chunk(text, token_ids, found if logprobs else None, reason)
+                    token_ids, found = [], []
+                if reason:
+                    return
     except MemoryError as error:
         raise_out_of_memory(error, "to generate", LESS_MEMORY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, Unpack
@@ -222,7 +222,7 @@ class Model:
 
     def _tokens(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
-    ) -> Iterator[Sampled]:
+    ) -> Generator[Sampled]:
         # The last token is handed out but never processed, so it takes no place in the context.
         length = min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
         context = self.engine.open_context(length)

@@ -315,6 +315,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.n_layers - self.borrowed_kv_layers
 
     @property
+    def lenders(self) -> frozenset[int]:
+        """Layers whose K and V later layers read."""
+        borrowing = range(self.own_kv_layers, self.n_layers)
+        return frozenset(self.layer(number).kv_layer for number in borrowing)
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """Rotations of all layers, each once, in the order of the layers that first use them."""
         return tuple(dict.fromkeys(self.layer(number).rope for number in range(self.n_layers)))

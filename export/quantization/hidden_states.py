@@ -19,6 +19,7 @@ from stem_edge.numerics.reference import (
     Matrix,
     Observer,
     Tokens,
+    embed,
     head_forward,
     layer_forward,
     whole,
@@ -37,7 +38,7 @@ class HiddenStates:
         self._checkpoint = checkpoint
         described = checkpoint.config, checkpoint.backbone
         self._tokens = [Tokens(*described, ids) for ids in sequences]
-        self._states = [tokens.embedded for tokens in self._tokens]
+        self._states = [embed(*described, ids) for ids in sequences]
         self._weights: dict[str, Matrix] = {}
 
     def observe(self, see: Observer) -> None:

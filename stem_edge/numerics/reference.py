@@ -98,11 +98,15 @@ def hidden_states(
     observe: Observer = lambda name, x: None,
 ) -> F32:
     """Hidden states [T, dim] after the last layer, before the last norm; see `forward`."""
-    tokens = Tokens(config, backbone, token_ids)
-    x = tokens.embedded
+    tokens, x = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
     for layer in range(config.n_layers):
         x = layer_forward(config, layer, backbone, tables, x, tokens, observe)
     return x
+
+
+def embed(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
+    """Hidden states [T, dim] before the first layer."""
+    return _pick(backbone["embedding"], token_ids) * np.float32(config.embedding_scale)
 
 
 class Tokens:
@@ -112,12 +116,13 @@ class Tokens:
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
     ) -> None:
         self.ids = token_ids
-        # Hidden states [T, dim] before the first layer.
-        self.embedded = _pick(backbone["embedding"], token_ids) * np.float32(config.embedding_scale)
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
-        self.ple_norm = backbone["ple_norm"] if config.ple_width else None
-        # Layer -> K and V [T, heads, head_dim], kept because later layers may borrow them.
-        self.kv: dict[int, tuple[F32, F32]] = {}
+        # What is kept here stays for all layers, so it is only what later layers read again.
+        self.lenders = config.lenders
+        self.kv: dict[int, tuple[F32, F32]] = {}  # lender -> K and V [T, heads, head_dim]
+        self.ple: tuple[F32, Matrix] | None = None  # of per-layer embeddings: embedded, norm
+        if config.ple_width:
+            self.ple = embed(config, backbone, token_ids), backbone["ple_norm"]
 
 
 def layer_forward(
@@ -188,13 +193,12 @@ def _attention(
 
     if layer.kv_layer == number:
         v = heads("wv")
-        if config.v_norm:
-            v = _normed(v, config.qk_norm_eps or 0.0)
-        tokens.kv[number] = turned("k"), v
-    k, v = (
-        np.repeat(one, config.n_heads // layer.n_kv_heads, axis=1)
-        for one in tokens.kv[layer.kv_layer]
-    )
+        own = turned("k"), _normed(v, config.qk_norm_eps or 0.0) if config.v_norm else v
+        if number in tokens.lenders:
+            tokens.kv[number] = own
+    else:
+        own = tokens.kv[layer.kv_layer]
+    k, v = (np.repeat(one, config.n_heads // layer.n_kv_heads, axis=1) for one in own)
     # Matrix products instead of einsum, because BLAS computes them.
     q, k, v = turned("q").transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
     scores = q @ k * np.float32(config.attention_scale or layer.head_dim**-0.5)
@@ -243,13 +247,12 @@ def _ple(
     p = (norm(W_context x0 / sqrt(dim)) + row) / sqrt(2), with x0 before the first layer.
     """
     at, scale = f"layers.{layer}.", np.float32(config.ple_scale)
-    observe(at + "ple_context", tokens.embedded)
-    context = _linear(tokens.embedded, weights, "ple_context") / np.sqrt(np.float32(config.dim))
-    if tokens.ple_norm is None:
-        raise ValueError("per-layer embeddings without their norm")
-    mixed = (_rms_norm(context, tokens.ple_norm, config.norm_eps) + rows * scale) / np.sqrt(
-        np.float32(2)
-    )
+    if tokens.ple is None:
+        raise ValueError("the model has no per-layer embeddings")
+    embedded, norm = tokens.ple
+    observe(at + "ple_context", embedded)
+    context = _linear(embedded, weights, "ple_context") / np.sqrt(np.float32(config.dim))
+    mixed = (_rms_norm(context, norm, config.norm_eps) + rows * scale) / np.sqrt(np.float32(2))
     observe(at + "ple_gate", x)
     product = _activated(config, _linear(x, weights, "ple_gate")) * mixed
     observe(at + "ple_out", product)

@@ -126,3 +126,11 @@ def test_sequences_come_from_all_over_the_text() -> None:
 )
 def test_short_texts_and_small_wishes(length: int, tokens: int, expected: list[int]) -> None:
     assert [len(ids) for ids in sequences(np.arange(length), tokens, 4096)] == expected
+
+
+def test_only_what_later_layers_read_is_kept(tiny_checkpoint: Path) -> None:
+    source = read_checkpoint(tiny_checkpoint)
+    states = HiddenStates(source, IDS)
+    while states.layer < source.config.n_layers:
+        states.advance({})
+    assert all(not tokens.kv and tokens.ple is None for tokens in states._tokens)
