@@ -6,6 +6,7 @@ fills it in.
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 from typing import Literal, get_args
 
@@ -27,6 +28,7 @@ LARGEST = {
     **dict.fromkeys(("n_heads", "n_kv_heads"), MAX_HEADS),
 }
 MAX_FACTOR = 1 << 16
+MAX_KINDS = 8  # of layers, and of tokens that are no text; published models have up to 4
 MAX_THETA = 1e15
 LEAST_SCALING = 1e-6
 MAX_SOFTCAP = 1e6
@@ -114,7 +116,7 @@ class Layer(msgspec.Struct, frozen=True):
     kv_layer: int  # the layer that computes its K and V: itself, or an earlier one
 
 
-class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """A decoder-only transformer with RMS norms, RoPE and gated FFNs, some of them STEM layers.
 
     Raises ValueError when the numbers contradict each other.
@@ -165,6 +167,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(f"{field} is {value}; expected 1 to {largest}")
         self._check_layers("stem_layers", self.stem_layers)
         self._check_layers("window_layers", self.window_layers or ())
+        # Each layer looks through all of these, and each rotation has tables for the whole context.
+        for name, count in (
+            ("layer_kinds", len(self.layer_kinds)),
+            ("placeholders", len(self.placeholders)),
+        ):
+            if count > MAX_KINDS:
+                raise ValueError(f"{count} {name}; expected at most {MAX_KINDS}")
         for kind in self.layer_kinds:
             self._check_layers("layers of layer_kinds", kind.layers)
             if kind.d_ff and self.stem_ffn != "ple" and set(kind.layers) & set(self.stem_layers):
@@ -173,8 +182,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(
                 f"borrowed_kv_layers is {self.borrowed_kv_layers} of {self.n_layers} layers"
             )
-        for number in range(self.n_layers):
-            self._check_layer(self.layer(number))
+        for layer in self.layers:
+            self._check_layer(layer)
         self._check_rows()
         self._check_extras()
         if (count := self.backbone_parameters) > MAX_PARAMETERS:
@@ -235,6 +244,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"{self.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
                 "others"
             )
+        if ple and len(self.stem_layers) != self.n_layers:
+            raise ValueError(
+                f"stem_layers is {self.stem_layers} in a ple model; expected all {self.n_layers} layers"
+            )
         if not 0 <= self.ple_records <= self.vocab_size:
             raise ValueError(f"ple_records is {self.ple_records} of {self.vocab_size} tokens")
 
@@ -276,7 +289,27 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.sliding_window if everywhere else 0
 
     def layer(self, number: int) -> Layer:
-        """Description of a layer. Raises ValueError if no layer can lend it K and V."""
+        """Description of a layer."""
+        return self.layers[number]
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Descriptions of all layers. Raises ValueError if no layer can lend one K and V."""
+        found, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
+        for number in range(self.n_layers):
+            layer = self._own_layer(number)
+            kind = layer.rope, layer.window, layer.n_kv_heads
+            if number < self.own_kv_layers:
+                lenders[kind] = number
+            elif kind not in lenders:
+                raise ValueError(
+                    f"layer {number} has no K and V, and no layer before it has its kind"
+                )
+            found.append(msgspec.structs.replace(layer, kv_layer=lenders[kind]))
+        return tuple(found)
+
+    def _own_layer(self, number: int) -> Layer:
+        """Description of a layer as if it had K and V of its own."""
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
@@ -287,16 +320,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for kind in kinds:
             if kind.rope_theta:
                 theta, scaling = kind.rope_theta, kind.rope_scaling
-        head_dim, window = own("head_dim"), self.window(number)
-        rope = Rope(head_dim, theta, scaling)
-        layer = Layer(head_dim, own("n_kv_heads"), own("d_ff"), rope, window, number)
-        if number < self.own_kv_layers:
-            return layer
-        for lender in reversed(range(self.own_kv_layers)):
-            found = self.layer(lender)
-            if (found.rope, found.window, found.n_kv_heads) == (rope, window, layer.n_kv_heads):
-                return msgspec.structs.replace(layer, kv_layer=lender)
-        raise ValueError(f"layer {number} has no K and V, and no layer before it has its kind")
+        rope = Rope(own("head_dim"), theta, scaling)
+        heads, window = own("n_kv_heads"), self.window(number)
+        return Layer(rope.width, heads, own("d_ff"), rope, window, number)
 
     @property
     def plain(self) -> bool:
@@ -320,7 +346,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         borrowing = range(self.own_kv_layers, self.n_layers)
         return frozenset(self.layer(number).kv_layer for number in borrowing)
 
-    @property
+    @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """Rotations of all layers, each once, in the order of the layers that first use them."""
         return tuple(dict.fromkeys(self.layer(number).rope for number in range(self.n_layers)))

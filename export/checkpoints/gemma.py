@@ -7,11 +7,11 @@ one token in all layers.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -63,14 +63,15 @@ ROPES: dict[str, dict[str, Any]] = {
 BORROWED = r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\.weight"
 PATTERN = 6  # without layer_types, every sixth layer has full attention
 MULTIMODAL_INSIDE = "model.language_model."
-# What a token stands for -> key of config.json with its id.
+# What a token stands for -> key of config.json with its id, and the id without that key.
 PLACEHOLDERS = {
-    "an image": "image_token_id",
-    "a video": "video_token_id",
-    "sound": "audio_token_id",
+    "an image": ("image_token_id", 258_880),
+    "a video": ("video_token_id", 258_884),
+    "sound": ("audio_token_id", 258_881),
 }
 MULTIMODAL = (
-    *("audio_config", "vision_config", "vision_soft_tokens_per_image", *PLACEHOLDERS.values()),
+    *("audio_config", "vision_config", "vision_soft_tokens_per_image"),
+    *(key for key, _ in PLACEHOLDERS.values()),
     *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id"),
     *("audio_token_index", "eoi_token_index", "eoa_token_index"),
 )
@@ -78,9 +79,12 @@ MULTIMODAL = (
 TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..+")
 
 
-class Gemma4(Windowed, kw_only=True):
+class Gemma4(Windowed, kw_only=True, dict=True):
     """Keys of config.json, or of its text_config."""
 
+    # No keys of config.json: `outer` sets them for a multimodal model.
+    inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
+    placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
     vocab_size: int = 262_144
     hidden_size: int = 2304
     intermediate_size: int = 9216
@@ -107,9 +111,6 @@ class Gemma4(Windowed, kw_only=True):
     top_k_experts: int | None = None
     moe_intermediate_size: int | None = None
     per_layer_config: dict[str, dict[str, int]] | None = None
-    inside: str = "model."  # prefix of the names of tensors
-    # Of a multimodal model: what a token stands for -> its id.
-    placeholders: dict[str, int] = msgspec.field(default_factory=dict)
     dtype: str | None = None
     torch_dtype: str | None = None
 
@@ -135,10 +136,17 @@ class Gemma4(Windowed, kw_only=True):
         if given.get("model_type") != "gemma4" or not isinstance(text, dict):
             return given
         outside = given.keys() - {"text_config", *MULTIMODAL}
-        ids = {what: given.get(key) for what, key in PLACEHOLDERS.items()}
-        found = {what: number for what, number in ids.items() if number is not None}
-        own = {"inside": MULTIMODAL_INSIDE, "placeholders": found}
-        return {key: given[key] for key in outside} | text | own
+        # Null says nothing, so it must not hide the dtype of the whole.
+        stated = {key: value for key, value in text.items() if value is not None}
+        return {key: given[key] for key in outside} | stated
+
+    def outer(self, given: dict[str, Any]) -> None:
+        if given.get("model_type") != "gemma4" or "text_config" not in given:
+            return
+        ids = {what: given.get(key, usual) for what, (key, usual) in PLACEHOLDERS.items()}
+        self.__dict__["inside"] = MULTIMODAL_INSIDE
+        found = {what: number for what, number in ids.items() if isinstance(number, int)}
+        self.__dict__["placeholders"] = found
 
     def notes(self) -> tuple[str, ...]:
         towers = "only the text model is exported: what sees images and hears sound is left out"
@@ -162,7 +170,7 @@ class Gemma4(Windowed, kw_only=True):
         extras = self.windows(pattern) | {
             "layer_kinds": tuple(self._kinds()),
             "borrowed_kv_layers": self.num_kv_shared_layers,
-            "embedding_scale": self._rounded(self.hidden_size**0.5),
+            "embedding_scale": self._rounded(math.sqrt(self.hidden_size)),
             "activation": "gelu",
             "attention_scale": 1.0,
             "qk_norm_eps": self.rms_norm_eps,
@@ -182,7 +190,7 @@ class Gemma4(Windowed, kw_only=True):
             "stem_layers": tuple(range(layers)),
             "stem_ffn": "ple",
             "ple_width": width,
-            "ple_scale": self._rounded(width**0.5),
+            "ple_scale": self._rounded(math.sqrt(width)),
             "ple_records": 0 if records == self.vocab_size else records,
         }
 
@@ -218,6 +226,10 @@ class Gemma4(Windowed, kw_only=True):
         """Round a factor to the type of the weights, because transformers does so."""
         wide = np.array(scale, np.float32)
         kind = self.dtype or self.torch_dtype
+        if kind is None:
+            raise ValueError(
+                "no dtype, by whose rounding embeddings are scaled; add that of the weights"
+            )
         if kind == "float16":
             return float(wide.astype(np.float16))
         if kind != "bfloat16":

@@ -133,6 +133,9 @@ class Decoder(msgspec.Struct, kw_only=True):
         """Return the keys of config.json that describe the text model."""
         return given
 
+    def outer(self, given: dict[str, Any]) -> None:
+        """Take what config.json says outside of the part that `text` returns."""
+
     def names(self) -> Names:
         """Return the names of the model's modules."""
         return NAMES
@@ -268,12 +271,11 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
     """Read a config.json of one of `kinds`. Raises CheckpointError."""
     given = read_json(path, "a model's configuration", dict[str, Any])
     kind = given.get("model_type")
-    if isinstance(kind, str) and kind in kinds:
-        given = kinds[kind].text(given)
     if not isinstance(kind, str) or kind not in kinds:
         raise CheckpointError(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
+    whole, given = given, kinds[kind].text(given)
     if (quantized := given.get("quantization_config")) is not None:
         method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
@@ -290,6 +292,7 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
         advice=f"it may change what {kind} models compute; remove it only if it does not",
         unknown_off=False,
     )
+    decoder.outer(whole)
     try:
         config = decoder.model()
     except (ValueError, ArithmeticError) as error:

@@ -132,6 +132,11 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
                 f"merged; {ADVICE}"
             )
         backbone[name] = _merged(path, module, backbone[name], parts, options)
+    for name, matrix in checkpoint.backbone.items():
+        # One matrix is both where values are keys, so what was merged into one is in the other.
+        key = name.removesuffix("wv") + "wk"
+        if name.endswith(".wv") and matrix is checkpoint.backbone.get(key):
+            backbone[name] = backbone[key]
     note = f"with the LoRA adapter {folder.resolve().name} merged into {len(modules)} modules"
     notes = (*checkpoint.notes, note)
     return check_shapes(replace(checkpoint, backbone=backbone, notes=notes))

@@ -229,7 +229,11 @@ def _adds(path: Path, text: str, bos: str | None) -> bool:
 def _stops(path: Path, vocab_size: int) -> list[int]:
     """Read the ids that end a text from the model's files beside its tokenizer.json."""
     for beside in (path.with_name("generation_config.json"), path.with_name("config.json")):
-        found = _read_object(beside).get("eos_token_id")
+        options = _read_object(beside)
+        inside = options.get("text_config")  # of a multimodal model
+        found = options.get("eos_token_id")
+        if found is None and isinstance(inside, dict):
+            found = inside.get("eos_token_id")
         if found is None:
             continue
         stops = found if isinstance(found, list) else [found]

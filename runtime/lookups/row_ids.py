@@ -43,7 +43,7 @@ def check_text(config: ModelConfig, ids: list[int]) -> None:
     for what, number in config.placeholders.items():
         if number in ids:
             raise InputError(
-                f"token id {number} at position {ids.index(number)} stands for {what}, and this "
+                f"token id {number} at position {ids.index(number)} stands for {shown(what)}, and this "
                 "bundle has the text model only; give a prompt of text"
             )
 

@@ -216,6 +216,10 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 root / name, f"{found} bytes, but the weights of this model take {nbytes}"
             )
     if manifest.gguf is not None:
+        if not manifest.model.plain:
+            raise damaged(
+                root / MANIFEST, f"a backbone in {GGUF} of layers that only onnxruntime can run"
+            )
         locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, manifest.gguf.weights)
 
 

@@ -72,7 +72,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
     layers, kv_heads = draw(chosen(2, 1, 3)), draw(chosen(1, 2, 3, 16))
     vocab_size = draw(chosen(32, VOCABULARY, 9, 300))
     d_ff, dim = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
-    ffn = draw(st.sampled_from([kind for kind in FFN_TERMS if kind != "dense"]))
+    ffn = draw(st.sampled_from([kind for kind in FFN_TERMS if kind not in ("dense", "ple")]))
     hashed = ffn == "hash-moe"
     tied, biases = draw(st.booleans()), draw(st.sets(st.sampled_from(BIASED), max_size=3))
     some_layers = st.sets(st.integers(0, layers - 1)).map(lambda found: tuple(sorted(found)))

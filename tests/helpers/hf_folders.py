@@ -130,3 +130,15 @@ def make_gemma(**changes: Any) -> Any:
         for layer in model.model.layers:
             layer.layer_scalar.fill_(0.9)
     return model
+
+
+def wrap_gemma(folder: Path, **options: Any) -> None:
+    """Make a text model of Gemma 4 the text model of a multimodal one, with towers."""
+    text = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "gemma4", "text_config": text | {"dtype": None}, "dtype": text["dtype"]}
+    (folder / "config.json").write_text(json.dumps(whole | {"vision_config": {}} | options))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    inside = {n.replace("model.", "model.language_model.", 1): t for n, t in tensors.items()}
+    towers = {f"model.{name}.weight": torch.ones(2) for name in ("vision_tower.a", "embed_audio.b")}
+    save_file(inside | towers, folder / "model.safetensors")

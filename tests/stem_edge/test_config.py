@@ -8,6 +8,7 @@ from stem_edge.config import (
     MAX_HEADS,
     MAX_VOCAB,
     MAX_WIDTH,
+    LayerKind,
 )
 
 
@@ -43,6 +44,23 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"bos_id": -1}, "special token id -1 is outside the vocab_size 10"),
         ({"bos_id": 10}, "special token id 10 is outside the vocab_size 10"),
         ({"eos_ids": (9, 10)}, "special token id 10 is outside the vocab_size 10"),
+        ({"placeholders": {"an image": -1}}, "special token id -1 is outside the vocab_size 10"),
+        ({"layer_kinds": (LayerKind(layers=(2,), d_ff=8),)}, "outside the 2 layers"),
+        ({"layer_kinds": (LayerKind(layers=(1,), head_dim=3),)}, "head_dim 3 is odd"),
+        ({"layer_kinds": (LayerKind(layers=(1,), d_ff=-8),)}, "d_ff"),
+        ({"layer_kinds": (LayerKind(layers=(1,), d_ff=8),), "stem_layers": (1,)}, "rows have one"),
+        ({"borrowed_kv_layers": 2}, "borrowed_kv_layers is 2 of 2 layers"),
+        (
+            {"borrowed_kv_layers": 1, "layer_kinds": (LayerKind(layers=(0,), head_dim=8),)},
+            "no layer before it has its kind",
+        ),
+        ({"stem_ffn": "ple", "stem_layers": (0, 1)}, "ple_width is 0"),
+        ({"stem_ffn": "ple", "stem_layers": (1,), "ple_width": 4}, "expected all 2 layers"),
+        ({"ple_width": 4}, "ple_width is 4"),
+        ({"v_norm": True}, "v_norm needs the epsilon"),
+        ({"embedding_scale": 0.0}, "embedding_scale is 0.0"),
+        ({"attention_scale": float("nan")}, "attention_scale is nan"),
+        ({"activation": "relu"}, "activation is 'relu'"),
     ],
 )
 def test_contradictions(changes: dict[str, object], said: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conformance import stepwise
-from hf_folders import edit, make_gemma
+from hf_folders import make_gemma, wrap_gemma
 from installed import DATA, needs_ggml
 
 import stem_edge
@@ -164,7 +164,9 @@ def test_reports_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
 
 def test_placeholders_are_no_text(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("gemma4-text"), tmp_path / "checkpoint"))
-    edit(folder, placeholders={"an image": 9})
+    wrap_gemma(folder, image_token_id=9, audio_token_id=None)
     stem_edge.export_bundle(folder, tmp_path / "out", backbone="fp32", tables="fp32")
-    with stem_edge.load(tmp_path / "out") as model, pytest.raises(InputError, match="for an image"):
-        model.logits([5, 9])
+    with stem_edge.load(tmp_path / "out") as model:
+        with pytest.raises(InputError, match="position 1 stands for 'an image'"):
+            model.logits([5, 9])
+        assert model.config.eos_ids == (1,)

@@ -117,7 +117,12 @@ def _activations(
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
     per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
     # RoPE tables, and logits of a position twice.
-    fixed = context * width + 2 * config.vocab_size + _experts_values(footprint, threads)
+    turning = {layer.rope: head_width(layer) for layer in layers}
+    fixed = (
+        context * sum(turning.values())
+        + 2 * config.vocab_size
+        + _experts_values(footprint, threads)
+    )
     return FLOAT * fixed, FLOAT * (per_token + heads * context)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_folders import edit, edit_tensors, make_gemma, refused
+from hf_folders import edit, edit_tensors, make_gemma, refused, wrap_gemma
 from installed import DATA
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
@@ -74,18 +75,30 @@ def test_factors_are_rounded_as_the_weights_are(gemma: Path) -> None:
 
 def test_the_text_model_of_a_multimodal_one(gemma: Path) -> None:
     alone = read_checkpoint(gemma)
-    text = json.loads((gemma / "config.json").read_text())
-    whole = {"model_type": "gemma4", "text_config": text, "vision_config": {"hidden_size": 8}}
-    whole |= {"image_token_id": 300, "audio_token_id": 258_881, "boi_token_id": 301}
-    (gemma / "config.json").write_text(json.dumps(whole))
-    tensors = load_file(gemma / "model.safetensors")
-    inside = {n.replace("model.", "model.language_model.", 1): t for n, t in tensors.items()}
-    towers = {f"model.{name}.weight": torch.ones(2) for name in ("vision_tower.a", "embed_audio.b")}
-    save_file(inside | towers, gemma / "model.safetensors")
+    wrap_gemma(gemma, image_token_id=300, boi_token_id=301)
     found = read_checkpoint(gemma)
-    assert found.config.placeholders == {"an image": 300}
+    assert found.config.placeholders == {"an image": 300}  # others are beyond this vocabulary
     assert "only the text model is exported" in " ".join(found.notes)
     assert (logits(found, IDS) == logits(alone, IDS)).all()
+
+
+def test_an_adapter_of_keys_that_are_values_changes_both(tmp_path: Path) -> None:
+    model = make_gemma(**KINDS["K is V"])
+    model.save_pretrained(tmp_path / "model")
+    keys = model.model.layers[1].self_attn.k_proj.weight  # of a layer of full attention
+    left, right = torch.ones(keys.shape[0], 2), torch.full((2, keys.shape[1]), 0.05)
+    module = "base_model.model.model.layers.1.self_attn.k_proj.lora_"
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    tensors = {f"{module}A.weight": right, f"{module}B.weight": left}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    options = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["k_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(options))
+    with torch.no_grad():
+        keys += left @ right
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    merged = merge_lora(read_checkpoint(tmp_path / "model"), adapter)
+    assert np.abs(logits(merged, IDS) - expected).max() < 5e-4
 
 
 @pytest.mark.parametrize(
@@ -98,9 +111,13 @@ def test_the_text_model_of_a_multimodal_one(gemma: Path) -> None:
         ({"rope_parameters": {"sliding_attention": {}}}, "expected full_attention in it"),
         ({"per_layer_config": {"1": {"d_ff": 3}}}, "expected layers with head_dim"),
         ({"per_layer_config": {"x": {"head_dim": 8}}}, "expected layers with head_dim"),
+        ({"per_layer_config": {str(n): {"head_dim": 2 * n + 2} for n in range(7)}}, "layer_kinds"),
         ({"per_layer_config": {"9": {"head_dim": 8}}}, "outside the 7 layers"),
         ({"num_kv_shared_layers": 6}, "no layer before it has its kind"),
         ({"num_kv_shared_layers": 7}, "borrowed_kv_layers is 7 of 7"),
+        ({"hidden_size_per_layer_input": -256}, "math domain error"),
+        ({"dtype": None}, "no dtype"),
+        ({"inside": "foo."}, "inside is 'foo.'; expected no such key"),
         ({"hidden_size_per_layer_input": 16}, "[307, 224]; expected [307, 112]"),
         ({"vocab_size_per_layer_input": 308}, "ple_records is 308 of 307"),
         ({"intermediate_size": 100}, "gate is [96, 64], expected [100, 64]"),
