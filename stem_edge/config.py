@@ -8,112 +8,19 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import prod
-from typing import Literal, get_args
 
 import msgspec
 
-# Far above any published model, so that a damaged or hostile number is refused before it sizes an
-# array.
-MAX_VOCAB = 1 << 24
-MAX_LAYERS = 1 << 8  # twice the deepest, because each costs time and memory before weights do
-MAX_WIDTH = 1 << 20
-MAX_HEADS = 1 << 16
-MAX_CONTEXT = 1 << 24
-MAX_PARAMETERS = 1 << 40  # of the backbone, because its graph gets a node for every few million
-LARGEST = {
-    "vocab_size": MAX_VOCAB,
-    "n_layers": MAX_LAYERS,
-    "max_context": MAX_CONTEXT,
-    **dict.fromkeys(("dim", "head_dim", "d_ff"), MAX_WIDTH),
-    **dict.fromkeys(("n_heads", "n_kv_heads"), MAX_HEADS),
-}
-MAX_FACTOR = 1 << 16
-MAX_KINDS = 8  # of layers, and of tokens that are no text; published models have up to 4
-MAX_THETA = 1e15
-LEAST_SCALING = 1e-6
-MAX_SOFTCAP = 1e6
-
-Term = Literal["matrix", "row"]
-# An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
-# An expert is a dense FFN whose three matrices are the row.
-FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
-    "dense": {"gate": ("matrix",), "up": ("matrix",)},
-    "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
-    "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
-    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # section 4.4.2
-    "hash-moe": {},  # eq. 3, one expert per token
-    # Per-layer embeddings (Gemma): a dense FFN, after which a product with the row is added.
-    "ple": {"gate": ("matrix",), "up": ("matrix",)},
-}
-Activation = Literal["silu", "gelu"]  # of the gate; gelu in its tanh form
-LENT = ("wk", "wv", "k_norm")  # tensors that layers with borrowed K and V lack
-BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "head")
-
-
-class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="linear"):
-    """Linear scaling: positions are divided by `factor`."""
-
-    factor: float
-
-
-class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
-    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yarn"):
-    """YaRN (arXiv 2309.00071): a ramp over dimensions, and a factor on cosines and sines."""
-
-    factor: float
-    original_context: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True  # the ramp begins and ends at whole dimensions
-
-
-class ProportionalRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proportional"):
-    """Gemma 4: the highest frequencies, a `share`, are divided by `factor`; the rest become 0."""
-
-    share: float
-    factor: float = 1.0
-
-
-RopeScaling = LinearRope | Llama3Rope | YarnRope | ProportionalRope
-
-
-class Rope(msgspec.Struct, frozen=True):
-    """Rotation in one kind of layer."""
-
-    width: int  # head_dim
-    theta: float
-    scaling: RopeScaling | None
-
-
-class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes and rotation in which some layers differ from the model; 0: as in the model."""
-
-    layers: tuple[int, ...]  # ascending
-    head_dim: int = 0
-    n_kv_heads: int = 0
-    d_ff: int = 0
-    rope_theta: float = 0.0
-    rope_scaling: RopeScaling | None = None  # read only if rope_theta is given
-
-
-class Layer(msgspec.Struct, frozen=True):
-    """Sizes, rotation and window of one layer, wherever the model describes them."""
-
-    head_dim: int
-    n_kv_heads: int
-    d_ff: int
-    rope: Rope
-    window: int  # tokens that attention sees, the current one included; 0: all
-    kv_layer: int  # the layer that computes its K and V: itself, or an earlier one
+from stem_edge.config_check import check_config
+from stem_edge.layers import (
+    FFN_TERMS,
+    LENT,
+    Activation,
+    Layer,
+    LayerKind,
+    Rope,
+    RopeScaling,
+)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -162,122 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
 
     def __post_init__(self) -> None:
-        for field, largest in LARGEST.items():
-            if not 0 < (value := getattr(self, field)) <= largest:
-                raise ValueError(f"{field} is {value}; expected 1 to {largest}")
-        self._check_layers("stem_layers", self.stem_layers)
-        self._check_layers("window_layers", self.window_layers or ())
-        # Each layer looks through all of these, and each rotation has tables for the whole context.
-        for name, count in (
-            ("layer_kinds", len(self.layer_kinds)),
-            ("placeholders", len(self.placeholders)),
-        ):
-            if count > MAX_KINDS:
-                raise ValueError(f"{count} {name}; expected at most {MAX_KINDS}")
-        for kind in self.layer_kinds:
-            self._check_layers("layers of layer_kinds", kind.layers)
-            if kind.d_ff and self.stem_ffn != "ple" and set(kind.layers) & set(self.stem_layers):
-                raise ValueError(f"d_ff {kind.d_ff} of layers {kind.layers}: rows have one width")
-        if not 0 <= self.borrowed_kv_layers < self.n_layers:
-            raise ValueError(
-                f"borrowed_kv_layers is {self.borrowed_kv_layers} of {self.n_layers} layers"
-            )
-        for layer in self.layers:
-            self._check_layer(layer)
-        self._check_rows()
-        self._check_extras()
-        if (count := self.backbone_parameters) > MAX_PARAMETERS:
-            raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
-        special = (*self.eos_ids, *self.placeholders.values())
-        for token in (*special, *([] if self.bos_id is None else [self.bos_id])):
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"special token id {token} is outside the vocab_size {self.vocab_size}"
-                )
-
-    def _check_layer(self, layer: Layer) -> None:
-        if not (layer.head_dim > 0 and 0 < layer.d_ff <= MAX_WIDTH and layer.n_kv_heads > 0):
-            raise ValueError(f"layer_kinds has a size out of range: {layer}")
-        if self.n_heads % layer.n_kv_heads:
-            raise ValueError(
-                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {layer.n_kv_heads}"
-            )
-        if self.n_heads * layer.head_dim > MAX_WIDTH:
-            raise ValueError(
-                f"n_heads {self.n_heads} times head_dim {layer.head_dim} is above {MAX_WIDTH}"
-            )
-        if layer.head_dim % 2:
-            raise ValueError(f"head_dim {layer.head_dim} is odd; RoPE rotates pairs")
-        if not (0 < self.norm_eps < 1 and 1 < layer.rope.theta <= MAX_THETA):
-            raise ValueError(
-                f"norm_eps {self.norm_eps} or rope_theta {layer.rope.theta} is out of range; "
-                f"expected 0 to 1 and 1 to {MAX_THETA:g}"
-            )
-        if layer.rope.scaling is not None:
-            _check_scaling(layer.rope.scaling)
-
-    def _check_layers(self, field: str, layers: tuple[int, ...]) -> None:
-        if list(layers) != sorted(set(layers)):
-            raise ValueError(f"{field} {layers} is not ascending without repeats")
-        if layers and not 0 <= layers[0] <= layers[-1] < self.n_layers:
-            raise ValueError(f"{field} {layers} is outside the {self.n_layers} layers")
-
-    def _check_rows(self) -> None:
-        known = [kind for kind in FFN_TERMS if kind != "dense"]
-        if self.stem_ffn not in known:
-            raise ValueError(f"stem_ffn is {self.stem_ffn!r}; expected one of {', '.join(known)}")
-        hashed = self.stem_ffn == "hash-moe"
-        if hashed != (self.n_experts > 0) or not 0 <= self.n_experts <= self.vocab_size:
-            raise ValueError(
-                f"n_experts is {self.n_experts} in a {self.stem_ffn} model; expected 1 to "
-                f"{self.vocab_size} for hash-moe, 0 for others"
-            )
-        ple = self.stem_ffn == "ple"
-        if not 0 <= self.row_rank <= self.d_ff or (self.row_rank and (hashed or ple)):
-            raise ValueError(
-                f"row_rank is {self.row_rank} in a {self.stem_ffn} model; expected 0 to "
-                f"{self.d_ff}, and 0 for hash-moe and ple"
-            )
-        if ple != (0 < self.ple_width <= MAX_WIDTH) or not ple >= (self.ple_records > 0):
-            raise ValueError(
-                f"ple_width is {self.ple_width} and ple_records {self.ple_records} in a "
-                f"{self.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
-                "others"
-            )
-        if ple and len(self.stem_layers) != self.n_layers:
-            raise ValueError(
-                f"stem_layers is {self.stem_layers} in a ple model; expected all {self.n_layers} layers"
-            )
-        if not 0 <= self.ple_records <= self.vocab_size:
-            raise ValueError(f"ple_records is {self.ple_records} of {self.vocab_size} tokens")
-
-    def _check_extras(self) -> None:
-        unknown = [name for name in self.biases if name not in BIASED]
-        if unknown or len(set(self.biases)) < len(self.biases):
-            raise ValueError(
-                f"biases {self.biases}; expected some of {', '.join(BIASED)}, once each"
-            )
-        if "head" in self.biases and self.tied_head:
-            raise ValueError("a head that is tied to the embedding cannot have a bias")
-        if not 0 <= self.sliding_window <= MAX_CONTEXT:
-            raise ValueError(
-                f"sliding_window is {self.sliding_window}; expected 0 to {MAX_CONTEXT}"
-            )
-        if self.logit_softcap and not LEAST_SCALING <= self.logit_softcap <= MAX_SOFTCAP:
-            raise ValueError(
-                f"logit_softcap is {self.logit_softcap}; expected 0, or {LEAST_SCALING:g} to "
-                f"{MAX_SOFTCAP:g}"
-            )
-        if self.qk_norm_eps is not None and not 0 <= self.qk_norm_eps < 1:
-            raise ValueError(f"qk_norm_eps is {self.qk_norm_eps}; expected 0 to 1")
-        for field in ("embedding_scale", "ple_scale", "attention_scale"):
-            value, least = getattr(self, field), 0 if field == "attention_scale" else LEAST_SCALING
-            if not least <= value <= MAX_WIDTH:
-                raise ValueError(f"{field} is {value}; expected {least} to {MAX_WIDTH}")
-        if self.activation not in get_args(Activation):
-            raise ValueError(f"activation is {self.activation!r}; expected silu or gelu")
-        if self.v_norm and self.qk_norm_eps is None:
-            raise ValueError("v_norm needs the epsilon of qk_norm_eps")
+        check_config(self)
 
     def ffn_kind(self, layer: int) -> str:
         """Key of FFN_TERMS for the FFN of a layer."""
@@ -447,21 +239,3 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Parameters that a token uses: backbone (with one row of its embedding) and a record."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
         return self.backbone_parameters - embedding + self.record_values
-
-
-def _check_scaling(scaling: RopeScaling) -> None:
-    for field in scaling.__struct_fields__:
-        value = getattr(scaling, field)
-        if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
-            raise ValueError(
-                f"{field} of the RoPE scaling is {value}; "
-                f"expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
-            )
-    if isinstance(scaling, ProportionalRope) and scaling.share > 1:
-        raise ValueError(f"share of the proportional RoPE is {scaling.share}; expected up to 1")
-    if not 1 <= scaling.factor <= MAX_FACTOR:
-        raise ValueError(
-            f"factor of the RoPE scaling is {scaling.factor}; expected 1 to {MAX_FACTOR}"
-        )
-    if isinstance(scaling, Llama3Rope) and scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise ValueError("low_freq_factor of the RoPE scaling is not below high_freq_factor")

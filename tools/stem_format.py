@@ -24,12 +24,13 @@ import msgspec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, tensor_name
 from stem_edge.export.checkpoints.hugging_face import CONFIG, TOKENIZER, read_checkpoint
 from stem_edge.export.checkpoints.stem_schema import BIAS_NAMES, MODEL_TYPE
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
+from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
 
 SHARD_NBYTES = 5_000_000_000
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.bundle.manifest import FileEntry
-from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.gguf import FILE_TYPES
 from stem_edge.export.backbone.gguf_values import TensorSource
@@ -33,6 +33,7 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import F32 as FLOAT32
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
+from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, Matrix
 from stem_edge.numerics.rope import frequency_factors

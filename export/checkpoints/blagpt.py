@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
     Checkpoint,
@@ -28,6 +28,7 @@ from stem_edge.export.checkpoints.head_padding import HeadRows
 from stem_edge.export.tensor_files.json import one_line, read_options
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors, named_tensors
+from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 STATES = ("best_model*.pt", "state_step*.pt")  # the last is preferred
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.config import LayerKind, ModelConfig, RopeScaling
+from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hf_config import (
@@ -29,6 +29,7 @@ from stem_edge.export.checkpoints.hf_config import (
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.layers import LayerKind, RopeScaling
 
 TABLE = "embed_tokens_per_layer.weight"
 CONTEXT = "per_layer_model_projection.weight"

@@ -22,12 +22,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, RopeScaling
+from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
 from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.layers import RopeScaling
+from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 TOP = {"embedding": "embed_tokens", "norm": "norm"}
 HEAD_NAME, HEAD = "head", "lm_head"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge.config import MAX_LAYERS, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
     Checkpoint,
@@ -30,6 +30,7 @@ from stem_edge.export.tensor_files.json import one_line, read_json
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor, check_type, joined
 from stem_edge.export.tensor_files.torch import WRAPPERS, load_tensors, named_tensors
 from stem_edge.export.tensor_files.torch_distributed import load_distributed
+from stem_edge.limits import MAX_LAYERS
 
 PARAMS = "params.json"
 BACKBONE = "consolidated.pth"

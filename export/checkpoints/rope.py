@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.config import LinearRope, Llama3Rope, ProportionalRope, RopeScaling, YarnRope
+from stem_edge.layers import LinearRope, Llama3Rope, ProportionalRope, RopeScaling, YarnRope
 
 THETA = 10000.0  # default of transformers
 

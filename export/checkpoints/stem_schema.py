@@ -35,12 +35,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.config import BIASED, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, Windowed, tensor_name
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor
+from stem_edge.layers import BIASED
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Matrix, whole
 

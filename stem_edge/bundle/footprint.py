@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stem_edge.bundle.manifest import Manifest
-from stem_edge.config import Layer, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
@@ -21,6 +21,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
+from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat

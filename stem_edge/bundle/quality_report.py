@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from stem_edge.config import MAX_VOCAB
+from stem_edge.limits import MAX_VOCAB
 from stem_edge.units import MAX_SIZE
 
 # Bounded, because a damaged size must not reach arithmetic that cannot hold it.

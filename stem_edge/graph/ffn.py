@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from stem_edge.config import FFN_TERMS
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB, Attribute, GraphError
 from stem_edge.graph.layer import LayerGraph
 from stem_edge.graph.linear import gather_blocks
+from stem_edge.layers import FFN_TERMS
 from stem_edge.tables.rows import RecordLayout
 
 # Score of the chosen expert; the others have 0. The operator's softmax must give exactly 1 and 0.

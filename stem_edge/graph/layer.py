@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stem_edge.config import FFN_TERMS, Layer, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import Products, vector
 from stem_edge.graph.names import SLOT_IDS, head_width
+from stem_edge.layers import FFN_TERMS, Layer
 from stem_edge.tables.rows import RecordLayout
 
 Shapes = dict[str, tuple[int, ...]]

@@ -66,7 +66,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from stem_edge.config import Layer, ModelConfig
+from stem_edge.config import ModelConfig
+from stem_edge.layers import Layer
 
 Variant = Literal["fp32", "fp16", "portable"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.config import FFN_TERMS, ModelConfig
+from stem_edge.config import ModelConfig
+from stem_edge.layers import FFN_TERMS
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables, rotate
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from stem_edge.config import LinearRope, Llama3Rope, ProportionalRope, Rope, YarnRope
+from stem_edge.layers import LinearRope, Llama3Rope, ProportionalRope, Rope, YarnRope
 from stem_edge.numerics.quantize import F32
 
 

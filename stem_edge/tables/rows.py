@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.config import MAX_LAYERS, MAX_VOCAB
+from stem_edge.limits import MAX_LAYERS, MAX_VOCAB
 from stem_edge.numerics.block_search import search_scales
 from stem_edge.numerics.quantize import (
     F32,

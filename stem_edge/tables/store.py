@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stem_edge.config import MAX_VOCAB
+from stem_edge.limits import MAX_VOCAB
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
+from stem_edge.limits import MAX_VOCAB
 from stem_edge.text.tokenizer_steps import check_model, check_steps
 from stem_edge.text_table import printable
 

@@ -23,7 +23,7 @@ from torch_model import random_tensors
 
 from stem_edge import BackendError, CheckpointError, ExportError
 from stem_edge.commands.main import main
-from stem_edge.config import Llama3Rope, ModelConfig, YarnRope
+from stem_edge.config import ModelConfig
 from stem_edge.export.backbone.gguf_llama import write_dense
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.head_padding import HeadRows
@@ -32,6 +32,7 @@ from stem_edge.export.dense_gguf import TokenizerDiffers, export_dense_gguf
 from stem_edge.ggml.gguf_schema import gguf_name, tensor_types
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
+from stem_edge.layers import Llama3Rope, YarnRope
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, forward
 

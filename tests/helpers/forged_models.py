@@ -27,18 +27,7 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
 )
-from stem_edge.config import (
-    BIASED,
-    FFN_TERMS,
-    LEAST_SCALING,
-    MAX_CONTEXT,
-    MAX_SOFTCAP,
-    LinearRope,
-    Llama3Rope,
-    ModelConfig,
-    RopeScaling,
-    YarnRope,
-)
+from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
@@ -50,6 +39,8 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
+from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
+from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_SOFTCAP
 from stem_edge.tables.rows import ROW_BITS, RecordLayout, ScaleType
 
 VOCABULARY = 8  # the smallest, because ids of the prompt are below it

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stem_edge.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from stem_edge.config import ModelConfig
+from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
 
 
 @torch.no_grad()

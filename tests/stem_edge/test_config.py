@@ -3,13 +3,8 @@
 import pytest
 from configs import config
 
-from stem_edge.config import (
-    LARGEST,
-    MAX_HEADS,
-    MAX_VOCAB,
-    MAX_WIDTH,
-    LayerKind,
-)
+from stem_edge.layers import LayerKind
+from stem_edge.limits import LARGEST, MAX_HEADS, MAX_VOCAB, MAX_WIDTH
 
 
 @pytest.mark.parametrize("field", LARGEST)

@@ -20,12 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import stem_edge
-from stem_edge.config import (
-    FFN_TERMS,
-    ModelConfig,
-)
+from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.graph.formats import EngineName
+from stem_edge.layers import FFN_TERMS
 from stem_edge.numerics.quantize import F32
 
 TOLERANCE = 1e-4

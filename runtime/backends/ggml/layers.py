@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stem_edge.config import FFN_TERMS, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS
 from stem_edge.ggml.types import TensorType
+from stem_edge.layers import FFN_TERMS
 from stem_edge.numerics.rope import rope_frequencies
 from stem_edge.runtime.backends.ggml.graph import Graph, KvCache, Tensor
 from stem_edge.runtime.backends.ggml.weights import Weights

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stem_edge.config import Llama3Rope, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types
 from stem_edge.ggml.check import DIFFERS, REFUSED, Told
@@ -27,6 +27,7 @@ from stem_edge.ggml.gguf_schema import BASE, kv_type
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
+from stem_edge.layers import Llama3Rope
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel

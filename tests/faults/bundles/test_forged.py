@@ -23,7 +23,7 @@ from installed import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge import config
+from stem_edge import limits
 from stem_edge.bundle.manifest import (
     GGUF,
     MANIFEST,
@@ -173,13 +173,13 @@ def test_rows(bundles: dict[EngineName, Path], forged: Forged) -> None:
 
 
 GREATEST: dict[str, Any] = {
-    "vocab_size": config.MAX_VOCAB,
-    "n_layers": config.MAX_LAYERS,
-    "dim": config.MAX_WIDTH,
-    "d_ff": config.MAX_WIDTH,
-    "n_heads": config.MAX_HEADS,
-    "n_kv_heads": config.MAX_HEADS,
-    "max_context": config.MAX_CONTEXT,
+    "vocab_size": limits.MAX_VOCAB,
+    "n_layers": limits.MAX_LAYERS,
+    "dim": limits.MAX_WIDTH,
+    "d_ff": limits.MAX_WIDTH,
+    "n_heads": limits.MAX_HEADS,
+    "n_kv_heads": limits.MAX_HEADS,
+    "max_context": limits.MAX_CONTEXT,
 }
 LONG = 60_000  # as many as fit into a manifest
 
@@ -194,7 +194,7 @@ def test_the_greatest_numbers(
     dense: dict[str, Any] = {"stem_layers": []}
     changes: list[dict[str, Any]] = [{name: number} for name, number in GREATEST.items()]
     changes += [together, together | dense, {"vocab_size": 1 << 24, "dim": (1 << 15) - 64} | dense]
-    changes += [{"n_layers": config.MAX_LAYERS, "d_ff": 1 << 20, "dim": 1024} | dense]
+    changes += [{"n_layers": limits.MAX_LAYERS, "d_ff": 1 << 20, "dim": 1024} | dense]
     for change in changes:
         tables = None if "stem_layers" in change else told["tables"]
         forgery = told | {"model": told["model"] | change, "tables": tables}
@@ -225,7 +225,7 @@ def test_the_deepest_model(engine: EngineName, forged: Forged) -> None:
     deep = ModelConfig(
         vocab_size=32,
         dim=16,
-        n_layers=config.MAX_LAYERS,
+        n_layers=limits.MAX_LAYERS,
         n_heads=1,
         n_kv_heads=1,
         head_dim=16,

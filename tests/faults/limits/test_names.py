@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from contract import judged, refused, takes
 
-from stem_edge import config
+from stem_edge import limits
 from stem_edge.bundle import manifest as bundle
 from stem_edge.edit_files import file as edit_file
 from stem_edge.edit_files.file import Edit, NewRows, Replacement, encode_edit, read_edit
@@ -154,9 +154,9 @@ def test_limits_are_what_is_documented() -> None:
     """Formats depend on these limits, so none may change by accident."""
     assert bundle.MAX_MANIFEST_NBYTES == 1_048_576
     assert zarr_json.MAX_JSON_NBYTES == 1_048_576
-    assert (config.MAX_VOCAB, config.MAX_LAYERS) == (16_777_216, 256)
-    assert config.MAX_PARAMETERS == 1_099_511_627_776
-    assert (config.MAX_WIDTH, config.MAX_CONTEXT) == (1_048_576, 16_777_216)
+    assert (limits.MAX_VOCAB, limits.MAX_LAYERS) == (16_777_216, 256)
+    assert limits.MAX_PARAMETERS == 1_099_511_627_776
+    assert (limits.MAX_WIDTH, limits.MAX_CONTEXT) == (1_048_576, 16_777_216)
     assert edit_file.MAX_NBYTES == 268_435_456
     assert edit_file.MAX_TEXT == 4096
     assert (shards.CRC_NBYTES, shards.INDEX_ENTRY_NBYTES, token_index.ENTRY_NBYTES) == (4, 16, 4)

@@ -12,8 +12,8 @@ from contract import refused, takes
 from tokenizer_files import WORDS, added, write
 from tokenizers import Tokenizer
 
-from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError, InputError
+from stem_edge.limits import MAX_VOCAB
 from stem_edge.runtime.text import codec as text
 from stem_edge.runtime.text.codec import TextCodec, TokenStream
 from stem_edge.text import tokenizer_gate

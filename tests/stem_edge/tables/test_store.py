@@ -13,8 +13,8 @@ from changing import edit
 from shard_bytes import LAYOUT, RECORDS
 from stores import write_store
 
-from stem_edge.config import MAX_VOCAB
 from stem_edge.errors import BundleError
+from stem_edge.limits import MAX_VOCAB
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat, open_table_store
 

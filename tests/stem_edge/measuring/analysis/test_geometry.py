@@ -17,8 +17,9 @@ from stores import write_store
 import stem_edge
 from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest, open_bundle
 from stem_edge.commands.main import main
-from stem_edge.config import BIASED, ModelConfig
+from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
+from stem_edge.layers import BIASED
 from stem_edge.measuring.analysis import geometry_rows, geometry_text
 from stem_edge.measuring.analysis.geometry import geometry
 from stem_edge.measuring.analysis.geometry_plot import plot_geometry

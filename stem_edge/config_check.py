@@ -1,0 +1,167 @@
+"""Contradictions in a model description."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+from stem_edge.layers import (
+    BIASED,
+    FFN_TERMS,
+    Activation,
+    Layer,
+    Llama3Rope,
+    ProportionalRope,
+    RopeScaling,
+)
+from stem_edge.limits import (
+    LARGEST,
+    LEAST_SCALING,
+    MAX_CONTEXT,
+    MAX_FACTOR,
+    MAX_KINDS,
+    MAX_PARAMETERS,
+    MAX_SOFTCAP,
+    MAX_THETA,
+    MAX_WIDTH,
+)
+
+if TYPE_CHECKING:
+    from stem_edge.config import ModelConfig
+
+
+def check_config(config: ModelConfig) -> None:
+    """Raise ValueError if the numbers of a description contradict each other."""
+    for field, largest in LARGEST.items():
+        if not 0 < (value := getattr(config, field)) <= largest:
+            raise ValueError(f"{field} is {value}; expected 1 to {largest}")
+    _check_layers(config, "stem_layers", config.stem_layers)
+    _check_layers(config, "window_layers", config.window_layers or ())
+    # Each layer looks through all of these, and each rotation has tables for the whole context.
+    for name, count in (
+        ("layer_kinds", len(config.layer_kinds)),
+        ("placeholders", len(config.placeholders)),
+    ):
+        if count > MAX_KINDS:
+            raise ValueError(f"{count} {name}; expected at most {MAX_KINDS}")
+    for kind in config.layer_kinds:
+        _check_layers(config, "layers of layer_kinds", kind.layers)
+        if kind.d_ff and config.stem_ffn != "ple" and set(kind.layers) & set(config.stem_layers):
+            raise ValueError(f"d_ff {kind.d_ff} of layers {kind.layers}: rows have one width")
+    if not 0 <= config.borrowed_kv_layers < config.n_layers:
+        raise ValueError(
+            f"borrowed_kv_layers is {config.borrowed_kv_layers} of {config.n_layers} layers"
+        )
+    for layer in config.layers:
+        _check_layer(config, layer)
+    _check_rows(config)
+    _check_extras(config)
+    if (count := config.backbone_parameters) > MAX_PARAMETERS:
+        raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
+    special = (*config.eos_ids, *config.placeholders.values())
+    for token in (*special, *([] if config.bos_id is None else [config.bos_id])):
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(
+                f"special token id {token} is outside the vocab_size {config.vocab_size}"
+            )
+
+
+def _check_layer(config: ModelConfig, layer: Layer) -> None:
+    if not (layer.head_dim > 0 and 0 < layer.d_ff <= MAX_WIDTH and layer.n_kv_heads > 0):
+        raise ValueError(f"layer_kinds has a size out of range: {layer}")
+    if config.n_heads % layer.n_kv_heads:
+        raise ValueError(
+            f"n_heads {config.n_heads} is not a multiple of n_kv_heads {layer.n_kv_heads}"
+        )
+    if config.n_heads * layer.head_dim > MAX_WIDTH:
+        raise ValueError(
+            f"n_heads {config.n_heads} times head_dim {layer.head_dim} is above {MAX_WIDTH}"
+        )
+    if layer.head_dim % 2:
+        raise ValueError(f"head_dim {layer.head_dim} is odd; RoPE rotates pairs")
+    if not (0 < config.norm_eps < 1 and 1 < layer.rope.theta <= MAX_THETA):
+        raise ValueError(
+            f"norm_eps {config.norm_eps} or rope_theta {layer.rope.theta} is out of range; "
+            f"expected 0 to 1 and 1 to {MAX_THETA:g}"
+        )
+    if layer.rope.scaling is not None:
+        _check_scaling(layer.rope.scaling)
+
+
+def _check_layers(config: ModelConfig, field: str, layers: tuple[int, ...]) -> None:
+    if list(layers) != sorted(set(layers)):
+        raise ValueError(f"{field} {layers} is not ascending without repeats")
+    if layers and not 0 <= layers[0] <= layers[-1] < config.n_layers:
+        raise ValueError(f"{field} {layers} is outside the {config.n_layers} layers")
+
+
+def _check_rows(config: ModelConfig) -> None:
+    known = [kind for kind in FFN_TERMS if kind != "dense"]
+    if config.stem_ffn not in known:
+        raise ValueError(f"stem_ffn is {config.stem_ffn!r}; expected one of {', '.join(known)}")
+    hashed = config.stem_ffn == "hash-moe"
+    if hashed != (config.n_experts > 0) or not 0 <= config.n_experts <= config.vocab_size:
+        raise ValueError(
+            f"n_experts is {config.n_experts} in a {config.stem_ffn} model; expected 1 to "
+            f"{config.vocab_size} for hash-moe, 0 for others"
+        )
+    ple = config.stem_ffn == "ple"
+    if not 0 <= config.row_rank <= config.d_ff or (config.row_rank and (hashed or ple)):
+        raise ValueError(
+            f"row_rank is {config.row_rank} in a {config.stem_ffn} model; expected 0 to "
+            f"{config.d_ff}, and 0 for hash-moe and ple"
+        )
+    if ple != (0 < config.ple_width <= MAX_WIDTH) or not ple >= (config.ple_records > 0):
+        raise ValueError(
+            f"ple_width is {config.ple_width} and ple_records {config.ple_records} in a "
+            f"{config.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
+            "others"
+        )
+    if ple and len(config.stem_layers) != config.n_layers:
+        raise ValueError(
+            f"stem_layers is {config.stem_layers} in a ple model; expected all {config.n_layers} layers"
+        )
+    if not 0 <= config.ple_records <= config.vocab_size:
+        raise ValueError(f"ple_records is {config.ple_records} of {config.vocab_size} tokens")
+
+
+def _check_extras(config: ModelConfig) -> None:
+    unknown = [name for name in config.biases if name not in BIASED]
+    if unknown or len(set(config.biases)) < len(config.biases):
+        raise ValueError(f"biases {config.biases}; expected some of {', '.join(BIASED)}, once each")
+    if "head" in config.biases and config.tied_head:
+        raise ValueError("a head that is tied to the embedding cannot have a bias")
+    if not 0 <= config.sliding_window <= MAX_CONTEXT:
+        raise ValueError(f"sliding_window is {config.sliding_window}; expected 0 to {MAX_CONTEXT}")
+    if config.logit_softcap and not LEAST_SCALING <= config.logit_softcap <= MAX_SOFTCAP:
+        raise ValueError(
+            f"logit_softcap is {config.logit_softcap}; expected 0, or {LEAST_SCALING:g} to "
+            f"{MAX_SOFTCAP:g}"
+        )
+    if config.qk_norm_eps is not None and not 0 <= config.qk_norm_eps < 1:
+        raise ValueError(f"qk_norm_eps is {config.qk_norm_eps}; expected 0 to 1")
+    for field in ("embedding_scale", "ple_scale", "attention_scale"):
+        value, least = getattr(config, field), 0 if field == "attention_scale" else LEAST_SCALING
+        if not least <= value <= MAX_WIDTH:
+            raise ValueError(f"{field} is {value}; expected {least} to {MAX_WIDTH}")
+    if config.activation not in get_args(Activation):
+        raise ValueError(f"activation is {config.activation!r}; expected silu or gelu")
+    if config.v_norm and config.qk_norm_eps is None:
+        raise ValueError("v_norm needs the epsilon of qk_norm_eps")
+
+
+def _check_scaling(scaling: RopeScaling) -> None:
+    for field in scaling.__struct_fields__:
+        value = getattr(scaling, field)
+        if not isinstance(value, bool) and not LEAST_SCALING <= value <= MAX_CONTEXT:
+            raise ValueError(
+                f"{field} of the RoPE scaling is {value}; "
+                f"expected {LEAST_SCALING:g} to {MAX_CONTEXT}"
+            )
+    if isinstance(scaling, ProportionalRope) and scaling.share > 1:
+        raise ValueError(f"share of the proportional RoPE is {scaling.share}; expected up to 1")
+    if not 1 <= scaling.factor <= MAX_FACTOR:
+        raise ValueError(
+            f"factor of the RoPE scaling is {scaling.factor}; expected 1 to {MAX_FACTOR}"
+        )
+    if isinstance(scaling, Llama3Rope) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise ValueError("low_freq_factor of the RoPE scaling is not below high_freq_factor")

@@ -1,0 +1,89 @@
+"""The words of a model description: what an FFN adds up, and what layers have of their own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Term = Literal["matrix", "row"]
+# An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
+# An expert is a dense FFN whose three matrices are the row.
+FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
+    "dense": {"gate": ("matrix",), "up": ("matrix",)},
+    "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
+    "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
+    "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # section 4.4.2
+    "hash-moe": {},  # eq. 3, one expert per token
+    # Per-layer embeddings (Gemma): a dense FFN, after which a product with the row is added.
+    "ple": {"gate": ("matrix",), "up": ("matrix",)},
+}
+Activation = Literal["silu", "gelu"]  # of the gate; gelu in its tanh form
+LENT = ("wk", "wv", "k_norm")  # tensors that layers with borrowed K and V lack
+BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down", "head")
+
+
+class LinearRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="linear"):
+    """Linear scaling: positions are divided by `factor`."""
+
+    factor: float
+
+
+class Llama3Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="llama3"):
+    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+class YarnRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="yarn"):
+    """YaRN (arXiv 2309.00071): a ramp over dimensions, and a factor on cosines and sines."""
+
+    factor: float
+    original_context: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # the ramp begins and ends at whole dimensions
+
+
+class ProportionalRope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proportional"):
+    """Gemma 4: the highest frequencies, a `share`, are divided by `factor`; the rest become 0."""
+
+    share: float
+    factor: float = 1.0
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | ProportionalRope
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """Rotation in one kind of layer."""
+
+    width: int  # head_dim
+    theta: float
+    scaling: RopeScaling | None
+
+
+class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sizes and rotation in which some layers differ from the model; 0: as in the model."""
+
+    layers: tuple[int, ...]  # ascending
+    head_dim: int = 0
+    n_kv_heads: int = 0
+    d_ff: int = 0
+    rope_theta: float = 0.0
+    rope_scaling: RopeScaling | None = None  # read only if rope_theta is given
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Sizes, rotation and window of one layer, wherever the model describes them."""
+
+    head_dim: int
+    n_kv_heads: int
+    d_ff: int
+    rope: Rope
+    window: int  # tokens that attention sees, the current one included; 0: all
+    kv_layer: int  # the layer that computes its K and V: itself, or an earlier one

@@ -1,0 +1,25 @@
+"""Limits of what a model may be, far above any published one.
+
+A damaged or hostile number is refused by them before it sizes an array.
+"""
+
+from __future__ import annotations
+
+MAX_VOCAB = 1 << 24
+MAX_LAYERS = 1 << 8  # twice the deepest, because each costs time and memory before weights do
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 16
+MAX_CONTEXT = 1 << 24
+MAX_PARAMETERS = 1 << 40  # of the backbone, because its graph gets a node for every few million
+LARGEST = {
+    "vocab_size": MAX_VOCAB,
+    "n_layers": MAX_LAYERS,
+    "max_context": MAX_CONTEXT,
+    **dict.fromkeys(("dim", "head_dim", "d_ff"), MAX_WIDTH),
+    **dict.fromkeys(("n_heads", "n_kv_heads"), MAX_HEADS),
+}
+MAX_FACTOR = 1 << 16
+MAX_KINDS = 8  # of layers, and of tokens that are no text; published models have up to 4
+MAX_THETA = 1e15
+LEAST_SCALING = 1e-6
+MAX_SOFTCAP = 1e6
