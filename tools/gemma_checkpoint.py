@@ -82,7 +82,7 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Write the new folder `out` and return it."""
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(out / "tokenizer.json")
+    _write_tokenizer(out / "tokenizer.json", config["vocab_size"])
     noise = _bfloat16(np.random.default_rng(seed).standard_normal(NOISE_VALUES, np.float32))
     shards = list(_shards(_tensors(config)))
     weight_map: dict[str, str] = {}
@@ -170,22 +170,18 @@ def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
-def _write_tokenizer(path: Path) -> None:
-    """Write a tokenizer with Gemma's tokens for bytes, and almost none for text."""
-    names = [
-        "<pad>",
-        "<eos>",
-        "<bos>",
-        "<unk>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "th",
-        "t",
-        "h",
-    ]
+def _write_tokenizer(path: Path, vocab_size: int) -> None:
+    """Write a tokenizer with Gemma's tokens for bytes, and almost none for text.
+
+    All ids have a token, because llama.cpp's converter cuts the embedding to those that have.
+    """
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "th", "t", "h"]
+    names += [f"<unused{number}>" for number in range(vocab_size - len(names))]
     vocab = {name: number for number, name in enumerate(names)}
     tokenizer = Tokenizer(
         models.BPE(vocab, [("t", "h")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(names[:4])
+    tokenizer.add_special_tokens(special)
     tokenizer.save(str(path))
