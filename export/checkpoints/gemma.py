@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints import hf_config
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hf_config import (
     FULL,
@@ -38,19 +39,9 @@ TOP = {
     "norm": "norm",
     "ple_norm": "per_layer_projection_norm",
 }
-LAYER = {
-    "attention_norm": "input_layernorm",
-    "wq": "self_attn.q_proj",
-    "wk": "self_attn.k_proj",
-    "wv": "self_attn.v_proj",
-    "wo": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
+LAYER = hf_config.LAYER | {
     "attention_post_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
     "ffn_post_norm": "post_feedforward_layernorm",
     "ple_gate": "per_layer_input_gate",
     "ple_out": "per_layer_projection",
