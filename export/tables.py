@@ -22,7 +22,7 @@ from stem_edge.export.quantization.streams import Threads
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.reference import Matrix
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
 from stem_edge.tables.store import group_metadata
 from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
@@ -40,7 +40,8 @@ class TableWriter:
         self, root: Path, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
     ) -> None:
         self._root, self._plan, self._tables, self._threads = root, plan, tables, threads
-        self._grids = [_make_grid(root / n, l) for n, l in plan.format.arrays().items()]
+        arrays = plan.format.arrays().items()
+        self._grids = [_make_grid(root / n, l, plan.prompt_rows) for n, l in arrays]
 
     def steps(self) -> list[tuple[str, WriteStep]]:
         """Return the name and function of each step."""
@@ -56,7 +57,7 @@ class TableWriter:
     def _describe(self) -> dict[Path, FileEntry]:
         """Write every zarr.json, and the token index."""
         metadata = {self._root: group_metadata(self._plan.format)}
-        metadata |= {g.root: array_metadata(g.layout, g.records_per_shard) for g in self._grids}
+        metadata |= {grid.root: array_metadata(grid) for grid in self._grids}
         files = {}
         if self._plan.index is not None:
             metadata[self._root / INDEX] = index_metadata(len(self._plan.index))
@@ -95,10 +96,10 @@ class TableWriter:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _make_grid(root: Path, layout: RecordLayout) -> ShardGrid:
-    """Divide an array into shards of about SHARD_NBYTES."""
+def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int) -> ShardGrid:
+    """Divide an array into shards of about SHARD_NBYTES, and its records into pieces."""
     per_shard = max(1, min(layout.records, SHARD_NBYTES // layout.record_nbytes))
-    return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
+    return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
 
 
 def _runs(numbers: I64) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
-StepIds: TypeAlias = tuple[I64, I64]  # token ids and stem ids of one step
 CLOSED = "this model is closed; load it again"
 
 
@@ -47,6 +46,14 @@ def cut(token_ids: I64, size: int) -> list[I64]:
     if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == len(token_ids) - 1:
         starts[-1] -= 2
     return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]
+
+
+class Step(NamedTuple):
+    """Tokens to process at once."""
+
+    token_ids: I64  # [T]
+    stem_ids: I64  # [T], whose rows they look up
+    logits: int  # of how many of the last tokens logits are wanted
 
 
 class Context:
@@ -129,7 +136,7 @@ class Engine:
         context: Context,
         token_ids: I64,
         logits: int = 1,
-        following: I64 | None = None,
+        following: Step | None = None,
         *,
         stem_ids: I64 | None = None,
         prefill: bool = False,
@@ -137,7 +144,7 @@ class Engine:
     ) -> F32:
         """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
-        following: stem ids of the next step, whose rows may be read while this one computes.
+        following: the next step, whose rows may be read while this one computes.
         stem_ids [T]: whose rows the tokens look up; default: their own. prefill: the tokens are part
         of a prompt. top: see BackendContext.finish.
 
@@ -148,19 +155,19 @@ class Engine:
 
         def run() -> F32:
             context.backend.begin(token_ids, context.position, prefill=prefill)
-            slots = self.rows.fetch(looked_up)
+            slots = self.rows.fetch(looked_up, logits)
             if following is not None:
-                self.rows.submit(following)
+                self.rows.submit(following.stem_ids, following.logits)
             result = context.backend.finish(slots, logits, top)
             context.position += len(token_ids)
             return result
 
         return self._in_turn(run)
 
-    def expect(self, stem_ids: I64) -> None:
+    def expect(self, stem_ids: I64, logits: int = 1) -> None:
         """Start reading the rows of the next step, if this engine overlaps."""
         if self.overlap:
-            self._in_turn(lambda: self.rows.submit(stem_ids))
+            self._in_turn(lambda: self.rows.submit(stem_ids, logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Stem ids int64 [n] that stand for lookups [n] until they are released."""
@@ -190,28 +197,23 @@ class Engine:
         tokens = np.asarray(token_ids, np.int64)
         looked_up = tokens if stem_ids is None else stem_ids
         size = self.chunk_tokens
-        chunks = list(zip(cut(tokens, size), cut(looked_up, size), strict=True))
-        return (self._overlapped if self.overlap else self._plain)(context, chunks, every, top)
+        chunks = zip(cut(tokens, size), cut(looked_up, size), strict=True)
+        steps = [Step(*chunk, len(chunk[0]) if every else 0) for chunk in chunks]
+        steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))
+        return (self._overlapped if self.overlap else self._plain)(context, steps, top)
 
-    def _plain(
-        self, context: Context, chunks: list[StepIds], every: bool, top: int
-    ) -> Iterator[F32]:
-        prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
-        for number, (tokens, stem_ids) in enumerate(chunks, 1):
-            wanted = len(tokens) if every else int(number == len(chunks))
+    def _plain(self, context: Context, steps: list[Step], top: int) -> Iterator[F32]:
+        prefill = sum(len(step.token_ids) for step in steps) >= PREFILL_FROM
+        for tokens, stem_ids, wanted in steps:
             logits = self.step(context, tokens, wanted, stem_ids=stem_ids, prefill=prefill, top=top)
             if wanted:
                 yield logits
 
-    def _overlapped(
-        self, context: Context, chunks: list[StepIds], every: bool, top: int
-    ) -> Iterator[F32]:
+    def _overlapped(self, context: Context, steps: list[Step], top: int) -> Iterator[F32]:
         """Do as the plain loop, but read the rows of the next chunk while this one computes."""
-        prefill = sum(len(tokens) for tokens, _ in chunks) >= PREFILL_FROM
-        self.expect(chunks[0][1])
-        following = [*(stem_ids for _, stem_ids in chunks[1:]), None]
-        for (tokens, stem_ids), after in zip(chunks, following, strict=True):
-            wanted = len(tokens) if every else int(after is None)
+        prefill = sum(len(step.token_ids) for step in steps) >= PREFILL_FROM
+        self.expect(steps[0].stem_ids, steps[0].logits)
+        for (tokens, stem_ids, wanted), after in zip(steps, [*steps[1:], None], strict=True):
             logits = self.step(
                 context, tokens, wanted, after, stem_ids=stem_ids, prefill=prefill, top=top
             )

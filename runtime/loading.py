@@ -139,7 +139,9 @@ def _assemble(
         return model(loader.open(None), Rows())
     with ExitStack() as opened:
         flash = open_flash(options.emulate_flash)
-        tables = open_store(bundle.file(TABLES), format, options.reads, flash)
+        tables = open_store(
+            bundle.file(TABLES), format, options.reads, flash, bundle.manifest.model.prompt_rows
+        )
         opened.enter_context(tables)
         storage = loader.make_slots(format.tables, plan.slots)
         cache = RowCache(storage)

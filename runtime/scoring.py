@@ -23,7 +23,7 @@ import numpy as np
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import DAMAGED, LEAST_CHUNK
-from stem_edge.runtime.engine import Context, cut
+from stem_edge.runtime.engine import Context, Step, cut
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.text.codec import same_start
@@ -122,13 +122,14 @@ class Scorer:
         size = self._engine.chunk_tokens
         if len(ids) - first > most:
             size = min(size, most)
-        chunks = cut(np.asarray(ids[context.position :], np.int64), size)
-        self._engine.expect(chunks[0])
-        for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
-            end = context.position + len(chunk)
-            wanted = min(len(chunk), max(0, end - first))
+        steps, end = list[Step](), context.position
+        for chunk in cut(np.asarray(ids[end:], np.int64), size):
+            end += len(chunk)
+            steps.append(Step(chunk, chunk, min(len(chunk), max(0, end - first))))
+        self._engine.expect(steps[0].stem_ids, steps[0].logits)
+        for (chunk, _, wanted), following in zip(steps, [*steps[1:], None], strict=True):
             logits = self._engine.step(context, chunk, wanted, following, prefill=True)
-            yield from enumerate(logits, end - wanted)
+            yield from enumerate(logits, context.position - wanted)
 
 
 def _sum_up(

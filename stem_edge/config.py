@@ -133,6 +133,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.n_layers - self.borrowed_kv_layers
 
     @property
+    def prompt_rows(self) -> int:
+        """Rows of a record that every token of a prompt needs.
+
+        Those of layers that borrow K and V are only for tokens whose logits are wanted.
+        """
+        return sum(layer < self.own_kv_layers for layer in self.stem_layers)
+
+    @property
     def lenders(self) -> frozenset[int]:
         """Layers whose K and V later layers read."""
         borrowing = range(self.own_kv_layers, self.n_layers)

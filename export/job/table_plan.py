@@ -32,6 +32,7 @@ class TablePlan:
     # Record -> row of the checkpoint's tables, ascending in each array; None: the same number.
     order: I64 | None = None
     index: I32 | None = None  # token -> record; None: the same number
+    prompt_rows: int = 0  # rows of a record that every token of a prompt needs
 
     def kind(self, layout: RecordLayout) -> str:
         """Return the name of an array's tensors in the quality report."""
@@ -65,7 +66,7 @@ def plan_tables(
             return _mixed(source, layout, frequent, counts)
         indexed = source.index is not None
         format = TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
-        return TablePlan(format, index=source.index)
+        return TablePlan(format, index=source.index, prompt_rows=config.prompt_rows)
     except ValueError as error:
         raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error
 
@@ -89,4 +90,5 @@ def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Co
         rare_tables=msgspec.structs.replace(layout, row_type="int4", records=layout.records - kept),
         indexed=True,
     )
-    return TablePlan(format, order, record_of if source.index is None else record_of[source.index])
+    index = record_of if source.index is None else record_of[source.index]
+    return TablePlan(format, order, index, source.config.prompt_rows)

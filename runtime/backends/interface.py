@@ -56,6 +56,8 @@ class BackendContext(Protocol):
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Complete the step with the remaining layers; its tokens' rows are in slots [T].
 
+        Layers that borrow K and V run for the last `logits` tokens alone: slots of the others may
+        lack the rows of these layers (ModelConfig.prompt_rows).
         Returns logits [logits, V] of the step's last tokens; the next call may overwrite them.
         They are finite, except that with `top` other than 0 only that many of the largest are
         wanted, and a backend may give -inf for the others rather than fetch them from a device.

@@ -4,12 +4,15 @@ The slots (stem_edge.runtime.rows.slots) are inputs of the backbone graph: an en
 memory once, and a step passes only slot numbers. All bookkeeping is in numpy arrays over record
 numbers and slots, so that a prompt chunk is one vectorised operation and the memory is known
 exactly: `slot_nbytes` per slot. The cache knows only record numbers; mapping tokens to them is up to
-the prefetcher.
+the prefetcher. A slot may hold only the first rows of its record, which is enough for most tokens of
+a prompt; it gets the others when a token needs them.
 
 Not thread-safe: only the caller that has the engine's turn may use it.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,7 @@ import numpy.typing as npt
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.slots import Slots, Staged
+from stem_edge.runtime.rows.store import Flags
 from stem_edge.tables.token_counts import Counts
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely
@@ -37,6 +41,7 @@ class RowCache:
         self._slot_of = np.full(layout.records, EMPTY, np.int32)  # record -> slot
         self._record_of = np.full(slots, EMPTY, np.int64)  # slot -> record
         self._count = np.zeros(layout.records, np.uint32)  # uses of each record, halved at times
+        self._whole = np.zeros(slots, np.bool_)  # slots with all rows of their record
         self._last_use = np.zeros(slots, np.int64)  # slot -> clock; breaks ties between counts
         self._clock = 0
         self.filled = 0  # slots used so far; unused ones are taken in order
@@ -83,34 +88,48 @@ class RowCache:
         self._slot_of[numbers], self._count[numbers] = EMPTY, 0
         self._record_of[slots[slots != EMPTY]] = EMPTY
 
-    def missing(self, wanted: I64) -> I64:
-        """Return the distinct records that are in no slot, ascending."""
+    def missing(self, wanted: I64, whole: int | None = None) -> I64:
+        """Return the distinct records to read, ascending: in no slot, or needed whole and not so.
+
+        whole: of how many of the last records all rows are needed; default: of all.
+        """
         distinct: I64 = np.unique(wanted)
-        return np.asarray(distinct[self._slot_of[distinct] == EMPTY], np.int64)
+        slots = self._slot_of[distinct]
+        partial = needed_whole(distinct, wanted, whole) & ~self._whole[slots]
+        return np.asarray(distinct[(slots == EMPTY) | partial], np.int64)
 
     def slots_of(self, wanted: I64) -> npt.NDArray[np.int32]:
         """Slot of each record [T]; all must be resident."""
         return self._slot_of[wanted]
 
-    def use(self, wanted: I64) -> None:
-        """Count one use of each record [T]; call it before they are fetched."""
-        resident = self._slot_of[wanted]
-        hits = int((resident != EMPTY).sum())
+    def use(self, wanted: I64, whole: int | None = None) -> None:
+        """Count one use of each record [T]; call it before they are fetched. whole: as `missing`."""
+        slots = self._slot_of[wanted]
+        resident = slots[slots != EMPTY]
+        partial = ~self._whole[slots] & needed_whole(wanted, wanted, whole) & (slots != EMPTY)
+        hits = len(resident) - int(partial.sum())
         self.hits += hits
         self.misses += len(wanted) - hits
         if len(wanted) and self._count[wanted].max() > MOST_USES:
             self._count >>= 1
         np.add.at(self._count, wanted, 1)
         self._clock += 1
-        self._last_use[resident[resident != EMPTY]] = self._clock
+        self._last_use[resident] = self._clock
         self._uses_to_ageing -= len(wanted)
         if self._uses_to_ageing <= 0:
             self._count >>= 1
             self._uses_to_ageing = AGEING_USES_PER_SLOT * self.slots
 
-    def install(self, numbers: I64, records: Staged, keep: I64) -> None:
-        """Put absent records [n], staged or not, into slots without evicting any of `keep`."""
-        slots = self._victims(len(numbers), keep)
+    def install(
+        self, numbers: I64, records: Staged, keep: I64, whole: Flags | Literal[True] = True
+    ) -> None:
+        """Put records [n], staged or not, into slots without evicting any of `keep`.
+
+        They are absent, or in `keep` and not whole. whole [n]: which have all their rows.
+        """
+        slots = self._slot_of[numbers].astype(np.intp)
+        absent = slots == EMPTY
+        slots[absent] = self._victims(int(absent.sum()), keep)
         evicted = self._record_of[slots]
         # An interrupt anywhere below must not leave _slot_of pointing to a slot with other rows. It
         # can leave _record_of naming a record that has since moved, hence the second condition.
@@ -118,6 +137,7 @@ class RowCache:
         self._slot_of[evicted[~stale]] = EMPTY
         self._record_of[slots] = EMPTY
         self.storage.write(slots, records)
+        self._whole[slots] = whole
         self._record_of[slots] = numbers
         self._slot_of[numbers] = slots
         self._last_use[slots] = self._clock
@@ -138,3 +158,10 @@ class RowCache:
         if count == 1:
             return np.array([order.argmin()], np.intp)
         return np.argpartition(order, count - 1)[:count]
+
+
+def needed_whole(numbers: I64, wanted: I64, whole: int | None) -> Flags:
+    """Return for records [n] whether they are among the last `whole` of `wanted`; None: all are."""
+    if whole is None or whole >= len(wanted):
+        return np.ones(len(numbers), np.bool_)
+    return np.isin(numbers, wanted[len(wanted) - whole :])

@@ -19,7 +19,7 @@ from stem_edge.tables.lookup import RowLookup, compose, token_of, tokens_of
 
 if TYPE_CHECKING:
     from stem_edge.runtime.rows.host_tier import HostTier
-    from stem_edge.runtime.rows.store import RowStore
+    from stem_edge.runtime.rows.store import Flags, RowStore
 
 # Where records from two sources meet in one array, it is filled in parts of this size, because the
 # memory plan does not count a second array. That many records keep flash busy.
@@ -107,16 +107,16 @@ class EditedStore:
             self._users.pop(number, None)
             self._free.append(number)
 
-    def read(self, numbers: I64) -> U8:
-        """Read as RowStore.read does, composing the made records."""
+    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
+        """Read as RowStore.read does, composing the made records, which always are whole."""
         made = np.flatnonzero(numbers >= self.layout.records)
         if not len(made):
-            return self.base.read(numbers)
+            return self.base.read(numbers, whole)
         records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
         stored = np.flatnonzero(numbers < self.layout.records)
         for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]
-            records[piece] = self.base.read(numbers[piece])
+            records[piece] = self.base.read(numbers[piece], None if whole is None else whole[piece])
         for place in made.tolist():
             records[place] = self._compose(self._lookups[int(numbers[place])])
         return records

@@ -18,7 +18,7 @@ from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import RowStore
+from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.system.memory import own_pages
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts
@@ -58,6 +58,7 @@ class HostTier:
 
     def __init__(self, store: RowStore, slots: int) -> None:
         self.flash, self._turn = store, threading.Lock()
+        self.splits = False  # because it keeps whole records
         self._kept = RecordSlots(store.layout, min(slots, store.layout.records))
         self._cache = RowCache(self._kept)
         self.slots = self._cache.slots  # records that it has room for
@@ -78,8 +79,8 @@ class HostTier:
         """Bytes read from flash since opening."""
         return self.flash.bytes_read
 
-    def read(self, numbers: I64) -> U8:
-        """Read as RowStore.read does. When it raises, the records kept here are still right."""
+    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
+        """Read as RowStore.read does, but always whole records. When it raises, the records kept here are still right."""
         with self._turn:
             self._cache.use(numbers)
             slots = self._cache.slots_of(numbers)

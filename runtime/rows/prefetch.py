@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,11 @@ import numpy.typing as npt
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.background import Background
-from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.cache import RowCache, needed_whole
 from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.slots import Staged
-from stem_edge.runtime.rows.store import RowStore
+from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
@@ -53,6 +53,13 @@ class RowCounters:
     uploaded_bytes: int = 0
 
 
+class Reading(NamedTuple):
+    """Records to read."""
+
+    numbers: I64  # [n]
+    whole: Flags  # [n], False where the rows that prompts need are enough
+
+
 class Rows:
     """Source of slots for an engine. This base class serves dense models, which have no rows."""
 
@@ -61,11 +68,15 @@ class Rows:
         """Most tokens that a step may have, whichever they are."""
         return ANY_NUMBER
 
-    def submit(self, stem_ids: I64) -> None:
-        """Start reading the records of these ids that are in no slot."""
+    def submit(self, stem_ids: I64, whole: int | None = None) -> None:
+        """Start reading the records of these ids that are in no slot; whole as in `fetch`."""
 
-    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of stem ids [T], all resident until the next call."""
+    def fetch(self, stem_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
+        """Slots int32 [T] of stem ids [T], all resident until the next call.
+
+        whole: of how many of the last ids all rows are needed, not only those that every token of
+        a prompt needs (ModelConfig.prompt_rows). Default: of all.
+        """
         return np.zeros(len(stem_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
@@ -96,9 +107,9 @@ class Prefetcher(Rows):
     ) -> None:
         self.store, self.cache = EditedStore(store), cache
         self.host = store if isinstance(store, HostTier) else None
-        self.stall_seconds = 0.0
+        self.stall_seconds, self._splits = 0.0, store.splits
         self._background = Background("stem-edge-prefetch") if overlap else None
-        self._pending: tuple[I64, Future[Staged]] | None = None
+        self._pending: tuple[Reading, Future[Staged]] | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -155,52 +166,59 @@ class Prefetcher(Rows):
     def release(self, stem_ids: Sequence[int]) -> None:
         self.store.release(stem_ids)
 
-    def submit(self, stem_ids: I64) -> None:
+    def submit(self, stem_ids: I64, whole: int | None = None) -> None:
         if self._background is None or self._pending is not None:
             return
-        wanted = self.cache.missing(self.store.records_of(stem_ids))
-        if len(wanted):
-            reading = self._background.start(partial(self._read, wanted))
-            self._pending = None if reading is None else (wanted, reading)
+        whole = whole if self._splits else None
+        reading = self._missing(self.store.records_of(stem_ids), whole)
+        if len(reading.numbers):
+            started = self._background.start(partial(self._read, reading))
+            self._pending = None if started is None else (reading, started)
 
-    def _read(self, wanted: I64) -> Staged:
-        return self.cache.storage.stage(self.store.read(wanted))
+    def _missing(self, wanted: I64, whole: int | None) -> Reading:
+        numbers = self.cache.missing(wanted, whole)
+        return Reading(numbers, needed_whole(numbers, wanted, whole))
 
-    def fetch(self, stem_ids: I64) -> npt.NDArray[np.int32]:
+    def _read(self, reading: Reading) -> Staged:
+        return self.cache.storage.stage(self.store.read(*reading))
+
+    def fetch(self, stem_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of stem ids [T], whose distinct records must not outnumber the slots.
 
         Raises RowReadError or MemoryError; the cache then is still right, and a later call reads
         again what is missing.
         """
         wanted = self.store.records_of(stem_ids)
-        self.cache.use(wanted)
+        whole = whole if self._splits else None
+        self.cache.use(wanted, whole)
         self._install_pending(wanted)
-        missing = self.cache.missing(wanted)
-        if len(missing):
+        missing = self._missing(wanted, whole)
+        if len(missing.numbers):
             records = self._timed(partial(self._read, missing))
-            self.cache.install(missing, records, wanted)
+            self.cache.install(missing.numbers, records, wanted, missing.whole)
         return self.cache.slots_of(wanted)
 
     def _install_pending(self, keep: I64) -> None:
         if self._pending is None or self._background is None:
             return
-        (read, reading), self._pending = self._pending, None
-        records = self._timed(partial(self._background.result, reading))
+        (read, started), self._pending = self._pending, None
+        records = self._timed(partial(self._background.result, started))
         if records is None:
             return  # fetch reads what is missing again, and reports the error if it persists
         # Records of an abandoned generation are not wanted now, and would evict some of `keep`.
-        wanted = np.isin(read, keep)
+        numbers, whole = read
+        wanted = np.isin(numbers, keep)
         if wanted.all():  # nearly always, so avoid the copy that choosing makes
-            self.cache.install(read, records, keep)
+            self.cache.install(numbers, records, keep, whole)
         elif wanted.any():
-            self.cache.install(read[wanted], records[wanted], keep)
+            self.cache.install(numbers[wanted], records[wanted], keep, whole[wanted])
 
     def _forget_unused(self) -> None:
         """Free the numbers of made records without users; an interrupt may end it anywhere."""
         gone = self.store.unused()
         if not len(gone):
             return
-        if self._background and self._pending and np.isin(self._pending[0], gone).any():
+        if self._background and self._pending and np.isin(self._pending[0].numbers, gone).any():
             self._background.result(self._pending[1])  # wait, because it reads these numbers
             self._pending = None
         self.cache.forget(gone)

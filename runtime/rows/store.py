@@ -2,7 +2,10 @@
 
 There are two ways to read. `pread`, the default, reports a bad disk as an error. `mmap` copies from a
 memory map, and is opt-in because truncating a mapped file kills the process with SIGBUS. Both check
-each record's crc32c.
+each crc32c.
+
+Tokens of a prompt may need only the first rows of their records, which are then read alone; the rest
+of such a record is zeros.
 
 On Linux one thread keeps flash busy: posix_fadvise(WILLNEED) on every record makes the kernel read at
 full queue depth, and the reads that follow find the pages in memory. Where that call is missing, a
@@ -18,7 +21,7 @@ import time
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +31,11 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 from stem_edge.system.memory import own_pages
-from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, crc32c
+from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
 ReadMode = Literal["pread", "mmap"]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 # Enough to keep a phone's flash busy; going from 8 to 32 gained little where it was measured.
 POOL_THREADS = 8
@@ -42,9 +46,17 @@ class _Shard(NamedTuple):
 
     path: Path
     array: int
-    stride: int  # bytes from one record to the next
+    grid: ShardGrid
     file: int
     mapped: mmap.mmap | None
+
+
+class _Job(NamedTuple):
+    """A record to read."""
+
+    number: int
+    whole: bool  # False: only the rows that prompts need
+    buffer: U8  # [record_nbytes + CRC_NBYTES]
 
 
 class _Place(NamedTuple):
@@ -62,10 +74,17 @@ class RowStore:
     """
 
     def __init__(
-        self, tables: TableStore, reads: ReadMode = "pread", flash: EmulatedFlash | None = None
+        self,
+        tables: TableStore,
+        reads: ReadMode = "pread",
+        flash: EmulatedFlash | None = None,
+        prompt_rows: int = 0,
     ) -> None:
         self._format, self._flash = tables.format, flash
         self.layout = tables.format.tables  # of records as `read` returns them
+        self._prompt_rows, grid = prompt_rows, tables.grids[0]
+        # True if the first rows of a record can be read alone.
+        self.splits = 0 < self._nbytes(grid, whole=False) < grid.stride
         self.tokens = tables.format.tokens  # count of tokens that have a record
         self.index = tables.index  # token -> record; None: the record of its own number
         self.bytes_read = 0  # records and their checksums, since opening
@@ -87,7 +106,7 @@ class RowStore:
 
     def _open_shard(self, array: int, grid: ShardGrid, shard: int, *, mapped: bool) -> None:
         path, descriptor = grid.shard_path(shard), grid.open_shard(shard)
-        opened = _Shard(path, array, grid.stride, descriptor, None)
+        opened = _Shard(path, array, grid, descriptor, None)
         self._shards.append(opened)
         if not mapped:
             return
@@ -105,45 +124,63 @@ class RowStore:
         """Numbers [T] of the records that hold the rows of tokens [T]."""
         return tokens if self.index is None else self.index[tokens].astype(np.int64)
 
-    def advise(self, numbers: npt.NDArray[np.int64]) -> None:
+    def _nbytes(self, grid: ShardGrid, *, whole: bool) -> int:
+        """Return the bytes to read of a record, with checksums."""
+        if whole:
+            return grid.stride
+        pieces = -(-self._prompt_rows * grid.pieces // len(self.layout.layers))
+        return pieces * grid.piece_stride
+
+    def _advise(self, jobs: list[_Job]) -> None:
         """Ask the system to start reading these records; returns at once, guarantees nothing."""
         if not hasattr(os, "posix_fadvise"):
             return
-        for number in numbers.tolist():
+        for number, whole, _ in jobs:
             shard, offset = self._place(number)[1:]
+            nbytes = self._nbytes(shard.grid, whole=whole)
             with contextlib.suppress(OSError):  # some file systems take no advice
-                os.posix_fadvise(shard.file, offset, shard.stride, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(shard.file, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def read(self, numbers: npt.NDArray[np.int64]) -> U8:
+    def read(self, numbers: npt.NDArray[np.int64], whole: Flags | None = None) -> U8:
         """Read records uint8 [n, record_nbytes] by their numbers [n]; ascending ones read fastest.
 
-        Raises RowReadError, naming shard and offset, if any record is unreadable or damaged.
+        whole [n]: False where only the first rows are needed; default: all True. Raises
+        RowReadError, naming shard and offset, if any record is unreadable or damaged.
         """
         started = time.perf_counter()
-        # Each record is read together with the checksum that follows it.
+        # A record in one piece is read together with the checksum that follows it.
         buffers = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
-        jobs = list(zip(numbers.tolist(), buffers, strict=True))
+        flags = [True] * len(numbers) if whole is None else whole.tolist()
+        jobs = list(map(_Job, numbers.tolist(), flags, buffers))
         if self._pool is not None and len(jobs) > 1:
-            nbytes = sum(self._pool.map(lambda job: self._read_one(*job), jobs))
+            nbytes = sum(self._pool.map(self._read_one, jobs))
         else:
             if len(jobs) > 1:
-                self.advise(numbers)
-            nbytes = sum(self._read_one(number, buffer) for number, buffer in jobs)
+                self._advise(jobs)
+            nbytes = sum(map(self._read_one, jobs))
         if self._flash is not None:
             self._flash.wait(started, len(jobs), nbytes)
         self.bytes_read += nbytes
         return buffers[:, :-CRC_NBYTES]
 
-    def _read_one(self, number: int, buffer: U8) -> int:
+    def _read_one(self, job: _Job) -> int:
         """Fill the buffer with a record; return the bytes read."""
-        place = self._place(number)
+        place = self._place(job.number)
+        grid = place.shard.grid
+        nbytes = self._nbytes(grid, whole=job.whole)
+        if place.shard.array == 0 and grid.pieces == 1:
+            self._read_checked(place, job.buffer)
+            return nbytes
+        checked = np.empty(nbytes, np.uint8)
+        self._read_checked(place, checked)
+        found = grid.without_checksums(checked[None])
         if place.shard.array == 0:
-            self._read_checked(place, buffer)
+            job.buffer[: found.size] = found
         else:  # rare records, whose codes are narrower in the file
-            narrow = np.empty(place.shard.stride, np.uint8)
-            self._read_checked(place, narrow)
-            self._format.widen(narrow[None, :-CRC_NBYTES], buffer[None, :-CRC_NBYTES])
-        return place.shard.stride
+            narrow = np.zeros((1, grid.layout.record_nbytes), np.uint8)
+            narrow[:, : found.size] = found
+            self._format.widen(narrow, job.buffer[None, :-CRC_NBYTES])
+        return nbytes
 
     def _read_checked(self, place: _Place, buffer: U8) -> None:
         """Fill the buffer; try once more if that fails, because a bus may have been disturbed."""
@@ -152,7 +189,7 @@ class RowStore:
         shard = place.shard
         if hasattr(os, "posix_fadvise"):  # otherwise its cached copy would be read again
             with contextlib.suppress(OSError):
-                os.posix_fadvise(shard.file, place.offset, shard.stride, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(shard.file, place.offset, len(buffer), os.POSIX_FADV_DONTNEED)
         if reason := self._try(place, buffer):
             raise RowReadError(
                 f"{shard.path}: record {place.number} at byte {place.offset}: {reason}"
@@ -169,13 +206,11 @@ class RowStore:
                 f"only {count} of {len(buffer)} bytes were read; the file was truncated while open: "
                 "copy it again"
             )
-        expected = int.from_bytes(buffer[-CRC_NBYTES:].tobytes(), "little")
-        found = crc32c(buffer[:-CRC_NBYTES])
-        if found == expected:
+        if (damaged := place.shard.grid.first_damaged(buffer[None])) is None:
             return None
         return (
-            f"its crc32c is {found:08x}, expected {expected:08x}; the file is damaged: run "
-            "stem-edge verify, then copy or export the bundle again"
+            f"{damaged[1]}; the file is damaged: run stem-edge verify, then copy or export the "
+            "bundle again"
         )
 
     def _place(self, number: int) -> _Place:
@@ -188,7 +223,7 @@ class RowStore:
             )
         which = bisect_right(self._starts, number) - 1
         shard = self._shards[which]
-        return _Place(number, shard, (number - self._starts[which]) * shard.stride)
+        return _Place(number, shard, (number - self._starts[which]) * shard.grid.stride)
 
     def _fill(self, place: _Place, buffer: U8) -> int:
         """Read into the buffer; return the bytes read, fewer only at the end of the file."""
@@ -222,12 +257,16 @@ def open_store(
     format: TableFormat,
     reads: ReadMode = "pread",
     flash: EmulatedFlash | None = None,
+    prompt_rows: int = 0,
 ) -> RowStore:
-    """Open the table store in the folder `root`. Raises BundleError if its format differs."""
+    """Open the table store in the folder `root`. Raises BundleError if its format differs.
+
+    prompt_rows: rows of a record that a prompt needs (ModelConfig); 0: all.
+    """
     tables = open_table_store(root)
     if tables.format != format:
         raise BundleError(
             f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
             "files are of different bundles: export again"
         )
-    return RowStore(tables, reads, flash)
+    return RowStore(tables, reads, flash, prompt_rows)

@@ -27,7 +27,7 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
 FLOAT, HALF = 4, 2
-SLOT_BOOKKEEPING_NBYTES = 16  # of runtime/rows/cache.py
+SLOT_BOOKKEEPING_NBYTES = 17  # of runtime/rows/cache.py
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Footprint:
     @property
     def tables_nbytes(self) -> int:
         """Bytes of the table store, not counting its descriptions."""
-        return self.table_format.nbytes if self.table_format else 0
+        return self.table_format.nbytes(self.model.prompt_rows) if self.table_format else 0
 
     @property
     def flash_nbytes(self) -> int:

@@ -33,7 +33,7 @@ class Tables:
     def __init__(self, root: Path) -> None:
         self._store = open_table_store(root)
         self._maps: list[mmap.mmap] = []
-        # For each array of records its shards, as views [records, record_nbytes] into the maps.
+        # For each array of records its shards, as views [records, stride] into the maps.
         self._shards: list[list[U8]] = []
         for grid in self._store.grids:
             self._shards.append([self._map(grid, shard) for shard in range(grid.shards)])
@@ -47,8 +47,7 @@ class Tables:
         finally:
             disk.close(descriptor)
         self._maps.append(mapped)
-        shape = (grid.shard_records(shard), grid.layout.record_nbytes)
-        return np.ndarray(shape, np.uint8, mapped, strides=(grid.stride, 1))
+        return np.ndarray((grid.shard_records(shard), grid.stride), np.uint8, mapped)
 
     @property
     def layout(self) -> RecordLayout:
@@ -124,7 +123,8 @@ class Tables:
         found = np.empty((len(numbers), grid.layout.record_nbytes), np.uint8)
         shards, places = np.divmod(numbers, grid.records_per_shard)
         for shard in np.unique(shards).tolist():
-            found[shards == shard] = self._shards[array][shard][places[shards == shard]]
+            checked = self._shards[array][shard][places[shards == shard]]
+            found[shards == shard] = grid.without_checksums(checked)
         return found
 
     def close(self) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, read_piece
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import CRC_NBYTES, ShardGrid, crc32c
+from stem_edge.tables.shards import ShardGrid
 from stem_edge.tables.store import TableStore, open_table_store
 
 PIECE_NBYTES = 8 << 20  # read at a time; a record may be larger
@@ -58,7 +56,7 @@ def _check_shard(
             many, at = min(step, count - start), start * grid.stride
             data = read_piece(path, descriptor, many * grid.stride, at)
             records = np.frombuffer(data, np.uint8).reshape(many, grid.stride)
-            if found := _first_bad(grid.layout, records):
+            if found := grid.first_damaged(records) or _first_infinite(grid, records):
                 place, wrong = found
                 record, at = first + start + place, at + place * grid.stride
                 user = _user(store, record)
@@ -68,25 +66,16 @@ def _check_shard(
         disk.close(descriptor)
 
 
-def _first_bad(layout: RecordLayout, checked: U8) -> tuple[int, str] | None:
-    """Find the first wrong record of [n, record_nbytes + 4]: its place and what is wrong."""
-    sums = np.ascontiguousarray(checked[:, -CRC_NBYTES:]).view("<u4")[:, 0].tolist()
-    for place, expected in enumerate(sums):
-        found = crc32c(checked[place, :-CRC_NBYTES])
-        if found != expected:
-            return place, f"its crc32c is {found:08x}, expected {expected:08x}"
-    # A copy, because views of float32 need records that follow each other without a gap.
-    codes, scales = layout.split(np.ascontiguousarray(checked[:, :-CRC_NBYTES]))
+def _first_infinite(grid: ShardGrid, checked: U8) -> tuple[int, str] | None:
+    """Find the first of records [n, stride] with a number that is NaN or too large.
+
+    Returns the record's place and what is wrong.
+    """
+    layout = grid.layout
+    codes, scales = layout.split(grid.without_checksums(checked))
     numbers, what = (scales, "scale") if layout.quantized else (codes, "value")
     # A scale must stay finite when it is multiplied by a code, which is up to half the range.
     largest = np.finfo(np.float32).max / (1 << layout.bits - 1 if layout.quantized else 1)
-    return _first_infinite(layout, numbers, what, float(largest))
-
-
-def _first_infinite(
-    layout: RecordLayout, numbers: npt.NDArray[np.generic], what: str, largest: float
-) -> tuple[int, str] | None:
-    """Find the first of numbers [n, layers, columns] that is NaN or too large: place and text."""
     floats: F32 = np.asarray(numbers, np.float32)
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(floats) <= np.float32(largest))

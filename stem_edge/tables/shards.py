@@ -1,12 +1,15 @@
 """Shards of an array of records: a zarr v3 array, read here without zarr.
 
-    records/zarr.json     array uint8 [records, record_nbytes], one inner chunk per record
+    records/zarr.json     array uint8 [records, record_nbytes]; an inner chunk is a piece of a record
     records/c/<s>/0       shard s: records in order, then the shard index
 
 Codecs are `[bytes, crc32c]` inside `sharding_indexed` (zarr v3 core and sharding specifications).
-So a shard is: for each record its bytes and their crc32c (uint32); then for each of the shard's
-records_per_shard places an (offset, nbytes) pair of uint64; then the crc32c of those pairs. Places
-beyond the last record hold the pair (2**64-1, 2**64-1). All little-endian.
+So a shard is: for each piece of each record its bytes and their crc32c (uint32); then for each piece
+of the shard's records_per_shard places an (offset, nbytes) pair of uint64; then the crc32c of those
+pairs. Places beyond the last record hold the pair (2**64-1, 2**64-1). All little-endian.
+
+A record is one piece, or several of as many layers each where prompts need only the rows of its
+first layers: these are then read and checked alone, and a whole record is still one read.
 
 A random record through zarr costs 400-1100 us, through pread 2-10 us, so zarr is the format and not
 the read path. Only dense shards in record order are accepted, so that an offset is arithmetic and
@@ -15,6 +18,7 @@ a missing or empty chunk, which zarr would read as zeros, is an error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,12 +44,19 @@ def crc32c(data: U8 | bytes | memoryview) -> int:
     return int(google_crc32c.value(data))
 
 
+def pieces_for(layout: RecordLayout, prompt_rows: int) -> int:
+    """Least number of equal pieces of a record, of whole rows, that its first rows end one of."""
+    layers = len(layout.layers)
+    return layers // math.gcd(prompt_rows, layers)
+
+
 class ShardGrid(msgspec.Struct, frozen=True):
     """Shards of an array of records, and where each record lies in them."""
 
     root: Path  # of the array
     layout: RecordLayout
     records_per_shard: int
+    pieces: int = 1  # of a record, alike in size
 
     @property
     def shards(self) -> int:
@@ -54,8 +65,13 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     @property
     def stride(self) -> int:
-        """Bytes from one record to the next: the record and its crc32c."""
-        return self.layout.record_nbytes + CRC_NBYTES
+        """Bytes from one record to the next: its pieces, each with its crc32c."""
+        return self.pieces * self.piece_stride
+
+    @property
+    def piece_stride(self) -> int:
+        """Bytes of a piece and its crc32c."""
+        return self.layout.record_nbytes // self.pieces + CRC_NBYTES
 
     def shard_path(self, shard: int) -> Path:
         """Path of a shard file."""
@@ -68,7 +84,8 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     def shard_nbytes(self, shard: int) -> int:
         """Exact size of a shard file."""
-        index_nbytes = self.records_per_shard * INDEX_ENTRY_NBYTES + CRC_NBYTES
+        places = self.records_per_shard * self.pieces
+        index_nbytes = places * INDEX_ENTRY_NBYTES + CRC_NBYTES
         return self.shard_records(shard) * self.stride + index_nbytes
 
     def index_bytes(self, shard: int) -> bytes:
@@ -77,13 +94,14 @@ class ShardGrid(msgspec.Struct, frozen=True):
 
     def _index_pieces(self, shard: int) -> Iterator[bytes]:
         """Yield the index piece by piece, because it grows with the records."""
-        count, crc = self.shard_records(shard), 0
-        for start in range(0, self.records_per_shard, INDEX_PIECE_ENTRIES):
-            stop = min(start + INDEX_PIECE_ENTRIES, self.records_per_shard)
+        count, total, crc = self.shard_records(shard), self.records_per_shard, 0
+        count, total = count * self.pieces, total * self.pieces
+        for start in range(0, total, INDEX_PIECE_ENTRIES):
+            stop = min(start + INDEX_PIECE_ENTRIES, total)
             places = np.arange(start, stop, dtype="<u8")
             pairs = np.full((stop - start, 2), EMPTY, "<u8")
-            pairs[:, 0] = np.where(places < count, places * np.uint64(self.stride), EMPTY)
-            pairs[: max(0, count - start), 1] = self.stride
+            pairs[:, 0] = np.where(places < count, places * np.uint64(self.piece_stride), EMPTY)
+            pairs[: max(0, count - start), 1] = self.piece_stride
             piece = pairs.tobytes()
             crc = int(google_crc32c.extend(crc, piece))
             yield piece
@@ -115,18 +133,40 @@ class ShardGrid(msgspec.Struct, frozen=True):
             at += len(piece)
 
     def append_checksums(self, records: U8) -> bytes:
-        """Bytes of records [n, record_nbytes] in a shard: each record followed by its crc32c."""
-        checked = np.empty((len(records), self.stride), np.uint8)
-        checked[:, :-CRC_NBYTES] = records
-        sums = np.fromiter((crc32c(record) for record in records), "<u4", len(records))
+        """Bytes of records [n, record_nbytes] in a shard: each piece followed by its crc32c."""
+        pieces = records.reshape(len(records) * self.pieces, -1)
+        checked = np.empty((len(pieces), self.piece_stride), np.uint8)
+        checked[:, :-CRC_NBYTES] = pieces
+        sums = np.fromiter((crc32c(piece) for piece in pieces), "<u4", len(pieces))
         checked[:, -CRC_NBYTES:] = sums[:, None].view(np.uint8)
         return checked.tobytes()
 
+    def without_checksums(self, checked: U8) -> U8:
+        """Records [n, nbytes] of [n, nbytes with checksums], whole or the first pieces of each."""
+        pieces = checked.reshape(len(checked), -1, self.piece_stride)[:, :, :-CRC_NBYTES]
+        # A copy, because views of float32 need records that follow each other without a gap.
+        return np.ascontiguousarray(pieces).reshape(len(checked), -1)
 
-def array_metadata(layout: RecordLayout, records_per_shard: int) -> dict[str, Any]:
+    def first_damaged(self, checked: U8) -> tuple[int, str] | None:
+        """Find the first piece of [n, nbytes with checksums] whose crc32c is wrong.
+
+        Returns the record's place and the sums, in words.
+        """
+        pieces = checked.reshape(-1, self.piece_stride)
+        sums = np.ascontiguousarray(pieces[:, -CRC_NBYTES:]).view("<u4")[:, 0].tolist()
+        for at, expected in enumerate(sums):
+            found = crc32c(pieces[at, :-CRC_NBYTES])
+            if found != expected:
+                place = at * len(checked) // len(pieces)
+                return place, f"its crc32c is {found:08x}, expected {expected:08x}"
+        return None
+
+
+def array_metadata(grid: ShardGrid) -> dict[str, Any]:
     """Contents of the array's zarr.json."""
+    layout = grid.layout
     inner = {
-        "chunk_shape": [1, layout.record_nbytes],
+        "chunk_shape": [1, layout.record_nbytes // grid.pieces],
         "codecs": [{"name": "bytes"}, {"name": "crc32c"}],
         "index_codecs": [
             {"name": "bytes", "configuration": {"endian": "little"}},
@@ -137,9 +177,13 @@ def array_metadata(layout: RecordLayout, records_per_shard: int) -> dict[str, An
     return array_document(
         [layout.records, layout.record_nbytes],
         "uint8",
-        [records_per_shard, layout.record_nbytes],
+        [grid.records_per_shard, layout.record_nbytes],
         [{"name": "sharding_indexed", "configuration": inner}],
     )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
@@ -152,5 +196,8 @@ def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
         per_shard = array["chunk_grid"]["configuration"]["chunk_shape"][0]
         if type(per_shard) is not int or not 0 < per_shard <= layout.records:
             raise ValueError(f"{per_shard} records in a shard; expected 1 to {layout.records}")
-        compare(array, array_metadata(layout, per_shard))
-    return ShardGrid(root=root, layout=layout, records_per_shard=per_shard)
+        piece = array["codecs"][0]["configuration"]["chunk_shape"][1]
+        sizes = {layout.record_nbytes // n: n for n in _divisors(len(layout.layers))}
+        grid = ShardGrid(root, layout, per_shard, sizes.get(piece, 1))
+        compare(array, array_metadata(grid))
+    return grid

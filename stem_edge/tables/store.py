@@ -19,7 +19,13 @@ import numpy as np
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.shards import CRC_NBYTES, INDEX_ENTRY_NBYTES, ShardGrid, open_grid
+from stem_edge.tables.shards import (
+    CRC_NBYTES,
+    INDEX_ENTRY_NBYTES,
+    ShardGrid,
+    open_grid,
+    pieces_for,
+)
 from stem_edge.tables.token_index import ENTRY_NBYTES, INDEX, read_index
 from stem_edge.tables.zarr_json import compare, naming, read_json
 
@@ -72,10 +78,9 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Bytes of the index, in its file as in memory."""
         return ENTRY_NBYTES * self.tokens if self.indexed else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes on flash, not counting descriptions."""
-        overhead = CRC_NBYTES + INDEX_ENTRY_NBYTES
+    def nbytes(self, prompt_rows: int = 0) -> int:
+        """Bytes on flash, not counting descriptions. prompt_rows: see ModelConfig."""
+        overhead = pieces_for(self.tables, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
 

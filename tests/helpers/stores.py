@@ -13,7 +13,7 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.runtime.rows.store import RowStore
+from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
@@ -28,13 +28,13 @@ class MemoryStore(RowStore):
         self.layout, self._content = layout, content
         self.tokens, self.index = layout.records, None
         self.reads: list[list[int]] = []
-        self.bytes_read = 0
+        self.bytes_read, self.splits = 0, False
         self.closed = False
 
     def before(self, numbers: I64) -> None:
         """Run before each read, for tests to override."""
 
-    def read(self, numbers: I64) -> U8:
+    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
         self.reads.append(numbers.tolist())
         self.before(numbers)
         self.bytes_read += len(numbers) * self.layout.record_nbytes
@@ -79,11 +79,13 @@ def arrays_of(cache: RowCache) -> ArraySlots:
     return cache.storage
 
 
-def write_array(root: Path, layout: RecordLayout, records: U8, records_per_shard: int) -> ShardGrid:
-    """Write an array of records into the folder `root`."""
-    grid = ShardGrid(root=root, layout=layout, records_per_shard=records_per_shard)
+def write_array(
+    root: Path, layout: RecordLayout, records: U8, records_per_shard: int, pieces: int = 1
+) -> ShardGrid:
+    """Write an array of records, of so many pieces each, into the folder `root`."""
+    grid = ShardGrid(root, layout, records_per_shard, pieces)
     root.mkdir(parents=True)
-    (root / "zarr.json").write_bytes(encode_metadata(array_metadata(layout, records_per_shard)))
+    (root / "zarr.json").write_bytes(encode_metadata(array_metadata(grid)))
     for shard in range(grid.shards):
         path = grid.shard_path(shard)
         path.parent.mkdir(parents=True)
@@ -108,6 +110,7 @@ def write_store(
     records_per_shard: int,
     index: Sequence[int] | None = None,
     rare: tuple[RecordLayout, U8] | None = None,
+    pieces: int = 1,
 ) -> TableFormat:
     """Write a table store into the folder `root`; `rare` is its second array, if any."""
     format = TableFormat(
@@ -116,9 +119,9 @@ def write_store(
         rare_tables=rare[0] if rare else None,
         indexed=index is not None,
     )
-    write_array(root / RECORDS, format.arrays()[RECORDS], records, records_per_shard)
+    write_array(root / RECORDS, format.arrays()[RECORDS], records, records_per_shard, pieces)
     if rare is not None:
-        write_array(root / RARE_RECORDS, *rare, records_per_shard)
+        write_array(root / RARE_RECORDS, *rare, records_per_shard, pieces)
     if index is not None:
         write_index(root, index)
     (root / "zarr.json").write_bytes(encode_metadata(group_metadata(format)))

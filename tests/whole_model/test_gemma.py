@@ -6,6 +6,7 @@ for the wanted positions only.
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,24 @@ def test_chunks_and_the_positions_that_are_wanted(name: str, bundle: Path, wante
         assert np.abs(found - expected[40 - wanted : 40]).max(initial=0) < TOLERANCE
         last = engine.step(context, token_ids[40:], 1)
         assert np.abs(last - expected[-1]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tokens_of_a_prompt_read_the_first_rows_alone(bundle: Path, overlap: bool) -> None:
+    with stem_edge.load(bundle, warm_start=False, overlap=overlap) as model:
+        config, ids = model.config, [*range(3, 13)]
+        rows, layout = config.prompt_rows, model.bundle.manifest.tables
+        assert layout is not None and 0 < rows < config.n_layers
+        piece = math.gcd(rows, config.n_layers)
+        stored = piece * layout.row_nbytes + 4
+        for _ in model.generate(ids, max_new_tokens=1):
+            pass
+        read = model.engine.rows.counters().bytes_read
+        assert read == stored * (9 * rows + config.n_layers) // piece
+        model.logits(ids)  # of every position, so that all rows are needed
+        assert (
+            model.engine.rows.counters().bytes_read == read + 9 * stored * config.n_layers // piece
+        )
 
 
 def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> None:

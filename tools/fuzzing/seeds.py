@@ -75,7 +75,7 @@ def stores() -> Iterator[Seed]:
 
 def _array(folder: str, layout: RecordLayout) -> dict[str, bytes]:
     grid = ShardGrid(root=Path(folder), layout=layout, records_per_shard=2)
-    files = {f"{folder}/zarr.json": encode_metadata(array_metadata(layout, 2))}
+    files = {f"{folder}/zarr.json": encode_metadata(array_metadata(grid))}
     records = np.full((layout.records, layout.record_nbytes), 1, np.uint8)
     for shard in range(grid.shards):
         piece = records[: grid.shard_records(shard)]

@@ -213,9 +213,6 @@ def test_advice_is_given_for_each_record_as_it_lies(
         os, "posix_fadvise", lambda file, *advice: advised.append(advice), raising=False
     )
     with open_store(root, FORMAT, reads) as store:
-        store.advise(np.array([3, 0]))
-        assert advised == [(STRIDE, STRIDE, 3), (0, STRIDE, 3)]
-        advised.clear()
         store.read(np.array([1]))  # because a single one is read at once
         assert advised == []
         store.read(np.array([1, 2]))

@@ -127,7 +127,7 @@ with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
                     overlap=sys.argv[2] == "prefetch") as model:
     list(model.generate([1, 2], max_new_tokens=4))
     base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
-    def read(numbers):
+    def read(numbers, whole=None):
         if threading.current_thread() is not threading.main_thread():
             time.sleep(1)  # cannot be interrupted, but comes back
         else:
@@ -139,7 +139,7 @@ with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
         time.sleep(0.2)
         print("waiting", flush=True)
     elif sys.argv[2] == "prefetch":
-        base.read = lambda numbers: (print("waiting", flush=True), read(numbers))[1]
+        base.read = lambda *asked: (print("waiting", flush=True), read(*asked))[1]
     else:
         base.read = read
     try:

@@ -23,6 +23,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows import background
+from stem_edge.runtime.rows.store import Flags
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]
@@ -56,9 +57,9 @@ def on_read(model: Model, before: Callable[[I64], object]) -> None:
     store = rows_of(model).store.base
     real = type(store).read.__get__(store)
 
-    def read(numbers: I64) -> Any:
+    def read(numbers: I64, whole: Flags | None = None) -> Any:
         before(numbers)
-        return real(numbers)
+        return real(numbers, whole)
 
     store.read = read  # type: ignore[method-assign]
 
@@ -255,13 +256,13 @@ def test_k4_a_signal_handler_may_close_in_the_midst_of_a_step(load: Load, overla
     model.engine.step(context, np.array([1]))
     real, refused = cache.use, list[str]()
 
-    def use(wanted: I64) -> None:
+    def use(wanted: I64, whole: int | None = None) -> None:
         try:
             model.logits([1])
         except InputError as error:
             refused.append(str(error))
         model.close()
-        real(wanted)
+        real(wanted, whole)
 
     cache.use = use  # type: ignore[method-assign]
     assert np.isfinite(model.engine.step(context, np.array([2]))).all()  # it ends as it should
@@ -278,7 +279,7 @@ stream = model.generate([5, 6, 7], max_new_tokens=50)
 next(stream)
 if "prefetch" in sys.argv:
     base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
-    base.read = lambda numbers: (time.sleep(0.5), real(numbers))[1]
+    base.read = lambda *asked: (time.sleep(0.5), real(*asked))[1]
     model.engine.expect(np.array([200, 201]))
 def work():
     try:

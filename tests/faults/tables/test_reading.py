@@ -228,7 +228,7 @@ def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: Export
     for layers, width in sizes:
         for group in (16, 256):
             layout = make_layout(1 << 24, range(layers), ((width,),), row_type, group)
-            grid = _make_grid(tmp_path, layout)
+            grid = _make_grid(tmp_path, layout, 0)
             assert max(grid.shard_nbytes(number) for number in (0, grid.shards - 1)) < 1 << 32
 
 

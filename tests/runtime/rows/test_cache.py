@@ -12,7 +12,7 @@ from interrupts import interrupted
 from stores import arrays_of, ids, resident
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache
+from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout, RowType, make_layout
 
@@ -212,6 +212,28 @@ def test_numbers_after_the_records_are_cached_and_forgotten(layout: RecordLayout
     before = cache.slots_of(ids(V + 1)).copy()
     fetch(cache, more, ids(7, 8, 9))  # into the empty slots, so that none is evicted
     assert cache.slots_of(ids(V + 1)) == before
+    check_contents(cache, records)
+
+
+def test_records_get_the_rest_of_their_rows_when_it_is_needed() -> None:
+    cache, records = RowCache(ArraySlots(INT4, 4)), make_records(INT4)
+    first = records.copy()
+    first[:, INT4.row_nbytes :] = 0
+    asked = ids(1, 2, 3)
+    assert cache.missing(asked, 1).tolist() == [1, 2, 3]
+    whole = needed_whole(asked, asked, 1)
+    assert whole.tolist() == [False, False, True]
+    cache.install(asked, np.where(whole[:, None], records[asked], first[asked]), asked, whole)
+    before = cache.slots_of(asked).copy()
+    assert not len(cache.missing(ids(3, 2, 1), 0))
+    assert cache.missing(ids(3, 2, 1), 2).tolist() == [1, 2]
+    assert cache.missing(ids(1, 1), 1).tolist() == [1]
+    assert cache.missing(asked).tolist() == [1, 2]
+    fetch(cache, records, ids(1, 2, 5, 3))
+    assert np.array_equal(cache.slots_of(asked), before)
+    check_contents(cache, records)
+    fetch(cache, records, ids(6, 7, 8, 9))  # evicts them all
+    assert cache.missing(ids(1, 6), 0).tolist() == [1]
     check_contents(cache, records)
 
 

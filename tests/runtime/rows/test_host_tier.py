@@ -181,7 +181,7 @@ def test_memory_is_exactly_what_the_plan_counts(slots: int) -> None:
     tier, _ = make(slots)
     arrays = [*vars(tier._cache).values(), *vars(tier._kept).values()]
     nbytes = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-    assert nbytes == slots * (LAYOUT.record_nbytes + 16) + 8 * V
+    assert nbytes == slots * (LAYOUT.record_nbytes + 17) + 8 * V
 
 
 def test_it_closes_its_store() -> None:

@@ -4,7 +4,6 @@ import errno
 import mmap
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,14 +72,6 @@ def test_records_are_what_was_written(
     for found, tokens in zip(read, ORDERS, strict=True):  # they outlive the store
         assert found.dtype == np.uint8
         assert np.array_equal(found, written[tokens])
-
-
-@every_way
-def test_advice_changes_nothing(reads: ReadMode, system: str, written: U8, tmp_path: Path) -> None:
-    with open_store(tmp_path, FORMAT, reads) as store:
-        store.advise(ids(0, 10, 10, 4))
-        assert store.bytes_read == 0
-        assert np.array_equal(store.read(ids(4, 0)), written[[4, 0]])
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
@@ -157,10 +148,8 @@ def test_a_closed_store_says_so(reads: ReadMode, system: str, written: U8, tmp_p
     store = open_store(tmp_path, FORMAT, reads)
     store.close()
     for tokens in (ids(1), ids(1, 2)):
-        calls: list[Callable[[Any], object]] = [store.read]
-        for call in [*calls, store.advise] if hasattr(os, "posix_fadvise") else calls:
-            with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
-                call(tokens)
+        with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
+            store.read(tokens)
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])
@@ -267,6 +256,66 @@ def test_damage_in_either_array_is_reported(
         assert f"{path}: record {number} at byte {offset}: its crc32c" in str(caught.value)
         others = [n for n in range(V) if n != number]
         assert np.array_equal(store.read(ids(*others)), mixed[others])
+
+
+# Six layers, of which a prompt needs the rows of two: records of three pieces.
+SPLIT = msgspec.structs.replace(LAYOUT, layers=(0, 1, 2, 3, 4, 5))
+SPLIT_RARE = msgspec.structs.replace(SPLIT, records=6, row_type="int4")
+PROMPT_ROWS, PIECES = 2, 3
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> tuple[TableFormat, U8]:
+    """A mixed store of records in pieces in tmp_path; its records as they are once read."""
+    rng, rows = np.random.default_rng(4), []
+    for _ in SPLIT.layers:
+        rows.append(rng.normal(size=(V, SPLIT.row_width)).astype(np.float32))
+    frequent = SPLIT.pack([row[:5] for row in rows])
+    rare = SPLIT_RARE.pack([row[5:] for row in rows])
+    format = write_store(tmp_path, SPLIT, frequent, 4, INDEX, (SPLIT_RARE, rare), PIECES)
+    widened = np.empty((6, SPLIT.record_nbytes), np.uint8)
+    format.widen(rare, widened)
+    return format, np.concatenate([frequent, widened])
+
+
+@every_way
+def test_the_first_rows_of_a_record_are_read_alone(
+    reads: ReadMode, system: str, split: tuple[TableFormat, U8], tmp_path: Path
+) -> None:
+    format, records = split
+    first, numbers = PROMPT_ROWS * SPLIT.row_nbytes, [0, 4, 5, 10]
+    sizes = [
+        layout.record_nbytes // PIECES + 4 for layout in (SPLIT, SPLIT, SPLIT_RARE, SPLIT_RARE)
+    ]
+    with open_store(tmp_path, format, reads, prompt_rows=PROMPT_ROWS) as store:
+        assert store.splits
+        found = store.read(ids(*numbers), np.array([False, True, False, True]))
+        assert np.array_equal(found[[1, 3]], records[[4, 10]])
+        assert np.array_equal(found[[0, 2], :first], records[[0, 5], :first])
+        rest = [SPLIT.unpack(found[[0, 2]], index) for index in range(PROMPT_ROWS, 6)]
+        assert not np.any(rest)
+        assert store.bytes_read == sizes[0] + 3 * sizes[1] + sizes[2] + 3 * sizes[3]
+        assert np.array_equal(store.read(ids(*range(V))), records)
+
+
+@pytest.mark.parametrize(("prompt_rows", "splits"), [(0, False), (2, True), (4, True), (6, False)])
+def test_a_store_splits_records_of_which_a_prompt_needs_a_part(
+    prompt_rows: int, splits: bool, split: tuple[TableFormat, U8], tmp_path: Path
+) -> None:
+    with open_store(tmp_path, split[0], prompt_rows=prompt_rows) as store:
+        assert store.splits == splits
+
+
+def test_damage_is_found_in_the_pieces_that_are_read(
+    split: tuple[TableFormat, U8], tmp_path: Path
+) -> None:
+    stride = SPLIT.record_nbytes + 4 * PIECES
+    path = tmp_path / "records" / "c" / "0" / "0"
+    flip_bit(path, 3 * stride - 9)  # in the last piece of record 2
+    with open_store(tmp_path, split[0], prompt_rows=PROMPT_ROWS) as store:
+        store.read(ids(2), np.array([False]))
+        with pytest.raises(RowReadError, match=f"record 2 at byte {2 * stride}: its crc32c"):
+            store.read(ids(2))
 
 
 @pytest.mark.parametrize("reads", ["pread", "mmap"])

@@ -4,6 +4,7 @@ import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zarr
 from shard_bytes import LAYOUT, RECORDS, slow_crc32c, summed
@@ -11,8 +12,11 @@ from stores import check_shard, write_array
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import LocalStore
 
-from stem_edge.tables.shards import ShardGrid, array_metadata, crc32c, open_grid
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import ShardGrid, array_metadata, crc32c, open_grid, pieces_for
 
+# The same records as rows of two layers, 10 bytes each.
+TWO_LAYERS = RecordLayout(records=3, layers=(0, 1), parts=((5,),), row_type="fp16")
 EMPTY_PAIR = (2**64 - 1, 2**64 - 1)
 
 
@@ -40,6 +44,24 @@ def test_exact_bytes_of_a_partial_shard(grid: ShardGrid) -> None:
     assert grid.shard_path(1).read_bytes() == records + index((0, 24), EMPTY_PAIR)
 
 
+def test_exact_bytes_of_a_record_in_pieces(tmp_path: Path) -> None:
+    grid = write_array(tmp_path / "records", TWO_LAYERS, RECORDS, records_per_shard=2, pieces=2)
+    records = summed(bytes(range(100, 110))) + summed(bytes(range(110, 120)))
+    places = index((0, 14), (14, 14), EMPTY_PAIR, EMPTY_PAIR)
+    assert grid.shard_path(1).read_bytes() == records + places
+    check_shard(grid, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "prompt_rows", "pieces"), [(35, 15, 7), (42, 24, 7), (8, 6, 4), (8, 8, 1), (8, 0, 1)]
+)
+def test_pieces_are_as_few_as_the_first_rows_allow(
+    layers: int, prompt_rows: int, pieces: int
+) -> None:
+    layout = RecordLayout(records=3, layers=tuple(range(layers)), parts=((5,),), row_type="fp16")
+    assert pieces_for(layout, prompt_rows) == pieces
+
+
 def test_a_store_opens_as_it_was_written(grid: ShardGrid) -> None:
     found = open_grid(grid.root, LAYOUT)
     assert found == grid
@@ -48,24 +70,29 @@ def test_a_store_opens_as_it_was_written(grid: ShardGrid) -> None:
         check_shard(found, shard)
 
 
-def test_zarr_writes_the_same_bytes(grid: ShardGrid, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_zarr_reads_and_writes_the_same(pieces: int, tmp_path: Path) -> None:
+    layout = LAYOUT if pieces == 1 else TWO_LAYERS
+    grid = write_array(tmp_path / "records", layout, RECORDS, 2, pieces)
+    assert open_grid(grid.root, layout) == grid
     root = tmp_path / "by_zarr"
     array = zarr.create_array(
         LocalStore(root),
         shape=RECORDS.shape,
         dtype="uint8",
         shards=(2, 20),
-        chunks=(1, 20),
+        chunks=(1, 20 // pieces),
         serializer=BytesCodec(),
         compressors=[Crc32cCodec()],
         fill_value=0,
         config={"write_empty_chunks": True},
     )
     array[:] = RECORDS
-    for shard in range(2):
+    assert np.array_equal(zarr.open_array(LocalStore(grid.root), mode="r")[:], RECORDS)
+    for shard in range(2) if pieces == 1 else ():  # zarr writes several pieces in another order
         ours = grid.shard_path(shard)
         assert (root / ours.relative_to(grid.root)).read_bytes() == ours.read_bytes()
-    assert json.loads((root / "zarr.json").read_bytes()) == array_metadata(LAYOUT, 2)
+    assert json.loads((root / "zarr.json").read_bytes()) == array_metadata(grid)
 
 
 def test_one_shard_may_hold_everything(tmp_path: Path) -> None:
