@@ -29,6 +29,7 @@ from stem_edge.tables.rows import RecordLayout
 
 BACKBONE_DATA = "backbone.onnx.data"
 PREFILL_DATA = "prefill.data"
+NEW_KEYS, NEW_VALUES = io.NEW + io.KEYS, io.NEW + io.VALUES
 
 
 class Built(NamedTuple):
@@ -72,24 +73,33 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     if rest := io.layer_graphs(config).get(io.REST):
         x = _layers(products, config, layout, rest, Start(hidden=x), f"{io.REST}.{io.HIDDEN}")
     _head(products, config, x, "T")
+    _separate(graph, layout)
+    used = {name for node in graph.nodes for name in node.inputs}
+    graph.inputs = {name: value for name, value in graph.inputs.items() if name in used}
+    return graph
+
+
+def _separate(graph: Graph, layout: RecordLayout | None) -> None:
+    """Make rows inputs instead of slots, caches values instead of memory, and norms plain."""
     nodes, graph.nodes = graph.nodes, []
-    rows: dict[str, str] = {}  # value gathered from slots -> the input that replaces it
+    # Value gathered from slots -> the input that replaces it; cache -> itself after its update.
+    other: dict[str, str] = {}
     for node in nodes:
         source = node.inputs[0] if node.inputs else ""
-        node.inputs = [rows.get(name, name) for name in node.inputs]
+        node.inputs = [other.get(name, name) for name in node.inputs]
         if node.op == NORM:
             x, weight = node.inputs
             plain_norm(graph, x, weight, node.outputs[0], node.real("epsilon"))
         elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
             name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
-            rows[node.outputs[0]] = graph.input(name, np.float32, [1, "T", layout.row_width])
-        elif source in rows and node.op == "Cast":
-            rows[node.outputs[0]] = rows[source]
+            other[node.outputs[0]] = graph.input(name, np.float32, [1, "T", layout.row_width])
+        elif source in other and node.op == "Cast":
+            other[node.outputs[0]] = other[source]
         else:
             graph.nodes.append(node)
-    used = {name for node in graph.nodes for name in node.inputs}
-    graph.inputs = {name: value for name, value in graph.inputs.items() if name in used}
-    return graph
+            # For layers that borrow K and V: nothing binds both names to the same memory here.
+            caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
+            other |= {name.removeprefix(io.NEW): name for name in caches}
 
 
 def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:

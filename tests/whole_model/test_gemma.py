@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 from conformance import stepwise
@@ -19,13 +20,15 @@ from hf_folders import make_gemma, wrap_gemma
 from installed import DATA, needs_ggml
 
 import stem_edge
+from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import BackboneFormat, WeightType
-from stem_edge.graph.names import REST
 from stem_edge.measuring.analysis.cost_report import cost_report
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.onnxruntime.backend import padded_ropes
 
 NAMES = ["gemma4-text", "gemma4-wide"]
 # Rounding to float32 alone moves logits by 1.6e-4, because scores are large: nothing divides them.
@@ -104,7 +107,27 @@ def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> Non
     names = {item.parts[0] for item in prompts(*described).plan.items if hasattr(item, "parts")}
     layers = {int(name.split(".")[1]) for name in names if name.startswith("layers.")}
     assert layers == set(range(opened.manifest.model.own_kv_layers))
-    assert not any("keys" in output for output in decoding(*described).graphs[REST].outputs)
+    assert not any("keys" in output for output in decoding(*described).graphs[io.REST].outputs)
+
+
+def test_the_graph_for_other_tools_gives_the_same_logits(name: str, bundle: Path) -> None:
+    """Layers that borrow K and V read what the lender made, although no memory is shared."""
+    ids, expected = reference(name)
+    opened, tokens = stem_edge.open_bundle(bundle), np.array(ids)
+    session = ort.InferenceSession(str(opened.file(BACKBONE_GRAPH)))
+    sizes: Any = {"T": len(ids), "capacity": len(ids), "context": len(ids)}
+    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
+    feeds: dict[str, Any] = {
+        one.name: np.zeros([sizes.get(size, size) for size in one.shape], types[one.type])
+        for one in session.get_inputs()
+    }
+    feeds |= padded_ropes(opened.manifest.model, len(ids))
+    feeds[io.TOKEN_IDS][0], feeds[io.SEQLENS_K][0] = ids, len(ids) - 1
+    feeds[io.TOTAL_LENGTH][...] = len(ids)
+    with stem_edge.open_tables(bundle) as tables:
+        feeds |= {io.row_name(layer): tables[tokens, layer][None] for layer in tables.layers}
+    (found,) = session.run([io.LOGITS], feeds)
+    assert np.abs(found[0] - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -171,12 +194,8 @@ def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
         stem_edge.export_bundle(checkpoint("gemma4-text"), tmp_path / "out", engine="gguf")
 
 
-def test_reports_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_reports_of_a_bundle(bundle: Path) -> None:
     assert "per-layer embeddings of" in bundle_table(stem_edge.open_bundle(bundle))
-    text = tmp_path / "text.txt"
-    text.write_text("some words")
-    with pytest.raises(InputError, match="leave the text out"):
-        stem_edge.geometry(bundle, text=text)
     with pytest.raises(InputError, match="costs are counted for STEM layers"):
         cost_report(bundle, None, None)
 
