@@ -137,15 +137,23 @@ def _neighbours(layer: int, found: Sequence[Neighbour]) -> list[str]:
 
 
 def _text(text: TextGeometry) -> list[str]:
+    up, what = (
+        "up",
+        (
+            "of the output of the up projection (in STEM layers, of the row instead), and of the gated "
+            "vector, the input of the down projection"
+        ),
+    )
+    if any(layer.kind == "ple" for layer in text.layers):
+        up, what = "row", "of the row, and of its gated sum with the context, which is projected"
     lines = wrapped(
         f"{text.file}: the first {text.positions:,} tokens, in contexts of up to {text.window}. "
-        f"Cosines between {text.chosen:,} positions of different tokens: of the output of the up "
-        "projection (in STEM layers, of the row instead), and of the gated vector, the input of "
-        f"the down projection. Random directions: P95 |cos| {text.random_p95_abs:.3f}."
+        f"Cosines between {text.chosen:,} positions of different tokens: {what}. Random "
+        f"directions: P95 |cos| {text.random_p95_abs:.3f}."
     )
     above = f">{THRESHOLDS[-1]:g}"
     rows: list[tuple[str, ...]] = [
-        ("layer", "", *("up: mean", "P95 |cos|", above), *("gated: mean", "P95 |cos|", above))
+        ("layer", "", *(f"{up}: mean", "P95 |cos|", above), *("gated: mean", "P95 |cos|", above))
     ]
     for layer in text.layers:
         pairs = [(*cosines[:2], cosines[-1]) for cosines in map(_spread, (layer.up, layer.gated))]

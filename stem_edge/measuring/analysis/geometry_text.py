@@ -2,7 +2,9 @@
 
 The beginning of a text runs through the decoding graph, in windows, on onnxruntime. Two vectors of
 each layer are kept at the chosen positions: the output of the up projection, or the row in its place,
-and the input of the down projection, SiLU(gate) * up.
+and the input of the down projection, SiLU(gate) * up. Of layers with per-layer embeddings, the row
+and its gated sum with the context take their place: a row adds to hidden states as an up projection
+does, but after the FFN.
 
 One position is chosen for each distinct token, because all positions of a token have the same row: in
 STEM layers their cosines would all be 1.
@@ -28,9 +30,9 @@ from stem_edge.graph.encoder import encode
 from stem_edge.measuring.analysis.geometry_rows import Spread, random_p95, spread
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.numerics.rope import rope_tables
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import check_installed
+from stem_edge.runtime.backends.onnxruntime.backend import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
@@ -47,9 +49,9 @@ class FfnGeometry:
     """The FFN of a layer at the chosen positions."""
 
     layer: int
-    kind: str  # a key of FFN_TERMS, "dense" or that of a STEM layer
-    up: Spread | None  # dense layers: of W_up x; STEM layers: of the rows
-    gated: Spread | None  # of the input of the down projection, SiLU(gate) * up
+    kind: str  # a key of FFN_TERMS, "dense" or that of a layer with rows
+    up: Spread | None  # dense layers: of W_up x; layers with rows: of these
+    gated: Spread | None  # of the input of the next projection, SiLU(gate) * up or the like
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,6 @@ def text_geometry(
     BackendError.
     """
     model = bundle.manifest.model
-    if not model.plain:
-        raise InputError(
-            f"{bundle.path}: rows are compared with the up projections that STEM layers have in their "
-            "place, and this model has both; leave the text out"
-        )
     if bundle.manifest.backbone is None:
         raise InputError(
             f"{bundle.path}: activations on a text need the backbone for onnxruntime, and this "
@@ -91,7 +88,7 @@ def text_geometry(
             f"{bundle.path} --engine onnx --add"
         )
     ids = np.array(read_ids(file, bundle, POSITIONS), np.int64)
-    kept = KEPT_NBYTES // (2 * 4 * model.d_ff * model.n_layers)  # two float32 vectors a layer
+    kept = KEPT_NBYTES // (2 * 4 * _width(model) * model.n_layers)  # two float32 vectors a layer
     chosen = choose(ids, max(2, min(sample, kept)), seed)
     if len(chosen) < 2:
         raise InputError(
@@ -110,7 +107,7 @@ def text_geometry(
         positions=len(ids),
         window=min(WINDOW, model.max_context),
         chosen=len(chosen),
-        random_p95_abs=random_p95(model.d_ff),
+        random_p95_abs=random_p95(_width(model)),
         layers=tuple(compared),
     )
 
@@ -123,6 +120,11 @@ def choose(token_ids: I64, count: int, seed: int) -> I64:
     return np.sort(random.permutation(order[first])[:count])
 
 
+def _width(model: ModelConfig) -> int:
+    """Return the width of the vectors; all layers of a model have the same."""
+    return model.ple_width or model.d_ff
+
+
 def _names(model: ModelConfig, layer: int) -> tuple[str, str]:
     """Return the names of a layer's vectors in the graph: up projection or row, and gated."""
     at = f"layers.{layer}."
@@ -130,7 +132,7 @@ def _names(model: ModelConfig, layer: int) -> tuple[str, str]:
         up = at + ("up.biased" if "up" in model.biases else "up")
     else:
         up = at + "project" if model.row_rank else io.row_name(layer)
-    return up, at + "product"
+    return up, at + ("ple.product" if model.ple_width else "product")
 
 
 def vectors(
@@ -141,10 +143,10 @@ def vectors(
     threads: int | None,
     show: bool | None,
 ) -> dict[str, F32]:
-    """Return name in the graph -> vectors [chosen, d_ff], for all names of the layers."""
+    """Return name in the graph -> vectors [chosen, width], for all names of the layers."""
     model, tables = bundle.manifest.model, bundle.manifest.tables
     names = [name for layer in layers for name in _names(model, layer)]
-    found = {name: np.empty((len(chosen), model.d_ff), np.float32) for name in names}
+    found = {name: np.empty((len(chosen), _width(model)), np.float32) for name in names}
     session = _open(bundle, names, threads or usable_cpus())
     wanted = [each.name for each in session.get_outputs()]
     size = min(WINDOW, model.max_context)
@@ -198,18 +200,15 @@ def _run(
 
 def _feeds(config: ModelConfig, token_ids: I64) -> Feeds:
     """Return the inputs except for rows, for an empty context."""
-    layer, count = config.layer(0), len(token_ids)
-    width = io.head_width(layer)
-    padding = ((0, 0), (0, (width - config.head_dim) // 2))
-    cos, sin = (np.pad(table, padding) for table in rope_tables(layer.rope, count))
+    count = len(token_ids)
     feeds: Feeds = {
         io.TOKEN_IDS: token_ids[None],
         io.SEQLENS_K: np.array([count - 1], np.int32),
         io.TOTAL_LENGTH: np.array(count, np.int32),
-        io.ROPE_COS: cos,
-        io.ROPE_SIN: sin,
+        **padded_ropes(config, count),
     }
-    empty = np.zeros((1, config.n_kv_heads, count, width), np.float32)
-    for number in range(config.n_layers):
+    for number in range(config.own_kv_layers):
+        layer = config.layer(number)
+        empty = np.zeros((1, layer.n_kv_heads, count, io.head_width(layer)), np.float32)
         feeds |= {f"{io.KEYS}{number}": empty, f"{io.VALUES}{number}": empty}
     return feeds

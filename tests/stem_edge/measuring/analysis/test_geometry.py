@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import HASHED, SIZES, write
-from installed import DEMO
+from installed import DATA, DEMO
 from stores import write_store
 
 import stem_edge
@@ -301,21 +301,39 @@ def test_activations_are_those_of_the_reference_model(
 ) -> None:
     changes, rows = TEXT_VARIANTS[name]
     checkpoint, _, _ = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | changes)))
+    check_activations(checkpoint, rows, tmp_path / "out", text, monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gemma4-wide", "fp32"), ("gemma4-text", "int8")])
+def test_activations_of_per_layer_embeddings_are_those_of_the_reference_model(
+    name: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_text(" ".join(f"w{number * number % 90}" for number in range(150)))
+    checkpoint = DATA / "conformance" / name
+    check_activations(checkpoint, rows, tmp_path / "out", text, monkeypatch)
+
+
+def check_activations(
+    checkpoint: Path, rows: str, out: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options: Any = {"backbone": "fp32", "tables": rows}
-    stem_edge.export_bundle(checkpoint, tmp_path / "out", **options)
+    stem_edge.export_bundle(checkpoint, out, **options)
     monkeypatch.setattr(geometry_text, "WINDOW", 50)
-    bundle = open_bundle(tmp_path / "out")
+    bundle = open_bundle(out)
+    model = bundle.manifest.model
     ids = np.array(workload.read_ids(text, bundle), np.int64)
     chosen = choose(ids, 2048, 0)
     assert len(ids) > 100 > len(chosen) == len(set(ids.tolist()))
-    found = geometry(tmp_path / "out", text=text)
+    found = geometry(out, text=text)
     assert found.text is not None
     assert (found.text.window, found.text.chosen) == (50, len(chosen))
-    assert [each.layer for each in found.text.layers] == [0, 1, 2]
-    expected = activations(checkpoint, tmp_path / "out", ids)
-    values = iter(vectors(bundle, ids, chosen, [0, 1, 2], None, show=False).values())
+    layers = list(range(model.n_layers))
+    assert [each.layer for each in found.text.layers] == layers
+    expected = activations(checkpoint, out, ids)
+    values = iter(vectors(bundle, ids, chosen, layers, None, show=False).values())
     for each in found.text.layers:
-        assert each.kind == bundle.manifest.model.ffn_kind(each.layer)
+        assert each.kind == model.ffn_kind(each.layer)
         for number, measured in enumerate((each.up, each.gated)):
             wanted = expected[each.layer, number][chosen]
             assert np.abs(next(values) - wanted).max() < 1e-4 * max(1, np.abs(wanted).max())
@@ -323,7 +341,7 @@ def test_activations_are_those_of_the_reference_model(
 
 
 def activations(checkpoint: Path, bundle: Path, ids: Any) -> dict[tuple[int, int], F32]:
-    """(layer, 0): W_up x or the row; (layer, 1): the input of the down projection; [T, d_ff]."""
+    """(layer, 0): W_up x or the row; (layer, 1): the input of the projection after it; [T, width]."""
     source = open_checkpoint(checkpoint)
     config, weights = source.config, source.backbone
     with stem_edge.open_tables(bundle) as tables:
@@ -335,7 +353,7 @@ def activations(checkpoint: Path, bundle: Path, ids: Any) -> dict[tuple[int, int
         def observe(name: str, x: F32, part: Any = part) -> None:
             _, number, what = name.split(".") if name != "head" else ("", "-1", "")
             layer, at = int(number), name.removesuffix(what)
-            if what == "down":
+            if what == ("ple_out" if config.ple_width else "down"):
                 pieces.setdefault((layer, 1), []).append(x)
             elif what == "gate" and layer not in config.stem_layers:
                 up = x @ whole(weights[at + "up"]).T
