@@ -77,10 +77,19 @@ class Engine:
     allocation fails.
     """
 
-    def __init__(self, backend: Backend, rows: Rows, chunk_tokens: int, *, overlap: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        rows: Rows,
+        chunk_tokens: int,
+        *,
+        overlap: bool,
+        logit_tokens: int | None = None,
+    ) -> None:
         self._process = os.getpid()
         self.backend, self.rows, self.overlap = backend, rows, overlap
         self.planned_chunk = chunk_tokens
+        self.planned_logits = logit_tokens or chunk_tokens
         # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()
         self._busy = self._closing = False
@@ -91,6 +100,11 @@ class Engine:
     def chunk_tokens(self) -> int:
         """Most tokens of one step: its distinct rows must all be in slots at once."""
         return min(self.planned_chunk, self.rows.step_tokens)
+
+    @property
+    def logit_tokens(self) -> int:
+        """Most tokens of a step that gives the logits of each, which may be large."""
+        return min(self.planned_logits, self.chunk_tokens)
 
     @property
     def forked(self) -> bool:
@@ -196,7 +210,7 @@ class Engine:
             )
         tokens = np.asarray(token_ids, np.int64)
         looked_up = tokens if stem_ids is None else stem_ids
-        size = self.chunk_tokens
+        size = self.logit_tokens if every else self.chunk_tokens
         chunks = zip(cut(tokens, size), cut(looked_up, size), strict=True)
         steps = [Step(*chunk, len(chunk[0]) if every else 0) for chunk in chunks]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))

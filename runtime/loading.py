@@ -133,7 +133,8 @@ def _assemble(
     def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
-        return Model(bundle, Engine(backend, rows, chunk, overlap=overlap), plan, text, on_close)
+        engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
+        return Model(bundle, engine, plan, text, on_close)
 
     if format is None:
         return model(loader.open(None), Rows())

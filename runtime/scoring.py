@@ -22,16 +22,13 @@ import numpy as np
 
 from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import DAMAGED, LEAST_CHUNK
+from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.engine import Context, Step, cut
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.text.codec import same_start
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of a context and of its continuation
-# Most bytes of logits at a time. The memory plan does not count them, so chunks must get smaller
-# where a long continuation meets a large vocabulary.
-LOGITS_NBYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -118,10 +115,9 @@ class Scorer:
 
     def _logits(self, context: Context, ids: list[int], first: int) -> Iterator[tuple[int, F32]]:
         """Process ids that the context lacks; yield (position, logits [V]) from `first` on."""
-        most = max(LEAST_CHUNK, LOGITS_NBYTES // (4 * self._model.config.vocab_size))
-        size = self._engine.chunk_tokens
+        size, most = self._engine.chunk_tokens, self._engine.logit_tokens
         if len(ids) - first > most:
-            size = min(size, most)
+            size = most
         steps, end = list[Step](), context.position
         for chunk in cut(np.asarray(ids[end:], np.int64), size):
             end += len(chunk)

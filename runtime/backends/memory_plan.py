@@ -41,6 +41,7 @@ class Part:
     kv_cache: int  # of a full context
     fixed: int  # activations of any chunk
     chunk_token: int  # further activations, for each token of a chunk
+    logits: int  # further, for each position whose logits are wanted, if it is more than one
     slot: int  # of the row cache
 
 
@@ -118,6 +119,7 @@ class MemoryPlan:
     engine: str
     context_length: int
     chunk_tokens: int
+    logit_tokens: int  # most tokens of a step that gives the logits of each
     slots: int
     process: int  # taken before loading
     weights: int  # matrices that the engine copies into its own memory, and its bookkeeping
@@ -242,6 +244,7 @@ class Planner:
             engine=needs.footprint.engine,
             context_length=needs.context_length,
             chunk_tokens=chunk,
+            logit_tokens=self._logit_tokens(chunk),
             slots=slots,
             process=self._process,
             weights=host.weights,
@@ -255,6 +258,12 @@ class Planner:
             device=self._on_device(chunk, slots),
             prefill_refused=needs.prefill_refused,
         )
+
+    def _logit_tokens(self, chunk: int) -> int:
+        """Return the most tokens that take no more with all their logits than a chunk without."""
+        part = self.needs.device.needs if self.needs.device else self.needs.host
+        fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
+        return min(chunk, max(LEAST_CHUNK, fitting))
 
     def refusal(
         self, least: MemoryPlan, limit: int, whose: str = "memory", path: object = "this model"

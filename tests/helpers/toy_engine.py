@@ -33,7 +33,7 @@ class ToyLoader:
     def needs(self, context: int) -> Needs:
         """Memory of the slots, and 100 bytes per token."""
         footprint = footprint_of(self.manifest)
-        return Needs(footprint, context, Part(1000, 100 * context, 0, 10, footprint.slot_nbytes))
+        return Needs(footprint, context, Part(1000, 100 * context, 0, 10, 0, footprint.slot_nbytes))
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         """Keep codes and scales as in the records."""

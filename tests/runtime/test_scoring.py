@@ -13,7 +13,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge import BackendError, InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime import Model, scoring
+from stem_edge.runtime import Model
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.scoring import Pair, Score, Scorer
 
@@ -160,7 +160,7 @@ def test_chunks_and_slots_change_nothing(demo: Model, monkeypatch: pytest.Monkey
         monkeypatch.setattr(demo.engine, "planned_chunk", size)
         assert_close(Scorer(demo).score(pairs), scores, pairs)
     monkeypatch.setattr(demo.engine, "planned_chunk", 128)
-    monkeypatch.setattr(scoring, "LOGITS_NBYTES", 10 * 4 * demo.config.vocab_size)
+    monkeypatch.setattr(demo.engine, "planned_logits", 10)
     rows, step = list[int](), demo.engine.step
 
     def counted(context: Context, ids: I64, logits: int, *rest: Any, **options: Any) -> F32:

@@ -95,6 +95,7 @@ def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool
         kv_cache=footprint.kv_nbytes(context),
         fixed=logits + threads * tile,
         chunk_token=FLOAT * per_token + masks,
+        logits=logits,
         slot=footprint.slot_nbytes,
     )
     saving = ", or load without repack" if repack else ""

@@ -12,6 +12,8 @@ from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
 
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
+CONTEXT_ARRAYS = 4  # of per-layer embeddings: their product with the context, on its way to layers
+LOGIT_ARRAYS = 3  # logits of every position: as given back, and on their way through the head
 # Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),
 # and never more than the weights. Beside weights in its own memory: measured with small models.
 PREPARED_FIXED_NBYTES = 32 << 20
@@ -40,8 +42,14 @@ def cpu_needs(
         weights = min(PREPARED_FIXED_NBYTES, weights)
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
-    fixed, chunk_token = _activations(footprint, context, threads, prefill=prefill)
-    part = Part(weights, footprint.kv_nbytes(context), fixed, chunk_token, footprint.slot_nbytes)
+    part = Part(
+        weights=weights,
+        kv_cache=footprint.kv_nbytes(context),
+        fixed=_fixed(footprint, context, threads),
+        chunk_token=_chunk_token(footprint, context, prefill=prefill),
+        logits=_logits(footprint.model, context),
+        slot=footprint.slot_nbytes,
+    )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
 
 
@@ -81,16 +89,20 @@ def device_needs(
     """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
-    fixed, chunk_token = _activations(footprint, context, 1, prefill=False)
+    fixed, chunk_token = (
+        _fixed(footprint, context, 1),
+        _chunk_token(footprint, context, prefill=False),
+    )
     there = Part(
         weights=device_weights_nbytes(footprint),
         kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
         fixed=fixed * width // FLOAT,
         chunk_token=chunk_token * width // FLOAT + 2 * slot,  # uploaded rows, and cut into slabs
+        logits=_logits(footprint.model, context),
         slot=slot,
     )
     logits = 2 * FLOAT * footprint.model.vocab_size
-    here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot, SLOT_BOOKKEEPING_NBYTES)
+    here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot, logits, SLOT_BOOKKEEPING_NBYTES)
     device = Device(there, limit, asked, shared)
     return Needs(footprint, context, here, device, provider=provider, variant=variant)
 
@@ -103,27 +115,43 @@ def device_weights_nbytes(footprint: Footprint) -> int:
     return DEVICE_FIXED_NBYTES + footprint.backbone_nbytes
 
 
-def _activations(
-    footprint: Footprint, context: int, threads: int, *, prefill: bool
-) -> tuple[int, int]:
-    """Return bytes of activations of any chunk, and for each of its tokens, in a full context."""
+def _fixed(footprint: Footprint, context: int, threads: int) -> int:
+    """Return bytes of activations of any chunk: RoPE tables, and logits of a position twice."""
     config = footprint.model
-    layers = [config.layer(number) for number in range(config.n_layers)]
-    heads, width = config.n_heads, max(map(head_width, layers))
-    d_ff = max(layer.d_ff for layer in layers)
-    # Hidden states and their norms, q, k and v; then gate, row, their product, its codes. The
-    # counts are measured, because onnxruntime keeps more of them alive than the graph needs, most
-    # in prefill.
+    turning = {layer.rope: head_width(layer) for layer in config.layers}
+    values = context * sum(turning.values()) + 2 * config.vocab_size
+    return FLOAT * (values + _experts_values(footprint, threads))
+
+
+def _chunk_token(footprint: Footprint, context: int, *, prefill: bool) -> int:
+    """Return bytes of activations for each token of a chunk, in a full context.
+
+    Layers that borrow K and V count with the logits, because they run for the same positions.
+    """
+    config = footprint.model
+    # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
+    # most in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
-    # RoPE tables, and logits of a position twice.
-    turning = {layer.rope: head_width(layer) for layer in layers}
-    fixed = (
-        context * sum(turning.values())
-        + 2 * config.vocab_size
-        + _experts_values(footprint, threads)
-    )
-    return FLOAT * fixed, FLOAT * (per_token + heads * context)
+    return FLOAT * _layer_values(config, context, range(config.own_kv_layers), wide)
+
+
+def _logits(config: ModelConfig, context: int) -> int:
+    """Return bytes for each position whose logits are wanted, except for the only one."""
+    borrowing = range(config.own_kv_layers, config.n_layers)
+    values = _layer_values(config, context, borrowing, WIDE_ARRAYS) if borrowing else 0
+    return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size)
+
+
+def _layer_values(config: ModelConfig, context: int, numbers: range, wide: int) -> int:
+    """Return values of a token in some layers: the greatest of each kind of array.
+
+    They are hidden states and their norms; q, k and v; gate, row, their product, its codes; scores.
+    """
+    layers = [config.layer(number) for number in numbers]
+    heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
+    values = 8 * config.dim + 2 * heads + wide * max(one.d_ff for one in layers)
+    contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
+    return values + contexts + config.n_heads * context
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -112,6 +113,19 @@ def test_slots_may_be_given(slots: int) -> None:
 def test_slots_that_cannot_be(slots: int) -> None:
     with pytest.raises(InputError, match=f"slots is {slots}; expected 4 to 20000"):
         plan_memory(BUNDLE, CONTEXT, None, slots=slots)
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 50_000, 1 << 20])
+@pytest.mark.parametrize("slots", [4, 16, 128])
+def test_logits_of_every_position_take_no_more_than_a_chunk(vocab_size: int, slots: int) -> None:
+    model = msgspec.structs.replace(BUNDLE.manifest.model, vocab_size=vocab_size)
+    footprint = replace(footprint_of(BUNDLE.manifest), model=model)
+    needs = cpu_needs(footprint, CONTEXT, 1, prepared=False, prefill=False)
+    plan = module.plan_memory("a bundle", needs, Ask(slots=slots), 0, 1 << 40)
+    taken = plan.logit_tokens * (needs.host.chunk_token + needs.host.logits)
+    assert 4 <= plan.logit_tokens <= plan.chunk_tokens
+    assert plan.logit_tokens == 4 or taken <= plan.chunk_tokens * needs.host.chunk_token
+    assert needs.host.logits == 3 * 4 * vocab_size
 
 
 def test_the_parts_of_a_plan() -> None:
