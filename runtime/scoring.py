@@ -24,7 +24,7 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.engine import Context, Step, cut
-from stem_edge.runtime.lookups.row_ids import checked_ids
+from stem_edge.runtime.lookups.row_ids import check_text, checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.text.codec import same_start
 
@@ -70,7 +70,7 @@ class Scorer:
         longest pair; under a memory limit, no generation should run at the same time.
 
         Raises InputError, before anything is computed, for a context or continuation without
-        tokens, a continuation longer than the model's context, ids out of range, and inside
+        tokens, a continuation longer than the model's context, ids out of range or not of text, and inside
         Model.edited, because an edit at positions belongs to one prompt while the KV cache serves
         many. While iterating, RowReadError when flash fails and BackendError for logits that are not
         finite.
@@ -94,6 +94,7 @@ class Scorer:
                 f"{holds}, which is what the context holds"
             )
         ids = checked_ids([*context, *continuation], self._model.config.vocab_size)
+        check_text(self._model.config, ids)
         return _Request(ids[-holds - 1 : -1], ids[-len(continuation) :], number)
 
     def _run(self, requests: list[_Request]) -> Iterator[tuple[int, Score]]:

@@ -38,13 +38,13 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> l
     return ids
 
 
-def check_text(config: ModelConfig, ids: list[int]) -> None:
-    """Check that no id stands for something other than text. Raises InputError."""
+def check_text(config: ModelConfig, ids: list[int], where: str = "") -> None:
+    """Check that no id stands for something other than text. Raises InputError, as checked_ids."""
     for what, number in config.placeholders.items():
         if number in ids:
             raise InputError(
-                f"token id {number} at position {ids.index(number)} stands for {shown(what)}, and this "
-                "bundle has the text model only; give a prompt of text"
+                f"{where}token id {number} at position {ids.index(number)} stands for {shown(what)}, "
+                "and this bundle has the text model only; give text alone"
             )
 
 

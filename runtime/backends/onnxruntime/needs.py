@@ -89,14 +89,11 @@ def device_needs(
     """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
-    fixed, chunk_token = (
-        _fixed(footprint, context, 1),
-        _chunk_token(footprint, context, prefill=False),
-    )
+    chunk_token = _chunk_token(footprint, context, prefill=False)
     there = Part(
         weights=device_weights_nbytes(footprint),
         kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
-        fixed=fixed * width // FLOAT,
+        fixed=_fixed(footprint, context, 1) * width // FLOAT,
         chunk_token=chunk_token * width // FLOAT + 2 * slot,  # uploaded rows, and cut into slabs
         logits=_logits(footprint.model, context),
         slot=slot,

@@ -15,6 +15,7 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle
 from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.row_ids import check_text
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.codec import TextCodec
@@ -109,6 +110,7 @@ def read_ids(
             "they belong to another tokenizer"
         )
     found: list[int] = ids[:most].tolist()
+    check_text(bundle.manifest.model, found, f"{path}: ")
     return found
 
 
