@@ -1,0 +1,77 @@
+"""Memory that a prompt and the logits of every position take, beside what the plan says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gemma_checkpoint import describe, write_gemma
+from threads import run_script
+
+import stem_edge
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10,
+    "num_kv_shared_layers": 5, "vocab_size": 1 << 16, "vocab_size_per_layer_input": 1024,
+    "head_dim": 64, "global_head_dim": 128, "max_position_embeddings": 1024,
+}  # fmt: skip
+GROWTH = """
+import json, sys, threading
+import numpy as np, stem_edge
+from stem_edge.runtime.scoring import Scorer
+from stem_edge.system.memory import own_memory, return_freed_memory
+path, what, prefill = sys.argv[1:]
+model = stem_edge.load(path, slots=256, warm_start=False, prefill_graph=bool(int(prefill)))
+ids = np.random.default_rng(0).integers(300, 1000, 512).tolist()
+uses = {
+    "prompt": lambda: list(model.generate(ids, max_new_tokens=2)),
+    "logits": lambda: sum(len(piece) for piece in model.logits_chunks(ids)),
+    "scores": lambda: Scorer(model).score([(ids[:8], ids[8:])]),
+}
+return_freed_memory()
+loaded = peak = own_memory()
+done = threading.Event()
+def watch():
+    global peak
+    while not done.wait(0.001):
+        peak = max(peak, own_memory())
+thread = threading.Thread(target=watch)
+thread.start()
+uses[what]()
+done.set()
+thread.join()
+plan = model.plan
+planned = plan.activations + plan.kv_cache + plan.reads + plan.row_cache
+print(json.dumps([peak - loaded, planned, peak, plan.total]))
+model.close()
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells"),
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma")
+    write_gemma(folder / "checkpoint", describe("gemma-4-e2b", **SIZES))
+    out = stem_edge.export_bundle(
+        folder / "checkpoint", folder / "out", quantizer="rtn", prefill_graph=True
+    )
+    return out.path
+
+
+@pytest.mark.parametrize("prefill", ["0", "1"])
+@pytest.mark.parametrize("what", ["prompt", "logits", "scores"])
+def test_no_more_is_taken_than_planned_and_not_much_less(
+    what: str, prefill: str, bundle: Path
+) -> None:
+    done = run_script(GROWTH, bundle, what, prefill)
+    assert done.returncode == 0, done.stderr
+    grown, planned, peak, total = json.loads(done.stdout)
+    assert planned / 4 < grown <= planned, (grown, planned)
+    assert peak <= total
