@@ -50,11 +50,12 @@ def _architecture(manifest: Manifest) -> Rows:
     model = manifest.model
     layers = ", ".join(map(str, model.stem_layers)) or "none, a dense model"
     total = model.backbone_parameters + model.table_parameters
-    yield "architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {model.d_ff}"
+    yield "architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {_sizes(model, 'd_ff')}"
     heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
-    yield "attention", f"{heads}, {model.head_dim} wide"
+    yield "attention", f"{heads}, {_sizes(model, 'head_dim')} wide"
     yield "", _attention_details(model)
-    yield "STEM layers", f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
+    with_rows = "layers with rows" if model.ple_width else "STEM layers"
+    yield with_rows, f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
     if model.stem_layers:
         yield "  their FFN", _ffn(model)
     head = "tied to the embedding" if model.tied_head else "separate"
@@ -65,11 +66,17 @@ def _architecture(manifest: Manifest) -> Rows:
     yield "  active per token", f"{model.active_parameters:,}"
 
 
+def _sizes(model: ModelConfig, name: str) -> str:
+    """Return a size of layers, or all of them where layers differ."""
+    return " or ".join(map(str, sorted({getattr(layer, name) for layer in model.layers})))
+
+
 def _attention_details(model: ModelConfig) -> str:
     details = ["RoPE in pairs" if model.rope_interleaved else "RoPE in halves"]
     scaling = model.rope_scaling
     details += [f"scaled as {scaling.__struct_config__.tag}"] if scaling else []
-    details += [f"window of {model.sliding_window}"] if model.sliding_window else []
+    within = "" if model.window_layers is None else f" in {len(model.window_layers)} layers"
+    details += [f"window of {model.sliding_window}{within}"] if model.sliding_window else []
     borrowed = model.borrowed_kv_layers
     details += [f"keys and values in {model.own_kv_layers} layers"] if borrowed else []
     details += ["q and k normed"] if model.qk_norm_eps is not None else []

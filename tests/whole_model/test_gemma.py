@@ -195,7 +195,9 @@ def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
 
 
 def test_reports_of_a_bundle(bundle: Path) -> None:
-    assert "per-layer embeddings of" in bundle_table(stem_edge.open_bundle(bundle))
+    table = " ".join(bundle_table(stem_edge.open_bundle(bundle)).split())
+    assert "per-layer embeddings of" in table
+    assert "16 or 32 wide RoPE in halves, window of" in table
     with pytest.raises(InputError, match="costs are counted for STEM layers"):
         cost_report(bundle, None, None)
 
