@@ -99,13 +99,12 @@ def exchange(source: str, target: str, **options: Any) -> Callable[[Model, Made]
 
 def values(made: Made) -> F32:
     spread = float(made.rows.std())
-    found = np.random.default_rng(4).normal(0, spread, made.rows.shape[1:])
-    return found.astype(np.float32)
+    return np.random.default_rng(4).normal(0, spread, made.rows.shape[1:]).astype(np.float32)
 
 
 def some(made: Made, rows: F32, own: int, layers: list[int]) -> F32:
     """Return a token's own rows, with those of these layers replaced."""
-    found = made.rows[own].copy()
+    found: F32 = made.rows[own].copy()
     found[layers] = rows[layers]
     return found
 
