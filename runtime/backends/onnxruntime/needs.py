@@ -47,7 +47,7 @@ def cpu_needs(
         kv_cache=footprint.kv_nbytes(context),
         fixed=_fixed(footprint, context, threads),
         chunk_token=_chunk_token(footprint, context, prefill=prefill),
-        logits=_logits(footprint.model, context),
+        logits=_logits(footprint, context),
         slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
@@ -59,7 +59,7 @@ def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
     Included are transposed keys and values, and a matrix in floats, twice, because some providers
     dequantize it to multiply.
     """
-    needs = cpu_needs(footprint, context, 1, prepared=False, prefill=False)
+    needs = cpu_needs(footprint.without_windows(), context, 1, prepared=False, prefill=False)
     config, seen = footprint.model, context + CHUNK_TOKENS
     windows = len({config.window(layer) for layer in range(config.n_layers)})
     layer = config.layer(0)
@@ -87,6 +87,7 @@ def device_needs(
     shared: bool,
 ) -> Needs:
     """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
+    footprint = footprint.without_windows()
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
     chunk_token = _chunk_token(footprint, context, prefill=False)
@@ -95,7 +96,7 @@ def device_needs(
         kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
         fixed=_fixed(footprint, context, 1) * width // FLOAT,
         chunk_token=chunk_token * width // FLOAT + 2 * slot,  # uploaded rows, and cut into slabs
-        logits=_logits(footprint.model, context),
+        logits=_logits(footprint, context),
         slot=slot,
     )
     logits = 2 * FLOAT * footprint.model.vocab_size
@@ -129,18 +130,20 @@ def _chunk_token(footprint: Footprint, context: int, *, prefill: bool) -> int:
     # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
     # most in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    return FLOAT * _layer_values(config, context, range(config.own_kv_layers), wide)
+    rows = footprint.kv_rows(context)
+    return FLOAT * _layer_values(config, rows, range(config.own_kv_layers), wide)
 
 
-def _logits(config: ModelConfig, context: int) -> int:
+def _logits(footprint: Footprint, context: int) -> int:
     """Return bytes for each position whose logits are wanted, except for the only one."""
+    config, rows = footprint.model, footprint.kv_rows(context)
     borrowing = range(config.own_kv_layers, config.n_layers)
-    values = _layer_values(config, context, borrowing, WIDE_ARRAYS) if borrowing else 0
+    values = _layer_values(config, rows, borrowing, WIDE_ARRAYS) if borrowing else 0
     return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size)
 
 
-def _layer_values(config: ModelConfig, context: int, numbers: range, wide: int) -> int:
-    """Return values of a token in some layers: the greatest of each kind of array.
+def _layer_values(config: ModelConfig, seen: int, numbers: range, wide: int) -> int:
+    """Return values of a token that sees so many, in some layers: the greatest of each array.
 
     They are hidden states and their norms; q, k and v; gate, row, their product, its codes; scores.
     """
@@ -148,7 +151,7 @@ def _layer_values(config: ModelConfig, context: int, numbers: range, wide: int) 
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
     values = 8 * config.dim + 2 * heads + wide * max(one.d_ff for one in layers)
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
-    return values + contexts + config.n_heads * context
+    return values + contexts + config.n_heads * seen
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:
