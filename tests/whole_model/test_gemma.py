@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from conformance import stepwise
@@ -30,6 +29,8 @@ from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.measuring.analysis.cost_report import cost_report
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import padded_ropes
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
 NAMES = ["gemma4-text", "gemma4-wide"]
 # Rounding to float32 alone moves logits by 1.6e-4, because scores are large: nothing divides them.
@@ -134,7 +135,7 @@ def test_the_graph_for_other_tools_gives_the_same_logits(name: str, bundle: Path
     """Layers that borrow K and V read what the lender made, although no memory is shared."""
     ids, expected = reference(name)
     opened, tokens = stem_edge.open_bundle(bundle), np.array(ids)
-    session = ort.InferenceSession(str(opened.file(BACKBONE_GRAPH)))
+    session = open_session(opened.file(BACKBONE_GRAPH), 1, [CPU])
     sizes: Any = {"T": len(ids), "capacity": len(ids), "context": len(ids)}
     types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
     feeds: dict[str, Any] = {
