@@ -45,6 +45,8 @@ examples:
 Several bundles are compared with the first. For --kinds, give a checkpoint instead of a bundle. A checkpoint as reference needs
 pip install 'stem-edge[export]'; it is computed in float32, and read again for every window."""
 
+FOR_BUNDLES = ("lines", "window", "stride", "against", "edit", "prefill_graph", "memory")
+
 if TYPE_CHECKING:
     from stem_edge.measuring.quality.kinds import KindCosts
 
@@ -88,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory = "RAM limit, reference included, like 600MB (default: half of the free RAM)"
     add("--memory", metavar="SIZE", help=memory)
     add_threads(parser)
-    add("--json", action="store_true", help="print a JSON list with an object for each bundle")
+    add("--json", action="store_true", help="print a JSON list with an object for each")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,16 +123,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_kinds(args: argparse.Namespace) -> int:
-    for path in map(Path, args.bundles):
+    paths = [Path(name) for name in args.bundles]
+    if given := [name for name in FOR_BUNDLES if getattr(args, name)]:
+        option = "--" + given[0].replace("_", "-")
+        raise InputError(f"{option} is for bundles, and --kinds is for checkpoints; leave one out")
+    for path in paths:
         if is_bundle(path):
             raise InputError(
                 f"{path}: is a bundle; --kinds measures what a checkpoint could become"
             )
         open_checkpoint(path)  # says what to install where exports are not
-        from stem_edge.measuring.quality.kinds import kind_costs
+    from stem_edge.measuring.quality.kinds import kind_costs
 
-        found = kind_costs(path, args.text, max_kl=args.max_kl)
-        print(json.dumps(asdict(found), indent=1) if args.json else kinds_report(found))
+    found = [kind_costs(path, args.text, max_kl=args.max_kl) for path in paths]
+    reports = "\n\n".join(map(kinds_report, found))
+    print(json.dumps([asdict(each) for each in found], indent=1) if args.json else reports)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Train a small Gemma 4 on texts, with every part that E2B and E4B have, to see what 4 bits cost.
 
-    python tools/experiments/train_gemma.py OUT --text FILE... --minutes 12
+    python tools/experiments/train_gemma.py OUT --text FILE... --minutes 40
 
 OUT receives checkpoint/ (for `stem-edge export` and `stem-edge eval --kinds`), train.txt and heldout.txt.
 It needs torch and transformers. Weights are never rounded in training.
@@ -53,7 +53,7 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE")
-    parser.add_argument("--minutes", type=float, default=12.0)
+    parser.add_argument("--minutes", type=float, default=40.0)
     args = parser.parse_args()
     torch.manual_seed(1)
     corpus = read_corpus(args.text)

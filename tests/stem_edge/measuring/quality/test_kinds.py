@@ -109,6 +109,8 @@ def test_the_command(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 bits everywhere cost more" in capsys.readouterr().out
     assert main([*command, "--max-kl", "1"]) != 0
     assert "--max-kl is a bound for --kinds" in capsys.readouterr().err
+    assert main([*command, "--kinds", "--window", "9"]) != 0
+    assert "--window is for bundles" in capsys.readouterr().err
 
 
 def test_what_is_refused(
