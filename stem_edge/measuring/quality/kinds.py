@@ -171,6 +171,9 @@ class _Text:
         self._source, self._ids, self._block, self._bar = source, ids, block, bar
         self._config = source.config
         self._used = np.unique(np.concatenate(ids))
+        self._index = np.full(self._config.vocab_size, len(self._used), np.int32)
+        self._index[self._used] = np.arange(len(self._used), dtype=np.int32)
+        self._embedding = self._gathered(source.backbone["embedding"])
 
     def within(self, kinds: Sequence[KindCost], bound: float) -> Iterator[Recipe]:
         """Yield those recipes whose divergence, all kinds together, is not above the bound."""
@@ -202,11 +205,8 @@ class _Text:
         return [float(total) / sum(map(len, self._ids)) for total in sums]
 
     def _begin(self, bits: Bits, ids: Sequence[int]) -> tuple[Tokens, F32]:
-        backbone: dict[str, Matrix] = dict(self._source.backbone)
-        if "embedding" in bits:
-            backbone["embedding"] = self._picked(
-                backbone["embedding"], bits["embedding"], self._block
-            )
+        embedding = self._picked(self._embedding, bits.get("embedding"), self._block)
+        backbone = {**self._source.backbone, "embedding": embedding}
         return Tokens(self._config, backbone, ids), embed(self._config, backbone, ids)
 
     def _head(self, bits: Bits) -> dict[str, Matrix]:
@@ -216,12 +216,16 @@ class _Text:
             backbone[name] = _Stored(backbone[name], bits["head"], self._block)
         return backbone
 
-    def _picked(self, matrix: Matrix, bits: int, block: int) -> Matrix:
-        """Quantize the rows of the text's tokens, all at once, and let no others be read."""
-        rows = np.concatenate([matrix.rows(at, at + 1) for at in self._used.tolist()])
-        index = np.full(matrix.shape[0], len(rows), np.int32)
-        index[self._used] = np.arange(len(rows), dtype=np.int32)
-        return IndexedMatrix(ArrayMatrix(whole(_Stored(ArrayMatrix(rows), bits, block))), index)
+    def _gathered(self, matrix: Matrix) -> F32:
+        """Read the rows of the text's tokens."""
+        return np.concatenate([matrix.rows(at, at + 1) for at in self._used.tolist()])
+
+    def _picked(self, rows: F32, bits: int | None, block: int) -> Matrix:
+        """Return gathered rows as a matrix by token, with these bits; no other row can be read."""
+        matrix: Matrix = ArrayMatrix(rows)
+        if bits is not None:
+            matrix = ArrayMatrix(whole(_Stored(matrix, bits, block)))
+        return IndexedMatrix(matrix, self._index)
 
     def _advance(
         self, layer: int, settings: Sequence[Bits], runs: list[list[tuple[Tokens, F32]]]
@@ -238,17 +242,14 @@ class _Text:
                 made[name, bits] = ArrayMatrix(whole(_Stored(exact[name], bits, self._block)))
             return made[name, bits]
 
+        tables: dict[int | None, Mapping[int, Matrix]] = {None: {}, FEW: {}, MANY: {}}
+        if layer in self._source.rows:
+            rows = self._gathered(self._source.rows[layer])
+            tables = {
+                bits: {layer: self._picked(rows, bits, GROUPS.get(bits or 0, 0))} for bits in tables
+            }
         for bits, run in zip(settings, runs, strict=True):
             weights = {name: weight(name, bits.get(kind_of(name))) for name in names}
-            tables = self._tables(layer, bits.get(ROWS))
             for number, (tokens, x) in enumerate(run):
-                run[number] = (
-                    tokens,
-                    layer_forward(self._config, layer, weights, tables, x, tokens),
-                )
-
-    def _tables(self, layer: int, bits: int | None) -> Mapping[int, Matrix]:
-        rows = self._source.rows
-        if bits is None or layer not in rows:
-            return rows
-        return {layer: self._picked(rows[layer], bits, GROUPS[bits])}
+                x = layer_forward(self._config, layer, weights, tables[bits.get(ROWS)], x, tokens)
+                run[number] = tokens, x
