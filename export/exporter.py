@@ -41,6 +41,7 @@ from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.job.trained_grid import keep_trained_grid
 from stem_edge.export.quality_check import accept
 from stem_edge.export.quantization.calibration import observe, probe_ids, read_token_ids
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -104,7 +105,8 @@ def export_bundle(
     bits: bits (4, 8 or 32) of kinds of matrices that differ from backbone and head: "embedding",
         "head", "qkv", "wo", "gate", "up", "down" and, with low-rank tables, "project".
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
-        128, and 32 in int4 tables. Smaller blocks are more exact and slower.
+        128, and 32 in int4 tables. Smaller blocks are more exact and slower. Weights that were
+        trained for 4 bits have the blocks of their training (job/trained_grid.py).
     asymmetric: give each block of the backbone a zero point, which takes half a byte with int4.
     quantizer: how the backbone's codes are found. "rtn": scales from the range of each block;
         "search": scales of least error, weighted by the size of the channels in the calibration
@@ -150,7 +152,7 @@ def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bu
             "--engine onnx"
         )
     _check_kinds(source, options.bits)
-    source = _with_special_tokens(source, converted)
+    source, options = keep_trained_grid(_with_special_tokens(source, converted), options)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None

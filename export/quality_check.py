@@ -39,6 +39,7 @@ BETTER = {
     "onnxruntime": "(--backbone int8, --tables int8), smaller blocks (--block-size 32)",
     "ggml": "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)",
 }
+WHERE = "stem-edge eval CHECKPOINT --text FILE --kinds shows what costs most"
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
 
@@ -88,7 +89,7 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         raise ExportError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
-            f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported"
+            f"{BETTER[job.options.runs_on]}, or raise max_kl; {WHERE}; nothing was exported"
         )
 
 

@@ -30,6 +30,7 @@ from stem_edge.export.checkpoints.hf_config import (
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.layers import LayerKind, RopeScaling
 
 TABLE = "embed_tokens_per_layer.weight"
@@ -236,7 +237,9 @@ class Gemma4(Windowed, kw_only=True, dict=True):
         inside = f"{self.inside}layers"
         found: dict[str, SourceMatrix] = {}
         shapes = config.backbone_shapes()
-        context = files.take(self.inside + CONTEXT) if config.ple_width else None
+        context, width = None, config.n_layers * config.ple_width
+        if width:
+            context = self._take(files, CONTEXT, (width, config.dim))
         for name in shapes:
             _, _, part = name.rpartition(".")
             number = name.split(".")[1] if part != name else ""
@@ -257,16 +260,21 @@ class Gemma4(Windowed, kw_only=True, dict=True):
     def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
         if not config.ple_width:
             return {}
-        table, width = files.take(self.inside + TABLE), config.ple_width
-        expected = (config.records, config.n_layers * width)
-        if table.shape != expected:
-            raise CheckpointError(
-                f"{table.path}: {table.name} is {list(table.shape)}; expected {list(expected)}, as "
-                "config.json says: check that both are of the same run"
-            )
+        width = config.ple_width
+        table = self._take(files, TABLE, (config.records, config.n_layers * width))
         return {
             layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
         }
+
+    def _take(self, files: TensorFiles, name: str, expected: tuple[int, int]) -> StoredTensor:
+        """Take a tensor that holds something of every layer. Raises CheckpointError."""
+        tensor = files.take(self.inside + name)
+        if tensor.shape != expected:
+            raise CheckpointError(
+                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(expected)}, as "
+                "config.json says: check that both are of the same run"
+            )
+        return tensor
 
     def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
         """Return the record of each token [V]; those beyond the table have its first."""

@@ -124,19 +124,18 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
     if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
         checkpoint = _untied(checkpoint)
     backbone = dict(checkpoint.backbone)
+    # Where keys are values, there is one matrix, which is that of the keys.
+    keys = {name: name.removesuffix("wv") + "wk" for name in backbone if name.endswith(".wv")}
+    shared = {v: k for v, k in keys.items() if backbone[v] is backbone[k]}
     for module, parts in modules.items():
         name = names.get(module, "")
-        if name not in backbone:
+        if name not in backbone or name in shared:
             raise CheckpointError(
                 f"{path}: {one_line(PREFIX + module)} is not a matrix of this model that can be "
                 f"merged; {ADVICE}"
             )
         backbone[name] = _merged(path, module, backbone[name], parts, options)
-    for name, matrix in checkpoint.backbone.items():
-        # One matrix is both where values are keys, so what was merged into one is in the other.
-        key = name.removesuffix("wv") + "wk"
-        if name.endswith(".wv") and matrix is checkpoint.backbone.get(key):
-            backbone[name] = backbone[key]
+    backbone |= {value: backbone[key] for value, key in shared.items()}
     note = f"with the LoRA adapter {folder.resolve().name} merged into {len(modules)} modules"
     notes = (*checkpoint.notes, note)
     return check_shapes(replace(checkpoint, backbone=backbone, notes=notes))

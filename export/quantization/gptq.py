@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.errors import ExportError
-from stem_edge.numerics.block_search import search_scales
-from stem_edge.numerics.quantize import F32, U8, Blocks, pack_codes, reciprocals
+from stem_edge.numerics.block_search import grid_scales, search_scales
+from stem_edge.numerics.quantize import F32, U8, Blocks, cut, pack_codes, reciprocals
 
 # Share of the mean diagonal that is added to the diagonal, as in the paper, because inputs that
 # the calibration text never had must not be taken for impossible.
@@ -60,19 +60,23 @@ def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool =
     """Quantize rows [n, K]; factor: inverse_factor of their inputs' H.
 
     The scales of a block are searched when its first column is reached, because earlier corrections
-    change its values. Rows do not depend on each other.
+    change its values; but blocks that training left on a grid of 4 bits are kept. Rows do not depend
+    on each other.
     """
     rest, width = matrix.copy(), matrix.shape[1]
     codes = np.empty((width, len(matrix)), np.uint8)
     scales, zeros = np.empty((2, width // block, len(matrix)), np.float32)
+    trained = np.zeros_like(scales)
+    if bits == 4:
+        trained = np.ascontiguousarray(grid_scales(cut(matrix, block)).T)
     step = max(TILE_COLUMNS, block)
     for start in range(0, width, step):
         here = slice(start, min(start + step, width))
         groups = slice(start // block, here.stop // block)
         tile = np.ascontiguousarray(rest[:, here].T)
-        errors = _solve_tile(
-            tile, factor[here, here], codes[here], scales[groups], zeros[groups], bits, asymmetric
-        )
+        exact, own = np.ascontiguousarray(matrix[:, here].T), trained[groups]
+        into = codes[here], scales[groups], zeros[groups]
+        errors = _solve_tile(tile, factor[here, here], exact, own, into, bits, asymmetric)
         rest[:, here.stop :] -= errors.T @ factor[here, here.stop :]
     packed = pack_codes(np.ascontiguousarray(zeros.T).astype(np.uint8), bits)
     return Blocks(
@@ -83,12 +87,20 @@ def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool =
 
 
 def _solve_tile(
-    tile: F32, factor: F32, codes: U8, scales: F32, zeros: F32, bits: int, asymmetric: bool
+    tile: F32,
+    factor: F32,
+    exact: F32,
+    trained: F32,
+    into: tuple[U8, F32, F32],
+    bits: int,
+    asymmetric: bool,
 ) -> F32:
-    """Quantize a tile of columns, transposed to [t, n], into views of the results.
+    """Quantize a tile of columns, transposed to [t, n], into views of codes, scales and zero points.
 
+    exact [t, n]: the columns before corrections, of which blocks with a trained scale are made.
     Returns their errors [t, n], each divided by its diagonal entry of the factor.
     """
+    codes, scales, zeros = into
     width, block = len(tile), len(tile) // len(scales)
     errors = np.empty_like(tile)
     # Weight of a column's squared error in the loss that is left after all corrections.
@@ -100,9 +112,12 @@ def _solve_tile(
             values = np.ascontiguousarray(tile[column : column + block].T)[:, None]
             found = search_scales(values, bits, weights[group, None], asymmetric=asymmetric)
             scales[group], zeros[group] = (each[:, 0] for each in found)
+            kept = trained[group] != 0
+            np.copyto(scales[group], trained[group], where=kept)
+            np.copyto(zeros[group], 1 << (bits - 1), where=kept)
             inverse = reciprocals(scales[group])
             scales[group][inverse == 0] = 0
-        code = np.rint(tile[column] * inverse)
+        code = np.rint(np.where(kept, exact[column], tile[column]) * inverse)
         code += zeros[group]
         np.clip(code, 0, top, out=code)
         codes[column] = code

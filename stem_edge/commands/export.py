@@ -22,6 +22,7 @@ from stem_edge.export.job.options import (
     ExportOptions,
 )
 from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT
+from stem_edge.export.quality_check import WHERE
 from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
@@ -219,6 +220,7 @@ def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
     lines = [f"near {found}"]
     if same < LOW_AGREEMENT:
         lines = [f"far from {found}; more bits (--backbone, --tables) or a --calibration text help"]
+        lines += [WHERE]
     counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
     if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
         lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]

@@ -19,7 +19,11 @@ from stem_edge.numerics.quantize import F32, Blocks, cut, encode, extremes, pack
 # leaves some codes unused; more clips the greatest values so that the others are more exact.
 OFFSETS = np.array([0, *np.arange(-1.5, 0, 0.25), *np.arange(0.25, 3.25, 0.25)], np.float32)
 REFITS = 2  # rounds of new codes and a new scale after the best candidate
-FEW, NEAR = 4, 1e-3  # values of a block that are looked at first, and how near to a code they are
+# Values of a block that are looked at first, and how near to a code they are, as a share of it: both
+# they and the value that the scale is taken from may be rounded to bfloat16, by 2**-8 each.
+FEW, NEAR = 4, 2**-6.9
+BFLOAT16_HALF = 0x8000  # of the last place of a bfloat16, in the bits of a float32
+TIE = 1e-10  # share by which an interval without its ends is narrower
 TILE_VALUES = 1 << 16  # at a time, so that all candidates find them in the CPU's cache
 
 
@@ -69,30 +73,61 @@ def search_scales(
             best.consider(reciprocals(best.scales), best.zeros if asymmetric else usual[1])
         best.settle(*usual)
         scales[here], zeros[here] = best.scales * peaks, best.zeros
-        if bits == 4 and not asymmetric:
-            exact = grid_scales(blocks[here])
-            np.copyto(scales[here], exact, where=exact != 0)
+        if bits == 4:
+            trained = grid_scales(blocks[here])
+            np.copyto(scales[here], trained, where=trained != 0)
+            np.copyto(zeros[here], usual[1] if not asymmetric else 8, where=trained != 0)
     return scales, zeros
 
 
 def grid_scales(blocks: F32) -> F32:
     """Return the scale [N, G] of blocks [N, G, block] that are multiples -8 to 7 of it; 0 of others.
 
-    Training for 4 bits leaves such weights. They come out exactly as they are with their own scale,
-    which a search misses by a rounding.
+    Training for 4 bits leaves such weights, which a search would miss by a rounding. Those that were
+    rounded when they were saved are the multiples, rounded alike.
     """
-    found, peaks = np.zeros(blocks.shape[:2], np.float32), extremes(blocks)
+    peaks = extremes(blocks)
+    found, rounded = np.zeros_like(peaks), np.zeros_like(peaks)
     for code in range(8, 0, -1):  # of the value of greatest magnitude, less its sign
         scale = peaks / np.float32(-code)
         inverse = reciprocals(scale)
-        # Hardly a block of other weights passes this, so that the exact test below costs nothing.
+        # Hardly a block of other weights passes this, so that the tests below cost nothing.
         few = blocks[:, :, :FEW] * inverse[:, :, None]
-        near = (np.abs(few - np.rint(few)) < NEAR).all(axis=2) & (inverse != 0) & (found == 0)
-        values, own = blocks[near], scale[near][:, None]
+        codes = np.rint(few)
+        near = (np.abs(few - codes) <= NEAR * np.abs(codes)).all(axis=2)
+        near &= (inverse != 0) & (found == 0)
+        values, own = blocks[near], scale[near]
         codes = np.rint(values * inverse[near][:, None])
-        exact = (codes * own == values).all(axis=1) & (codes.max(axis=1, initial=0) < 8)
-        found[near] = np.where(exact, own[:, 0], 0)
+        fits = (codes.max(axis=1, initial=0) < 8) & ((codes == 0) == (values == 0)).all(axis=1)
+        exact = (codes * own[:, None] == values).all(axis=1)
+        found[near] = np.where(fits & exact, own, 0)
+        if (rest := fits & ~exact).any():
+            near[near] = rest
+            other = _rounded_scale(values[rest], codes[rest], own[rest])
+            rounded[near] = np.where(rounded[near] != 0, rounded[near], other)
+    np.copyto(found, rounded, where=found == 0)
     return found
+
+
+def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
+    """Return the scale [n] of codes [n, block] whose products were rounded to values; 0 if none is.
+
+    Each value leaves an interval for the scale. Of what all allow, a float16 is taken if there is
+    one, because that is what Q4_0 has, else the middle. near [n]: the scales but for rounding.
+    """
+    bits = np.abs(values).view(np.int32)
+    union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
+    # The last bit in use tells what they were rounded to: bfloat16, float16 or float32.
+    half = np.clip((union & -union) // 2, 1, BFLOAT16_HALF)
+    ties = 1 - TIE * (bits // (2 * half) % 2)  # are rounded to even, so not to an odd value
+    counts = np.where(codes == 0, np.nan, np.abs(codes).astype(np.float64))
+    least = np.fmax.reduce((bits - half).view(np.float32) / counts / ties, axis=1)
+    most = np.fmin.reduce((bits + half).view(np.float32) / counts * ties, axis=1)
+    middle = (least + most) / 2
+    with np.errstate(over="ignore"):
+        short = middle.astype(np.float16).astype(np.float64)
+    scale = np.where((least <= short) & (short <= most), short, middle)
+    return np.asarray(np.where(least <= most, np.copysign(scale, near), 0), np.float32)
 
 
 def _symmetric(units: F32, bits: int) -> Iterator[tuple[F32, F32]]:

@@ -7,6 +7,7 @@ for the wanted positions only.
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from itertools import cycle, takewhile
 from pathlib import Path
@@ -22,6 +23,7 @@ from installed import DATA, needs_ggml
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, ExportError, InputError
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
@@ -180,6 +182,24 @@ def test_quantized_graphs_are_near_the_model(kind: WeightType, tmp_path: Path) -
         with stem_edge.load(tmp_path / "bundle", prefill_graph=prefill) as loaded:
             found = loaded.logits(ids)
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[kind, prefill]
+
+
+def test_an_export_that_ruins_the_model_is_refused_or_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 bits everywhere, in a model of sharp scores, leave other text."""
+    text = str(tmp_path / "ids.npy")
+    np.save(text, np.random.default_rng(0).integers(307, size=64))
+    command = ["export", str(checkpoint("gemma4-text")), str(tmp_path / "out"), "--tables", "int4"]
+    command += ["--bits", "ple_context=4,ple_gate=4,ple_out=4"]
+    command += ["--calibration", text, "--quantizer", "search"]
+    assert main([*command, "--max-kl", "0.1"]) != 0
+    assert re.search("divergence from .* is [.0-9]+ nats .* allows 0.1", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "far from the checkpoint" in printed
+    assert "--kinds shows what costs most" in printed
 
 
 def test_a_greedy_text_is_that_of_the_reference(name: str, bundle: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import exports
 import numpy as np
 import pytest
 import torch
 from hf_folders import edit, edit_tensors, make_gemma, refused, wrap_gemma
 from installed import DATA
 from safetensors.torch import save_file
+from torch import Tensor
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.lora import merge_lora
@@ -82,23 +86,59 @@ def test_the_text_model_of_a_multimodal_one(gemma: Path) -> None:
     assert (logits(found, IDS) == logits(alone, IDS)).all()
 
 
+def write_adapter(folder: Path, module: str, left: Tensor, right: Tensor) -> Path:
+    """Write an adapter that adds left @ right to a module."""
+    folder.mkdir()
+    name = f"base_model.model.model.{module}.lora_"
+    tensors = {f"{name}A.weight": right, f"{name}B.weight": left}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    options = {"peft_type": "LORA", "r": len(right), "lora_alpha": len(right)}
+    (folder / "adapter_config.json").write_text(json.dumps(options))
+    return folder
+
+
 def test_an_adapter_of_keys_that_are_values_changes_both(tmp_path: Path) -> None:
     model = make_gemma(**KINDS["K is V"])
     model.save_pretrained(tmp_path / "model")
     keys = model.model.layers[1].self_attn.k_proj.weight  # of a layer of full attention
     left, right = torch.ones(keys.shape[0], 2), torch.full((2, keys.shape[1]), 0.05)
-    module = "base_model.model.model.layers.1.self_attn.k_proj.lora_"
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    tensors = {f"{module}A.weight": right, f"{module}B.weight": left}
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    options = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["k_proj"]}
-    (adapter / "adapter_config.json").write_text(json.dumps(options))
+    adapter = write_adapter(tmp_path / "adapter", "layers.1.self_attn.k_proj", left, right)
     with torch.no_grad():
         keys += left @ right
         expected = model(torch.tensor([IDS])).logits[0].numpy()
     merged = merge_lora(read_checkpoint(tmp_path / "model"), adapter)
     assert np.abs(logits(merged, IDS) - expected).max() < 5e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [
+        ("K is V", "layers.1.self_attn.v_proj"),
+        ("as it is", "layers.5.self_attn.k_proj"),  # of a layer that borrows
+        ("as it is", "embed_tokens_per_layer"),
+        ("as it is", "per_layer_model_projection"),
+    ],
+)
+def test_an_adapter_of_what_the_model_has_not_is_refused(
+    tmp_path: Path, kind: str, module: str
+) -> None:
+    make_gemma(**KINDS[kind]).save_pretrained(tmp_path / "model")
+    read = read_checkpoint(tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", module, torch.ones(32, 1), torch.ones(1, 32))
+    exports.refused(
+        lambda: merge_lora(read, adapter), adapter, f"model.{module} is not a matrix of this model"
+    )
+
+
+def test_ids_beyond_the_table_have_its_first_row(tmp_path: Path) -> None:
+    model = make_gemma(**KINDS["fewer rows than ids"])
+    model.save_pretrained(tmp_path)
+    short = read_checkpoint(tmp_path)
+    table = "model.embed_tokens_per_layer.weight"
+    edit(tmp_path, vocab_size_per_layer_input=97)
+    edit_tensors(tmp_path, lambda t: t.update({table: torch.cat([t[table], t[table][[0] * 7]])}))
+    ids = [3, 89, 90, 96, 5]
+    assert (logits(short, ids) == logits(read_checkpoint(tmp_path), ids)).all()
 
 
 @pytest.mark.parametrize(
@@ -118,10 +158,19 @@ def test_an_adapter_of_keys_that_are_values_changes_both(tmp_path: Path) -> None
         ({"hidden_size_per_layer_input": -256}, "math domain error"),
         ({"dtype": None}, "no dtype"),
         ({"inside": "foo."}, "inside is 'foo.'; expected no such key"),
-        ({"hidden_size_per_layer_input": 16}, "[307, 224]; expected [307, 112]"),
+        ({"hidden_size_per_layer_input": 16}, "[224, 64]; expected [112, 64]"),
         ({"vocab_size_per_layer_input": 308}, "ple_records is 308 of 307"),
         ({"intermediate_size": 100}, "gate is [96, 64], expected [100, 64]"),
         ({"altup_num_inputs": 4}, "altup_num_inputs is 4; expected no such key"),
+        ({"hidden_size_per_layer_input": 0}, "embed_tokens_per_layer.weight is not part"),
+        ({"vocab_size_per_layer_input": 200}, "[307, 224]; expected [200, 224]"),
+        ({"vocab_size": 400}, "embedding is [307, 64], expected [400, 64]"),
+        ({"num_hidden_layers": 8}, "expected full_attention or sliding_attention for each of 8"),
+        ({"head_dim": 24}, "layers.(0-1, 3-5).wq is [64, 64], expected [96, 64]"),
+        ({"num_kv_shared_layers": 1}, "no tensor model.layers.4.self_attn.k_proj.weight"),
+        ({"use_double_wide_mlp": False}, "layers.(4-6).gate is [192, 64], expected [96, 64]"),
+        ({"tie_word_embeddings": False}, "no tensor lm_head.weight"),
+        ({"attention_k_eq_v": True}, "layers.2.self_attn.v_proj.weight is not part"),
     ],
 )
 def test_what_is_refused(gemma: Path, changes: dict[str, Any], words: str) -> None:
@@ -129,9 +178,58 @@ def test_what_is_refused(gemma: Path, changes: dict[str, Any], words: str) -> No
     refused(gemma, words)
 
 
-def test_tensors_that_are_missing_or_too_many(gemma: Path) -> None:
-    edit_tensors(gemma, lambda tensors: tensors.pop("model.embed_tokens_per_layer.weight"))
-    refused(gemma, "no tensor model.embed_tokens_per_layer.weight")
+Tensors = dict[str, Tensor]
+
+
+def cut(name: str, rows: int | None = None, columns: int | None = None) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name: tensors[name][:rows, :columns].clone()})
+
+
+def without(name: str) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.pop(name)
+
+
+PLE_TABLE = "model.embed_tokens_per_layer.weight"
+PLE_CONTEXT = "model.per_layer_model_projection.weight"
+PLE_GATE = "model.layers.3.per_layer_input_gate.weight"
+SCALE = "model.layers.3.layer_scalar"
+DAMAGED: list[tuple[Callable[[Tensors], Any], str]] = [
+    (without(PLE_TABLE), f"no tensor {PLE_TABLE}"),
+    (without(PLE_CONTEXT), f"no tensor {PLE_CONTEXT}"),
+    (without(PLE_GATE), f"no tensor {PLE_GATE}"),
+    (without(SCALE), f"no tensor {SCALE}"),
+    (cut(PLE_TABLE, rows=306), f"{PLE_TABLE} is [306, 224]; expected [307, 224]"),
+    (cut(PLE_TABLE, columns=192), f"{PLE_TABLE} is [307, 192]; expected [307, 224]"),
+    (cut(PLE_CONTEXT, rows=192), f"{PLE_CONTEXT} is [192, 64]; expected [224, 64]"),
+    (lambda t: t.update({PLE_CONTEXT: torch.ones(256, 64)}), "is [256, 64]; expected [224, 64]"),
+    (cut(PLE_CONTEXT, columns=63), f"{PLE_CONTEXT} is [224, 63]; expected [224, 64]"),
+    (cut(PLE_GATE, rows=31), "layers.3.ple_gate is [31, 64], expected [32, 64]"),
+    (lambda t: t.update({SCALE: torch.ones(2)}), "layers.3.layer_scale is [2], expected [1]"),
+    (lambda t: t.update({PLE_TABLE: t[PLE_TABLE].to(torch.int8)}), f"{PLE_TABLE} is I8; expected"),
+    (lambda t: t.update({"model.layers.3.altup": torch.ones(2)}), "layers.3.altup is not part"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGED, ids=[words for _, words in DAMAGED])
+def test_tensors_that_are_missing_or_differ(
+    gemma: Path, change: Callable[[Tensors], Any], words: str
+) -> None:
+    edit_tensors(gemma, change)
+    refused(gemma, words)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_shards_that_are_not_whole(tmp_path: Path, damage: str) -> None:
+    make_gemma().save_pretrained(tmp_path, max_shard_size="40KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    size = shard.stat().st_size
+    read_checkpoint(tmp_path)
+    if damage == "missing":
+        shard.unlink()
+        refused(tmp_path, f"{shard}: missing", "model.safetensors.index.json names")
+    else:
+        os.truncate(shard, size - 7)
+        refused(tmp_path, f"{shard}: not a safetensors file", f"{size}, the file at {size - 7}")
 
 
 def test_keys_and_values_that_nobody_reads_may_be_there(gemma: Path) -> None:

@@ -139,3 +139,17 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ExportError, match=r"needs torch, which cannot be .* --quantizer search"):
         inverse_factor(np.eye(4, dtype=np.float32))
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_blocks_on_a_grid_are_kept(asymmetric: bool) -> None:
+    """Only the others make up for each other's rounding."""
+    x, exact = correlated(0), matrix()
+    scales = np.random.default_rng(1).uniform(0.05, 0.1, (N, 4, 1)).astype(np.float16)
+    codes = np.clip(np.rint(exact[:, :128].reshape(N, 4, 32) / scales), -8, 7)
+    trained = (codes * scales.astype(np.float32)).astype(np.float32)
+    exact[:, :128] = trained.astype(np.float16).reshape(N, 128)  # rounded, so not exact
+    found = solve(exact, inverse_factor(x.T @ x), 4, 32, asymmetric=asymmetric)
+    stored = dequantize_blocks(found.codes, found.scales, 4, found.zero_points)
+    assert np.array_equal(stored[:, :128], trained.reshape(N, 128))
+    assert loss(x, exact, found, 4) < loss(x, exact, Blocks(*quantize_blocks(exact, 4, 32)), 4)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from matrices import random_matrix
 
-from stem_edge.numerics.block_search import search_blocks, search_scales
+from stem_edge.numerics.block_search import grid_scales, search_blocks, search_scales
 from stem_edge.numerics.quantize import (
     F32,
     Blocks,
     dequantize_blocks,
     encode,
+    extremes,
     quantize_asymmetric,
     quantize_blocks,
 )
@@ -129,13 +132,52 @@ def test_no_rows_give_no_rows(bits: int) -> None:
     assert (found.codes.shape, found.scales.shape) == ((0, 64 * bits // 8), (0, 4))
 
 
+def bfloat16(values: F32) -> F32:
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+ROUNDED: dict[str, Callable[[F32], F32]] = {
+    "float32": lambda values: values,
+    "bfloat16": bfloat16,
+    "float16": lambda values: values.astype(np.float16).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("rounded", ROUNDED)
+@pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("codes", [(0, 16), (1, 16), (3, 13), (7, 10)])
-def test_weights_on_a_grid_of_four_bits_come_out_as_they_are(codes: tuple[int, int]) -> None:
-    """Training for int4 leaves them; whatever codes a block has, its own scale is found."""
+def test_weights_on_a_grid_of_four_bits_come_out_as_they_are(
+    codes: tuple[int, int], asymmetric: bool, rounded: str
+) -> None:
+    """Training for int4 leaves them; whatever codes a block has, its own scale is found.
+
+    Those that were rounded when they were saved come out as multiples that round to the same.
+    """
     random = np.random.default_rng(0)
     drawn = random.integers(*codes, (16, 8, 32)).astype(np.float32) - 8
     scales = random.uniform(0.01, 0.1, (16, 8, 1)).astype(np.float16).astype(np.float32)
-    matrix = (drawn * scales).reshape(16, 256)
+    matrix = ROUNDED[rounded]((drawn * scales).reshape(16, 256))
     for weights in (None, random.uniform(0.1, 1, 256).astype(np.float32)):
-        found = search_blocks(matrix, 4, 32, weights)
-        assert (dequantize_blocks(found.codes, found.scales, 4) == matrix).all()
+        found = stored(search_blocks(matrix, 4, 32, weights, asymmetric=asymmetric), 4)
+        assert (ROUNDED[rounded](found) == matrix).all()
+
+
+def test_other_weights_lie_on_no_grid() -> None:
+    matrix = bfloat16(np.random.default_rng(0).standard_normal((512, 64, 16)).astype(np.float32))
+    assert not grid_scales(matrix).any()
+    grid = bfloat16(np.arange(-8, 8, dtype=np.float32) * np.float32(0.013))
+    assert grid_scales(grid[None, None]).all()
+    grid[3] *= 1 + 2**-7  # by one of the last places
+    assert not grid_scales(grid[None, None]).any()
+
+
+def test_rounded_weights_come_out_nearer_to_the_grid_than_they_are() -> None:
+    blocks = np.random.default_rng(0).standard_normal((64, 64, 32)).astype(np.float32)
+    scales = (extremes(blocks) / -8).astype(np.float16).astype(np.float32)[:, :, None]
+    trained = np.clip(np.rint(blocks / scales), -8, 7) * scales
+    saved = bfloat16(trained)
+    found = grid_scales(saved)[:, :, None]
+    errors = [(np.rint(saved / found) * found - trained), saved - trained]
+    ours, theirs = (float((error**2).mean()) ** 0.5 for error in errors)
+    assert ours < 0.5 * theirs

@@ -1,0 +1,104 @@
+"""Weights that training left on a grid of 4 bits, and the options of an export that keep them.
+
+Such checkpoints hold weights in wider types, as multiples of a scale that a block of values shares.
+Stored in blocks of the same size, they are as they were trained; other blocks lose what the training
+was for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.graph.formats import MATRIX_KINDS, PLE_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.layer import kind_of
+from stem_edge.numerics.block_search import grid_scales
+from stem_edge.numerics.quantize import F32, cut, extremes
+from stem_edge.numerics.reference import Matrix
+
+BLOCKS = (128, 64, 32, 16)
+ROWS = 8  # of a matrix, from all over it
+LAYERS = 3  # that are looked at: the first, the last, and one between
+ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
+
+
+def keep_trained_grid(
+    source: Checkpoint, options: ExportOptions
+) -> tuple[Checkpoint, ExportOptions]:
+    """Choose what keeps weights that were trained for 4 bits, where nothing else is asked for.
+
+    Matrices get blocks of the size in training, and 4 bits; so do the rows of tables. Notes of the
+    checkpoint say so, or that what was asked for loses what the training was for.
+    """
+    said: list[str] = []
+    if isinstance(options.format, BackboneFormat) and options.format.weights == "int4":
+        options, said = _matrices(trained_kinds(source), options)
+    stem = source.config.stem_layers and not source.config.n_experts
+    if stem and options.tables is None and not options.add:
+        kept = replace(options, tables="int4")
+        size = kept.stored_tables.group_size if kept.stored_tables else 0
+        blocks = [_block(table) for table in _some(source.tables.values())]
+        if all(block and block % size == 0 for block in blocks):
+            options = kept
+            said += ["rows were trained for 4 bits and are kept as trained"]
+    return replace(source, notes=(*source.notes, *said)), options
+
+
+def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
+    """Return each kind of matrix whose values lie on a grid of 4 bits, with the size of its blocks.
+
+    Some rows of some layers are read. Matrices that an adapter changed lie on no grid.
+    """
+    matrices: dict[str, list[Matrix]] = {}
+    for name, shape in source.config.backbone_shapes().items():
+        if len(shape) == 2:
+            matrices.setdefault(name.rpartition(".")[2], []).append(source.backbone[name])
+    blocks: dict[MatrixKind, list[int]] = {}
+    for part, alike in matrices.items():
+        blocks.setdefault(kind_of(part), []).extend(map(_block, _some(alike)))
+    return {kind: min(blocks[kind]) for kind in MATRIX_KINDS if min(blocks.get(kind, [0]))}
+
+
+def _matrices(
+    found: dict[MatrixKind, int], options: ExportOptions
+) -> tuple[ExportOptions, list[str]]:
+    small: dict[MatrixKind, int] = {kind: 4 for kind in PLE_KINDS if kind in found}
+    wanted = replace(options, bits=small | dict(options.bits or {}))
+    format = cast(BackboneFormat, wanted.format)
+    kept = [kind for kind in found if format.bits(kind) == 4]
+    if not kept:
+        return options, []
+    block, asked = min(found[kind] for kind in kept), options.block_size
+    said = f"{', '.join(kept)} were trained for 4 bits in blocks of {block}"
+    if asked is not None and block % asked:
+        return options, [f"{said}, which blocks of {asked} lose; leave out --block-size"]
+    if options.quantizer == "rtn":
+        return options, [f"{said}, which rounding to nearest loses; leave out --quantizer"]
+    return replace(wanted, block_size=asked or block), [f"{said} and are kept as trained"]
+
+
+def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
+    """Return the matrices of a few layers, from the first to the last."""
+    found = list(matrices)
+    return [
+        found[at] for at in sorted({n * (len(found) - 1) // (LAYERS - 1) for n in range(LAYERS)})
+    ]
+
+
+def _block(matrix: Matrix) -> int:
+    """Return the greatest size of blocks whose values lie on a grid; 0 if there is none."""
+    count, width = matrix.shape
+    starts = range(0, count, max(1, count // ROWS))[:ROWS]
+    rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])
+    for block in BLOCKS:
+        if width % block == 0:
+            blocks = cut(rows, block)
+            used = extremes(blocks) != 0
+            if used.any() and (grid_scales(blocks)[used] != 0).mean() >= ENOUGH:
+                return block
+    return 0

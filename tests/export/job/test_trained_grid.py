@@ -1,0 +1,153 @@
+"""Weights that were trained for 4 bits: found, and exported as they were trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hf_folders import make_gemma
+from installed import DATA
+from safetensors.torch import save_file
+from torch import Tensor
+
+import stem_edge
+from stem_edge.bundle.table_arrays import open_tables
+from stem_edge.export.checkpoints.lora import merge_lora
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.trained_grid import keep_trained_grid, trained_kinds
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 307, "vocab_size_per_layer_input": 307, "hidden_size": 64,
+    "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+    "global_head_dim": 32, "hidden_size_per_layer_input": 32,
+}  # fmt: skip
+BFLOAT16 = 2**-8  # half of its last place
+ALL = {"embedding", "qkv", "wo", "gate", "up", "down", "ple_context", "ple_gate", "ple_out"}
+TABLE = "embed_tokens_per_layer.weight"
+
+
+def on_grid(matrix: Tensor, block: int = 32) -> Tensor:
+    """Round as Q4_0 does: codes -8 to 7, a float16 scale for each block."""
+    blocks = matrix.view(matrix.shape[0], -1, block)
+    peaks = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))
+    scales = (peaks / -8).half().float()
+    return ((blocks / scales).round().clamp(-8, 7) * scales).view_as(matrix)
+
+
+def checkpoint(
+    folder: Path, dtype: torch.dtype, names: tuple[str, ...] = (), block: int = 32
+) -> Path:
+    """Write a model whose matrices lie on a grid; names: parts of the names of those that do."""
+    model = make_gemma(**SIZES)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.ndim == 2 and (not names or any(part in name for part in names)):
+                tensor.copy_(on_grid(tensor, block).to(dtype))
+    model.to(dtype).save_pretrained(folder)
+    shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", folder)
+    return folder
+
+
+def chosen(folder: Path, **options: Any) -> tuple[ExportOptions, str]:
+    """Return the options that an export would take, and what it would say."""
+    source, found = keep_trained_grid(read_checkpoint(folder), ExportOptions(**options))
+    return found, "; ".join(source.notes)
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [(torch.float32, 0.0), (torch.bfloat16, BFLOAT16)])
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_an_export_keeps_the_grid(
+    tmp_path: Path, dtype: torch.dtype, lost: float, asymmetric: bool, calibrated: bool
+) -> None:
+    folder = checkpoint(tmp_path / "checkpoint", dtype)
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(90, size=512))
+    text = tmp_path / "ids.npy" if calibrated else None
+    options: dict[str, Any] = {"asymmetric": asymmetric, "calibration": text}
+    bundle = stem_edge.export_bundle(folder, tmp_path / "out", prefill_graph=False, **options)
+    backbone, tables = bundle.manifest.backbone, bundle.manifest.tables
+    assert backbone is not None
+    assert tables is not None
+    assert (backbone.block_size, backbone.type_of("ple_gate"), tables.row_type) == (
+        32,
+        "int4",
+        "int4",
+    )
+    report = bundle.manifest.report
+    assert all(error.worst <= lost for error in report.errors.values())
+    assert report.errors.keys() == ALL | {"head", "tables"}
+    assert "trained for 4 bits in blocks of 32 and are kept as trained" in " ".join(report.notes)
+
+
+def test_rows_are_those_of_training(tmp_path: Path) -> None:
+    """Rounding what is stored gives the checkpoint, bit for bit."""
+    folder = checkpoint(tmp_path / "checkpoint", torch.bfloat16)
+    stem_edge.export_bundle(folder, tmp_path / "out", prefill_graph=False)
+    source = read_checkpoint(folder)
+    with open_tables(tmp_path / "out") as tables:
+        stored = torch.from_numpy(np.array(tables[5, 3]))
+    assert torch.equal(stored.bfloat16().float(), torch.from_numpy(source.tables[3].rows(5, 6)[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "words"),
+    [
+        ({}, 32, "kept"),
+        ({"block_size": 32}, 32, "kept"),
+        ({"block_size": 16}, 16, "kept"),
+        (
+            {"block_size": 64},
+            64,
+            "in blocks of 32, which blocks of 64 lose; leave out --block-size",
+        ),
+        ({"quantizer": "rtn"}, 128, "which rounding to nearest loses; leave out --quantizer"),
+        ({"backbone": "int8", "tables": "int8"}, 128, ""),
+    ],
+)
+def test_what_is_asked_for_goes_first(
+    tmp_path: Path, options: dict[str, Any], size: int, words: str
+) -> None:
+    found, said = chosen(checkpoint(tmp_path, torch.bfloat16), **options)
+    assert getattr(found.format, "block_size", 0) == size
+    assert words in said if words else not said
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_kinds_that_lie_on_a_grid(tmp_path: Path, block: int) -> None:
+    """Others are as in every export, and are not said to be kept."""
+    folder = checkpoint(tmp_path, torch.bfloat16, ("mlp", "per_layer_input_gate"), block)
+    assert trained_kinds(read_checkpoint(folder)) == dict.fromkeys(
+        ("gate", "up", "down", "ple_gate"), block
+    )
+    found, said = chosen(folder, bits={"ple_gate": 8})
+    assert (
+        said
+        == f"gate, up, down were trained for 4 bits in blocks of {block} and are kept as trained"
+    )
+    assert found.bits == {"ple_gate": 8}
+    assert found.tables is None
+
+
+def test_other_weights_lie_on_no_grid(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, torch.bfloat16, ("nothing",))
+    assert chosen(folder) == (ExportOptions(), "")
+
+
+def test_an_adapter_leaves_the_grid(tmp_path: Path) -> None:
+    folder, adapter = checkpoint(tmp_path / "checkpoint", torch.float32), tmp_path / "adapter"
+    adapter.mkdir()
+    tensors: dict[str, Tensor] = {}
+    for layer in range(6):
+        module = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_"
+        tensors |= {f"{module}A.weight": torch.ones(1, 64), f"{module}B.weight": torch.ones(64, 1)}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    options = {"peft_type": "LORA", "r": 1, "lora_alpha": 0.01}
+    (adapter / "adapter_config.json").write_text(json.dumps(options))
+    found = trained_kinds(merge_lora(read_checkpoint(folder), adapter))
+    assert found.keys() == ALL - {"qkv"}
