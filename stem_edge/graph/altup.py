@@ -1,0 +1,140 @@
+"""AltUp and LAuReL as graph nodes: several hidden states of a token, of which a layer computes one.
+
+Between graphs the streams lie side by side, [1, T, streams * dim]; between the layers of a graph
+they are [1, T, streams, dim]. stem_edge.numerics.altup has the mathematics.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph.ir import CONTRIB, Graph
+from stem_edge.graph.layer import NORM, LayerGraph
+from stem_edge.graph.linear import Products
+from stem_edge.graph.ple import ple
+from stem_edge.numerics.altup import LEAST_SQUARE
+
+
+def expanded(products: Products, config: ModelConfig, x: str, result: str) -> str:
+    """Emit the streams of embedded tokens x [1, T, dim] -> result [1, T, streams * dim]."""
+    graph, count, dim = products.graph, config.streams - 1, config.dim
+    names = tuple(f"streams.{stream}.altup_in" for stream in range(1, config.streams))
+    others = products.product("altup_in", "altup_in", x, names, (count * dim, dim))
+    others = _matched(graph, graph.reshape(others, [0, 0, count, dim], "altup_in.cut"), x)
+    flat = graph.reshape(others, [0, 0, count * dim], "altup_in.flat")
+    return graph.add("Concat", [x, flat], result, axis=-1)
+
+
+def merged(products: Products, config: ModelConfig, x: str) -> str:
+    """Emit the mean of the streams x [1, n, streams * dim] -> [1, n, dim]."""
+    graph, count, dim = products.graph, config.streams - 1, config.dim
+    streams = [f"streams.{stream}" for stream in range(config.streams)]
+    # By number instead of sizes: see ple.contexts.
+    graph.node("Split", [x], streams, axis=-1, num_outputs=config.streams)
+    first, *others = streams
+    made = [
+        products.product(f"{one}.altup_out", "altup_out", one, (f"{one}.altup_out",), (dim, dim))
+        for one in others
+    ]
+    joined = graph.add("Concat", made, "altup_out.joined", axis=-1)
+    cut = graph.reshape(joined, [0, 0, count, dim], "altup_out.cut")
+    total = graph.add(
+        "ReduceSum", [_matched(graph, cut, first), graph.sizes([2])], "altup_out.sum", keepdims=0
+    )
+    total = graph.add("Add", [first, total], "altup_out.total")
+    return graph.add("Mul", [total, graph.float(1 / config.streams)], "altup_out.mean")
+
+
+class AltUp:
+    """Prediction and correction of the streams [1, T, streams, dim] around one layer."""
+
+    def __init__(self, layer: LayerGraph, streams: str) -> None:
+        self._layer, self._graph, self._at = layer, layer.graph, layer.at + "altup"
+        self._count, self._dim = layer.config.streams, layer.config.dim
+        # Placed once, because both steps read them.
+        self._norm = layer.vector("altup_norm")
+        self._router = layer.matrix("altup_router")
+        self._streams = self._predicted(streams)
+        self.active = self._active(
+            self._streams, ".active"
+        )  # [1, T, dim], what the layer computes with
+
+    def corrected(self, computed: str) -> str:
+        """Emit the streams as what the active one became [1, T, dim] corrects them."""
+        graph, at = self._graph, self._at
+        factors = self._product(self._routed(computed, ".computed"), "altup_correct")
+        factors = graph.add("Add", [factors, graph.float(1.0)], at + ".factors")
+        factors = graph.reshape(factors, [0, 0, self._count, 1], at + ".factors.column")
+        change = graph.add("Sub", [computed, self.active], at + ".change")
+        change = graph.reshape(change, [0, 0, 1, self._dim], at + ".change.row")
+        changes = graph.add("Mul", [factors, change], at + ".changes")
+        self._streams = graph.add("Add", [self._streams, changes], at + ".corrected")
+        return self._streams
+
+    def with_row(self, context: str) -> str:
+        """Emit the corrected streams plus per-layer embeddings, which the first one does not get."""
+        graph, at, gated = self._graph, self._at, self._active(self._streams, ".gated")
+        if self._layer.config.ple_gate_scale:
+            gated = graph.add("Mul", [gated, self._layer.vector("ple_gate_scale")], at + ".scaled")
+        added = graph.reshape(ple(self._layer, gated, context), [0, 0, 1, self._dim], at + ".row")
+        others = np.ones((self._count, 1), np.float32)
+        others[0] = 0
+        added = graph.add("Mul", [added, graph.constant("streams.others", others)], at + ".rows")
+        return graph.add("Add", [self._streams, added], at + ".out")
+
+    def _predicted(self, streams: str) -> str:
+        graph, at, count = self._graph, self._at, self._count
+        before = self._active(streams, ".before")
+        mixing = self._product(self._routed(before, ".before"), "altup_predict")
+        # With ones on the diagonal, because predictions are added to what they are made of.
+        itself = graph.constant("streams.itself", np.eye(count, dtype=np.float32).ravel())
+        mixing = graph.add("Add", [mixing, itself], at + ".mixing")
+        mixing = graph.reshape(mixing, [0, 0, count, count], at + ".mixing.square")
+        return graph.add("MatMul", [mixing, streams], at + ".predicted")
+
+    def _active(self, streams: str, end: str) -> str:
+        number = self._layer.config.active_stream
+        place = self._graph.constant("streams.active", np.array(number, np.int64))
+        return self._graph.add("Gather", [streams, place], self._at + end, axis=2)
+
+    def _routed(self, x: str, end: str) -> str:
+        """Emit what coefficients are computed from: x [1, T, dim] -> [1, T, streams]."""
+        graph, at, config = self._graph, self._at + end, self._layer.config
+        normed = graph.add(NORM, [x, self._norm], at + ".normed", axis=-1, epsilon=config.norm_eps)
+        routed = self._times(normed, self._router, at + ".router")
+        routed = graph.add("Mul", [routed, graph.float(1 / config.dim)], at + ".small")
+        return graph.add("Tanh", [routed], at + ".routed")
+
+    def _product(self, x: str, name: str) -> str:
+        return self._times(x, self._layer.matrix(name), self._layer.at + name + ".out")
+
+    def _times(self, x: str, weight: str, name: str) -> str:
+        return self._graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
+
+
+def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
+    """Emit (residual + delta + LAuReL of x) / sqrt(2), all [1, T, dim]."""
+    graph, at = layer.graph, layer.at + "laurel"
+    low = layer.product("laurel_in", "laurel_in", x, ("laurel_in",))
+    wide = layer.product("laurel_out", "laurel_out", low, ("laurel_out",))
+    wide = layer.rms_norm(at + "_norm", wide, "laurel_norm", layer.config.norm_eps)
+    beside = graph.add("Add", [x, wide], at)
+    total = graph.add("Add", [residual, delta], at + ".attended")
+    total = graph.add("Add", [total, beside], at + ".sum")
+    return graph.add("Mul", [total, graph.float(0.5**0.5)], at + ".half")
+
+
+def _matched(graph: Graph, x: str, like: str) -> str:
+    """Emit x [1, T, n, dim] with the magnitudes of `like` [1, T, dim]."""
+    size = graph.add("Max", [_mean_square(graph, x), graph.float(LEAST_SQUARE)], x + ".square")
+    size = graph.add("Sqrt", [size], x + ".size")
+    wanted = graph.add("Sqrt", [_mean_square(graph, like)], like + ".size")
+    wanted = graph.reshape(wanted, [0, 0, 1, 1], like + ".sizes")
+    ratio = graph.add("Div", [wanted, size], x + ".ratio")
+    return graph.add("Mul", [x, ratio], x + ".matched")
+
+
+def _mean_square(graph: Graph, x: str) -> str:
+    squares = graph.add("Mul", [x, x], x + ".squares")
+    return graph.add("ReduceMean", [squares, graph.sizes([-1])], x + ".mean_square", keepdims=1)
