@@ -62,7 +62,7 @@ def silu(x: F32) -> F32:
     return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)), np.float32)
 
 
-def cut(gate: F32, deviations: float) -> F32:
+def sparse_gate(gate: F32, deviations: float) -> F32:
     """What of a gate [T, K] is above its mean by so many standard deviations; 0 elsewhere."""
     above = gate - gate.mean(axis=-1, keepdims=True)
     least = np.float32(deviations) * np.sqrt(mean_square(above))

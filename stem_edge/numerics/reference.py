@@ -15,7 +15,15 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.layers import FFN_TERMS
 from stem_edge.numerics import altup
-from stem_edge.numerics.arithmetic import activated, cut, linear, normalized, pick, rms_norm, silu
+from stem_edge.numerics.arithmetic import (
+    activated,
+    linear,
+    normalized,
+    pick,
+    rms_norm,
+    silu,
+    sparse_gate,
+)
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables, rotate
 
@@ -182,7 +190,8 @@ def _attended(
     x = x + _after(config, weights, "attention_post_norm", linear(mixed, weights, "wo"))
     if not config.laurel_rank:
         return x
-    return (x + altup.laurel(config, at, weights, normed, observe)) / np.sqrt(np.float32(2))
+    beside = altup.laurel(config, at, weights, normed, observe)
+    return np.asarray((x + beside) / np.sqrt(np.float32(2)), np.float32)
 
 
 def head_forward(
@@ -261,7 +270,7 @@ def _ffn(
         parts += [rows] if "row" in terms and rows is not None else []
         sums[name] = sum(parts[1:], parts[0])
     own = config.layer(layer)
-    gate = cut(sums["gate"], own.cutoff) if own.sparsity else sums["gate"]
+    gate = sparse_gate(sums["gate"], own.cutoff) if own.sparsity else sums["gate"]
     product = activated(config.activation, gate) * sums["up"]
     observe(at + "down", product)
     return linear(product, weights, "down")
