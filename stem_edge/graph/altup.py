@@ -56,36 +56,51 @@ class AltUp:
         self._norm = layer.vector("altup_norm")
         self._router = layer.matrix("altup_router")
         self._streams = self._predicted(streams)
-        self.active = self._active(
-            self._streams, ".active"
-        )  # [1, T, dim], what the layer computes with
+        self.active = self._one(self._streams, ".active")  # [1, T, dim], for the layer
 
-    def corrected(self, computed: str) -> str:
-        """Emit the streams as what the active one became [1, T, dim] corrects them."""
+    def corrected(self, computed: str, context: str) -> str:
+        """Emit the streams as what the active one became, computed [1, T, dim], corrects them.
+
+        With a context, per-layer embeddings are added to all but the first.
+        """
         graph, at = self._graph, self._at
         factors = self._product(self._routed(computed, ".computed"), "altup_correct")
         factors = graph.add("Add", [factors, graph.float(1.0)], at + ".factors")
-        factors = graph.reshape(factors, [0, 0, self._count, 1], at + ".factors.column")
         change = graph.add("Sub", [computed, self.active], at + ".change")
-        change = graph.reshape(change, [0, 0, 1, self._dim], at + ".change.row")
-        changes = graph.add("Mul", [factors, change], at + ".changes")
-        self._streams = graph.add("Add", [self._streams, changes], at + ".corrected")
-        return self._streams
+        columns = graph.reshape(factors, [0, 0, self._count, 1], at + ".columns")
+        if not context:
+            rows = graph.reshape(change, [0, 0, 1, self._dim], at + ".rows")
+        else:
+            added = ple(self._layer, self._gated(factors, change), context)
+            rows = graph.add("Concat", [change, added], at + ".joined", axis=-1)
+            rows = graph.reshape(rows, [0, 0, 2, self._dim], at + ".rows")
+            columns = self._with_ones(columns)
+        # One product for both, because each array of all streams is as large as four others.
+        changes = graph.add("MatMul", [columns, rows], at + ".changes")
+        return graph.add("Add", [self._streams, changes], at + ".corrected")
 
-    def with_row(self, context: str) -> str:
-        """Emit the corrected streams plus per-layer embeddings, which the first one does not get."""
-        graph, at, gated = self._graph, self._at, self._active(self._streams, ".gated")
-        if self._layer.config.ple_gate_scale:
-            gated = graph.add("Mul", [gated, self._layer.vector("ple_gate_scale")], at + ".scaled")
-        added = graph.reshape(ple(self._layer, gated, context), [0, 0, 1, self._dim], at + ".row")
-        others = np.ones((self._count, 1), np.float32)
-        others[0] = 0
-        added = graph.add("Mul", [added, graph.constant("streams.others", others)], at + ".rows")
-        return graph.add("Add", [self._streams, added], at + ".out")
+    def _gated(self, factors: str, change: str) -> str:
+        """Emit the corrected active stream [1, T, dim], scaled for the gate of its row."""
+        graph, at, config = self._graph, self._at, self._layer.config
+        place = graph.sizes([config.active_stream])
+        own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
+        own = graph.add("Mul", [own, change], at + ".own")
+        active = graph.add("Add", [self.active, own], at + ".gated")
+        if not config.ple_gate_scale:
+            return active
+        return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
+
+    def _with_ones(self, columns: str) -> str:
+        """Emit a column [1, T, streams, 1] beside one with a 0 for the first stream, else 1."""
+        left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
+        left[0, 0], right[1:, 1] = 1, 1
+        graph, at = self._graph, self._at
+        wide = graph.add("Mul", [columns, graph.constant("streams.left", left)], at + ".left")
+        return graph.add("Add", [wide, graph.constant("streams.right", right)], at + ".both")
 
     def _predicted(self, streams: str) -> str:
         graph, at, count = self._graph, self._at, self._count
-        before = self._active(streams, ".before")
+        before = self._one(streams, ".before")
         mixing = self._product(self._routed(before, ".before"), "altup_predict")
         # With ones on the diagonal, because predictions are added to what they are made of.
         itself = graph.constant("streams.itself", np.eye(count, dtype=np.float32).ravel())
@@ -93,7 +108,7 @@ class AltUp:
         mixing = graph.reshape(mixing, [0, 0, count, count], at + ".mixing.square")
         return graph.add("MatMul", [mixing, streams], at + ".predicted")
 
-    def _active(self, streams: str, end: str) -> str:
+    def _one(self, streams: str, end: str) -> str:
         number = self._layer.config.active_stream
         place = self._graph.constant("streams.active", np.array(number, np.int64))
         return self._graph.add("Gather", [streams, place], self._at + end, axis=2)

@@ -227,8 +227,7 @@ def _around(layer: LayerGraph, streams: str, context: str) -> str:
     """Emit a layer that computes one of the streams [1, T, streams, dim] -> the same shape."""
     altup = AltUp(layer, streams)
     both = _layer(layer, altup.active, "")
-    streams = altup.corrected(layer.graph.add("Add", both, layer.at + "computed"))
-    return altup.with_row(context) if context else streams
+    return altup.corrected(layer.graph.add("Add", both, layer.at + "computed"), context)
 
 
 def _declare_layers(

@@ -11,6 +11,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
 
+HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 10
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 # Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),
 # and never more than the weights. Beside weights in its own memory: measured with small models.
@@ -115,7 +116,10 @@ def _activations(
     # counts are measured, because onnxruntime keeps more of them alive than the graph needs, most
     # in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    per_token = 8 * config.dim + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
+    hidden = HIDDEN_ARRAYS if config.streams == 1 else HIDDEN_ARRAYS_OF_STREAMS
+    per_token = (
+        hidden * config.hidden_width + 2 * (heads + 2 * config.n_kv_heads) * width + wide * d_ff
+    )
     # RoPE tables, and logits of a position twice.
     turning = {layer.rope: head_width(layer) for layer in layers}
     fixed = (
