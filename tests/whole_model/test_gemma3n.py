@@ -78,7 +78,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the active stream is not scaled": {"altup_correct_scale": False},
     "no sparsity, wide FFNs": {
         "activation_sparsity_pattern": [0.0] * 6,
-        "intermediate_size": [48, 64, 48, 64, 80, 48],
+        "intermediate_size": [160, 192, 160, 192, 64, 160],
     },
     "odd heads, head of its own": {"head_dim": 12, "tie_word_embeddings": False},
 }

@@ -36,8 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "two streams": {"altup_num_inputs": 2},
     "five streams": {"altup_num_inputs": 5, "altup_active_idx": 4},
     "as many rows as ids": {"vocab_size_per_layer_input": 97},
-    "FFNs of two widths": {"intermediate_size": [48, 64, 48, 48, 64, 48]},
-    "one width for all": {"intermediate_size": 48},
+    "FFNs of two widths": {"intermediate_size": [160, 192, 160, 160, 192, 160]},
+    "one width for all": {"intermediate_size": 160},
     "another cap": {"final_logit_softcapping": 3.0},
     "all turn alike": {"rope_parameters": {
         SLIDING: {"rope_type": "default", "rope_theta": 100.0},
