@@ -21,7 +21,7 @@ def expanded(products: Products, config: ModelConfig, x: str, result: str) -> st
     graph, count, dim = products.graph, config.streams - 1, config.dim
     names = tuple(f"streams.{stream}.altup_in" for stream in range(1, config.streams))
     others = products.product("altup_in", "altup_in", x, names, (count * dim, dim))
-    others = _matched(graph, graph.reshape(others, [0, 0, count, dim], "altup_in.cut"), x)
+    others = _matched(graph, graph.reshape(others, [0, 0, count, dim], "altup_in.cut"), x, dim)
     flat = graph.reshape(others, [0, 0, count * dim], "altup_in.flat")
     return graph.add("Concat", [x, flat], result, axis=-1)
 
@@ -39,9 +39,8 @@ def merged(products: Products, config: ModelConfig, x: str) -> str:
     ]
     joined = graph.add("Concat", made, "altup_out.joined", axis=-1)
     cut = graph.reshape(joined, [0, 0, count, dim], "altup_out.cut")
-    total = graph.add(
-        "ReduceSum", [_matched(graph, cut, first), graph.sizes([2])], "altup_out.sum", keepdims=0
-    )
+    cut = _matched(graph, cut, first, dim)
+    total = graph.add("ReduceSum", [cut, graph.sizes([2])], "altup_out.sum", keepdims=0)
     total = graph.add("Add", [first, total], "altup_out.total")
     return graph.add("Mul", [total, graph.float(1 / config.streams)], "altup_out.mean")
 
@@ -140,16 +139,14 @@ def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
     return graph.add("Mul", [total, graph.float(0.5**0.5)], at + ".half")
 
 
-def _matched(graph: Graph, x: str, like: str) -> str:
+def _matched(graph: Graph, x: str, like: str, dim: int) -> str:
     """Emit x [1, T, n, dim] with the magnitudes of `like` [1, T, dim]."""
-    size = graph.add("Max", [_mean_square(graph, x), graph.float(LEAST_SQUARE)], x + ".square")
-    size = graph.add("Sqrt", [size], x + ".size")
-    wanted = graph.add("Sqrt", [_mean_square(graph, like)], like + ".size")
-    wanted = graph.reshape(wanted, [0, 0, 1, 1], like + ".sizes")
-    ratio = graph.add("Div", [wanted, size], x + ".ratio")
+    least = graph.float((LEAST_SQUARE * dim) ** 0.5)
+    length = graph.add("Max", [_length(graph, x), least], x + ".least")
+    wanted = graph.reshape(_length(graph, like), [0, 0, 1, 1], like + ".wanted")
+    ratio = graph.add("Div", [wanted, length], x + ".ratio")
     return graph.add("Mul", [x, ratio], x + ".matched")
 
 
-def _mean_square(graph: Graph, x: str) -> str:
-    squares = graph.add("Mul", [x, x], x + ".squares")
-    return graph.add("ReduceMean", [squares, graph.sizes([-1])], x + ".mean_square", keepdims=1)
+def _length(graph: Graph, x: str) -> str:
+    return graph.add("ReduceL2", [x, graph.sizes([-1])], x + ".length", keepdims=1)

@@ -48,10 +48,10 @@ def _cut(layer: LayerGraph, gate: str) -> str:
     graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
     mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
     above = graph.add("Sub", [gate, mean], at + ".above")
-    squares = graph.add("Mul", [above, above], at + ".squares")
-    variance = graph.add("ReduceMean", [squares, axis], at + ".variance", keepdims=1)
-    deviation = graph.add("Sqrt", [variance], at + ".deviation")
-    least = graph.add("Mul", [deviation, graph.float(layer.shape.cutoff)], at + ".least")
+    # The deviation is the length over sqrt(d_ff).
+    length = graph.add("ReduceL2", [above, axis], at + ".length", keepdims=1)
+    share = graph.float(layer.shape.cutoff / layer.shape.d_ff**0.5)
+    least = graph.add("Mul", [length, share], at + ".least")
     return graph.add("Relu", [graph.add("Sub", [above, least], at + ".rest")], at)
 
 
