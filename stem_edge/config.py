@@ -64,6 +64,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ple_scale: float = 1.0  # per-layer embeddings: factor of rows that come from the tables
     # Per-layer embeddings: ids with rows of their own, while the others use row 0; 0: all ids.
     ple_records: int = 0
+    # AltUp (arXiv 2301.13310): a token has several hidden states, of which one goes through
+    # attention and FFN, while the others are predicted from it; per-layer embeddings are added to
+    # all but the first.
+    streams: int = 1
+    active_stream: int = 0  # the one that goes through attention and FFN
+    ple_gate_scale: bool = False  # factors of the active stream before the gate of its row
+    laurel_rank: int = 0  # a product of this rank beside attention; 0: none
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
@@ -114,7 +121,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 theta, scaling = kind.rope_theta, kind.rope_scaling
         rope = Rope(own("head_dim"), theta, scaling)
         heads, window = own("n_kv_heads"), self.window(number)
-        return Layer(rope.width, heads, own("d_ff"), rope, window, number)
+        sparsity = next((kind.sparsity for kind in kinds if kind.sparsity), 0.0)
+        return Layer(rope.width, heads, own("d_ff"), rope, window, number, sparsity)
 
     @property
     def plain(self) -> bool:
@@ -125,7 +133,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
         unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
+        unusual = unusual or self.streams > 1 or self.laurel_rank
         return not unusual and scales == (1.0, 0.0)
+
+    @property
+    def hidden_width(self) -> int:
+        """Values of a token's hidden states between layers: dim values of each stream."""
+        return self.streams * self.dim
 
     @property
     def own_kv_layers(self) -> int:
@@ -182,14 +196,38 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 "ple_out": (self.dim, self.ple_width),
                 "ple_post_norm": (self.dim,),
             }
+        shapes |= self._altup_shapes() | self._laurel_shapes()
         if self.layer_scale:
             shapes["layer_scale"] = (1,)
         biased = [name for name in shapes if name in self.biases]
         return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
 
+    def _altup_shapes(self) -> dict[str, tuple[int, ...]]:
+        if self.streams == 1:
+            return {}
+        shapes: dict[str, tuple[int, ...]] = {
+            "altup_norm": (self.dim,),
+            "altup_router": (self.streams, self.dim),
+            "altup_predict": (self.streams**2, self.streams),
+            "altup_correct": (self.streams, self.streams),
+        }
+        return shapes | ({"ple_gate_scale": (self.dim,)} if self.ple_gate_scale else {})
+
+    def _laurel_shapes(self) -> dict[str, tuple[int, ...]]:
+        if not self.laurel_rank:
+            return {}
+        return {
+            "laurel_in": (self.laurel_rank, self.dim),
+            "laurel_out": (self.dim, self.laurel_rank),
+            "laurel_norm": (self.dim,),
+        }
+
     def backbone_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every backbone tensor, matrices as [outputs, inputs]."""
         shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.dim)}
+        for stream in range(1, self.streams):
+            square = self.dim, self.dim
+            shapes |= {f"streams.{stream}.altup_{end}": square for end in ("in", "out")}
         for layer in range(self.n_layers):
             shapes |= {f"layers.{layer}.{n}": s for n, s in self.layer_shapes(layer).items()}
         if self.ple_width:
@@ -220,6 +258,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             n_experts=0,
             ple_width=0,
             ple_records=0,
+            ple_gate_scale=False,
         )
 
     @property

@@ -21,6 +21,7 @@ from stem_edge.limits import (
     MAX_KINDS,
     MAX_PARAMETERS,
     MAX_SOFTCAP,
+    MAX_STREAMS,
     MAX_THETA,
     MAX_WIDTH,
 )
@@ -55,6 +56,7 @@ def check_config(config: ModelConfig) -> None:
         _check_layer(config, layer)
     _check_rows(config)
     _check_extras(config)
+    _check_altup(config)
     if (count := config.backbone_parameters) > MAX_PARAMETERS:
         raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
     special = (*config.eos_ids, *config.placeholders.values())
@@ -76,6 +78,8 @@ def _check_layer(config: ModelConfig, layer: Layer) -> None:
         raise ValueError(
             f"n_heads {config.n_heads} times head_dim {layer.head_dim} is above {MAX_WIDTH}"
         )
+    if not 0 <= layer.sparsity < 1:
+        raise ValueError(f"sparsity is {layer.sparsity}; expected 0 to below 1")
     if layer.head_dim % 2:
         raise ValueError(f"head_dim {layer.head_dim} is odd; RoPE rotates pairs")
     if not (0 < config.norm_eps < 1 and 1 < layer.rope.theta <= MAX_THETA):
@@ -147,6 +151,20 @@ def _check_extras(config: ModelConfig) -> None:
         raise ValueError(f"activation is {config.activation!r}; expected silu or gelu")
     if config.v_norm and config.qk_norm_eps is None:
         raise ValueError("v_norm needs the epsilon of qk_norm_eps")
+
+
+def _check_altup(config: ModelConfig) -> None:
+    if not 0 <= config.active_stream < config.streams <= MAX_STREAMS:
+        raise ValueError(
+            f"active_stream is {config.active_stream} and streams {config.streams}; expected one of "
+            f"1 to {MAX_STREAMS} streams, counted from 0"
+        )
+    if config.ple_gate_scale and not (config.streams > 1 and config.ple_width):
+        raise ValueError("ple_gate_scale needs several streams and per-layer embeddings")
+    if config.layer_scale and config.streams > 1:
+        raise ValueError(f"layer_scale in a model with {config.streams} streams; expected 1 stream")
+    if not 0 <= config.laurel_rank <= MAX_WIDTH:
+        raise ValueError(f"laurel_rank is {config.laurel_rank}; expected 0 to {MAX_WIDTH}")
 
 
 def _check_scaling(scaling: RopeScaling) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Literal
 
 import msgspec
@@ -74,6 +75,7 @@ class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     head_dim: int = 0
     n_kv_heads: int = 0
     d_ff: int = 0
+    sparsity: float = 0.0  # share of gates that are cut to 0, were they normally distributed
     rope_theta: float = 0.0
     rope_scaling: RopeScaling | None = None  # read only if rope_theta is given
 
@@ -87,3 +89,9 @@ class Layer(msgspec.Struct, frozen=True):
     rope: Rope
     window: int  # tokens that attention sees, the current one included; 0: all
     kv_layer: int  # the layer that computes its K and V: itself, or an earlier one
+    sparsity: float = 0.0
+
+    @property
+    def cutoff(self) -> float:
+        """Standard deviations above the mean below which gates are cut; only with a sparsity."""
+        return NormalDist().inv_cdf(self.sparsity)

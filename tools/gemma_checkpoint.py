@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the shape of Gemma 4, as Hugging Face folders in bfloat16.
+"""Checkpoints of random weights in the shapes of Gemma 3n and 4, as Hugging Face folders in bfloat16.
 
 They are for benchmarks: names and sizes are real, the generated text is noise. The command is
 tools/make_checkpoint.py. Tensors are written in pieces, so that a checkpoint may be larger than
@@ -17,35 +17,65 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models
 
-from stem_edge.export.checkpoints.gemma import CONTEXT, TABLE, Gemma4
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, tensor_name
+from stem_edge.export.checkpoints.gemma import CONTEXT, TABLE, Gemma
+from stem_edge.export.checkpoints.hf_config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face import KINDS
 
 Shapes = dict[str, tuple[int, ...]]
 SHARD_NBYTES = 2 << 30
 # All values are cut from one block of this many, because drawing billions would take minutes.
 NOISE_VALUES = 1 << 22
 COMMON: dict[str, Any] = {
-    "architectures": ["Gemma4ForCausalLM"],
-    "model_type": "gemma4_text",
     "dtype": "bfloat16",
-    "vocab_size": 262_144,
     "vocab_size_per_layer_input": 262_144,
     "hidden_size_per_layer_input": 256,
     "num_attention_heads": 8,
     "head_dim": 256,
-    "global_head_dim": 512,
     "sliding_window": 512,
-    "max_position_embeddings": 131_072,
     "final_logit_softcapping": 30.0,
     "tie_word_embeddings": True,
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+GEMMA_4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "global_head_dim": 512,
+    "max_position_embeddings": 131_072,
+}
+GEMMA_3N: dict[str, Any] = {
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "vocab_size": 262_400,
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+}
 # Name -> keys of config.json, and the distance between layers of full attention.
 SHAPES: dict[str, tuple[dict[str, Any], int]] = {
+    "gemma-3n-e2b": (
+        GEMMA_3N
+        | {
+            "intermediate_size": 8192,
+            "num_hidden_layers": 30,
+            "num_kv_shared_layers": 10,
+        },
+        5,
+    ),
+    "gemma-3n-e4b": (
+        GEMMA_3N
+        | {
+            "intermediate_size": 16_384,
+            "num_hidden_layers": 35,
+            "num_kv_shared_layers": 15,
+        },
+        5,
+    ),
     "gemma-4-e2b": (
-        {
+        GEMMA_4
+        | {
             "hidden_size": 1536,
             "intermediate_size": 6144,
             "num_hidden_layers": 35,
@@ -56,7 +86,8 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
         5,
     ),
     "gemma-4-e4b": (
-        {
+        GEMMA_4
+        | {
             "hidden_size": 2560,
             "intermediate_size": 10_240,
             "num_hidden_layers": 42,
@@ -97,17 +128,16 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
 
 def _tensors(config: dict[str, Any]) -> Shapes:
     """Map Hugging Face's names of all tensors to their shapes."""
-    fields = {key: value for key, value in config.items() if key in Gemma4.__struct_fields__}
-    decoder = Gemma4(**fields)
+    kind = KINDS[config["model_type"]]
+    decoder = kind(**{key: value for key, value in config.items() if key in kind.__struct_fields__})
+    if not isinstance(decoder, Gemma):
+        raise TypeError(f"{config['model_type']} is no Gemma")
     model = decoder.model()
     width = model.n_layers * model.ple_width
     shapes: Shapes = {}
     for name, shape in model.backbone_shapes().items():
-        part = name.rpartition(".")[2]
-        if part == "layer_scale":
-            shapes[f"model.layers.{name.split('.')[1]}.layer_scalar"] = shape
-        elif part != "ple_context":
-            shapes[tensor_name(name, decoder.names())] = shape
+        if not name.endswith(".ple_context"):
+            shapes[decoder.tensor(name)] = shape
     return shapes | {
         decoder.inside + CONTEXT: (width, model.dim),
         decoder.inside + TABLE: (model.records, width),

@@ -6,7 +6,8 @@
 | mistral | sliding_window |
 | qwen2 | biases of q, k and v; windows in some layers |
 | qwen3 | norms of q and k; attention_bias; windows in some layers |
-| gemma4_text, gemma4 | see gemma.py |
+| gemma4_text, gemma4 | see gemma4.py |
+| gemma3n_text, gemma3n | see gemma3n.py |
 | stem | this project's own, see stem_schema.py |
 
 A key that is not known here may change what the model computes, so it is refused, unless it is null.

@@ -18,7 +18,8 @@ from stem_edge.export.checkpoints.checkpoint import (
     check_shapes,
     same_values,
 )
-from stem_edge.export.checkpoints.gemma import Gemma4
+from stem_edge.export.checkpoints.gemma3n import Gemma3n
+from stem_edge.export.checkpoints.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hf_config import (
     Decoder,
     Llama,
@@ -42,6 +43,8 @@ KINDS: dict[str, type[Decoder]] = {
     "qwen3": Qwen3,
     "gemma4_text": Gemma4,
     "gemma4": Gemma4,
+    "gemma3n_text": Gemma3n,
+    "gemma3n": Gemma3n,
     MODEL_TYPE: Stem,
 }
 # Not needed: saved by older versions, but derived from config.json.

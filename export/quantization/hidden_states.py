@@ -31,7 +31,7 @@ HEAD = "head"
 
 
 class HiddenStates:
-    """Hidden states [T, dim] of all sequences, before the layer `layer`."""
+    """Hidden states [T, hidden_width] of all sequences, before the layer `layer`."""
 
     def __init__(self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
         self.layer = 0
@@ -55,7 +55,7 @@ class HiddenStates:
         self._weights = {}
 
     def observe_head(self, see: Observer) -> None:
-        """Show the input of the head to `see`, after the last layer."""
+        """Show the inputs of the head, and of matrices before it, to `see`, after the last layer."""
         backbone, config = self._checkpoint.backbone, self._checkpoint.config
         # A head of one row avoids computing logits, which nobody reads.
         row = ArrayMatrix(np.zeros((1, config.dim), np.float32))
@@ -66,6 +66,8 @@ class HiddenStates:
             "head": row,
             "head.bias": bias,
         }
+        ends = [name for name in config.backbone_shapes() if name.endswith(".altup_out")]
+        short |= {name: backbone[name] for name in ends}
         for x in self._states:
             head_forward(config, short, x, see)
 

@@ -71,10 +71,12 @@ class Calibrated(Quantizer):
 
     def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
         """Run the text up to this product, then return its quantizer."""
-        if kind == "embedding":
+        # The matrices before the layers: one is not multiplied, the others have 8 bits.
+        if kind in ("embedding", "altup_in"):
             return super().worker(name, kind, bits, block)
         source = HEAD if kind == "head" else name.replace(".up", ".gate")
-        self._go_to(self._config.n_layers if kind == "head" else int(name.split(".")[1]))
+        after = kind in ("altup_out", "head")
+        self._go_to(self._config.n_layers if after else int(name.split(".")[1]))
         if self._gptq:
             factor = self._factor(source)
             return lambda rows: solve(rows, factor, bits, block, asymmetric=self._asymmetric)

@@ -11,6 +11,7 @@ from stem_edge.ggml import gguf_schema
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import (
+    MATRIX_KINDS,
     VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
@@ -172,7 +173,7 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
     """Return the kinds of matrices that a model has."""
     shapes = model.backbone_shapes()
     found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
-    return found | set(VOCABULARY_KINDS)
+    return found & set(MATRIX_KINDS) | set(VOCABULARY_KINDS)
 
 
 def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: int) -> int:

@@ -54,6 +54,8 @@ def _architecture(manifest: Manifest) -> Rows:
     heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
     yield "attention", f"{heads}, {_sizes(model, 'head_dim')} wide"
     yield "", _attention_details(model)
+    if model.streams > 1:
+        yield "AltUp", f"{model.streams} hidden states a token, of which a layer computes one"
     with_rows = "layers with rows" if model.ple_width else "STEM layers"
     yield with_rows, f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
     if model.stem_layers:
@@ -81,6 +83,8 @@ def _attention_details(model: ModelConfig) -> str:
     details += [f"keys and values in {model.own_kv_layers} layers"] if borrowed else []
     details += ["q and k normed"] if model.qk_norm_eps is not None else []
     details += [f"biases: {', '.join(model.biases)}"] if model.biases else []
+    rank = model.laurel_rank
+    details += [f"a product of rank {rank} beside it"] if rank else []
     details += ["post norms"] if model.post_norms else []
     details += [f"logits capped at {model.logit_softcap:g}"] if model.logit_softcap else []
     return ", ".join(details)
@@ -88,7 +92,9 @@ def _attention_details(model: ModelConfig) -> str:
 
 def _ffn(model: ModelConfig) -> str:
     if model.ple_width:
-        return f"dense, then per-layer embeddings of {model.ple_width} values"
+        sparse = sum(layer.sparsity > 0 for layer in model.layers)
+        gates = f", sparse gates in {sparse} layers" if sparse else ""
+        return f"dense, then per-layer embeddings of {model.ple_width} values{gates}"
     if model.n_experts:
         return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
     return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "")

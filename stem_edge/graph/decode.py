@@ -5,6 +5,7 @@
 | layer.py | what all parts of a layer share: products, biases, norms |
 | attention.py, ffn.py | the two parts of a layer |
 | ple.py | per-layer embeddings after them |
+| altup.py | several hidden states of a token, around each layer and at both ends |
 | linear.py | matrix products, in float32 or quantized |
 | device.py, portable.py | variants of these graphs for accelerators |
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
+from stem_edge.graph.altup import AltUp, expanded, laurel, merged
 from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import BackboneFormat
@@ -57,7 +59,7 @@ def decoding(
         if name == io.EMBED:
             _declare_output(graph, config, _embedding(products, config, io.NEW + io.HIDDEN))
             continue
-        graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+        graph.input(io.HIDDEN, np.float32, [1, "T", config.hidden_width])
         if name == io.HEAD:
             _head(products, config, _wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
@@ -116,7 +118,7 @@ def _separate(graph: Graph, layout: RecordLayout | None) -> None:
 def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
     """Build the graph for prompts, of the layers before `rest`, over a weight file of its own."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
-    graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
+    graph.input(io.HIDDEN, np.float32, [1, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)
     layers = range(config.own_kv_layers)
     _declare_output(graph, config, _layers(products, config, layout, layers, Start()))
@@ -124,18 +126,23 @@ def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFo
 
 
 def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str:
-    """Emit token_ids [1, T] -> result [1, T, dim]."""
+    """Emit token_ids [1, T] -> result [1, T, hidden_width]."""
     ids = products.graph.input(io.TOKEN_IDS, np.int64, [1, "T"])
     graph, shape = products.graph, (config.vocab_size, config.dim)
+    many = config.streams > 1
+    scaled = "embedding.scaled" if many else result
     if config.embedding_scale == 1:
-        return products.rows("embedding", "embedding", ids, result, shape)
-    rows = products.rows("embedding", "embedding", ids, "embedding.row", shape)
-    return graph.add("Mul", [rows, graph.float(config.embedding_scale)], result)
+        x = products.rows("embedding", "embedding", ids, scaled, shape)
+    else:
+        rows = products.rows("embedding", "embedding", ids, "embedding.row", shape)
+        x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
+    return expanded(products, config, x, result) if many else x
 
 
 def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
-    """Emit x [1, tokens, dim] -> logits [1, tokens, V]."""
+    """Emit x [1, tokens, hidden_width] -> logits [1, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
+    x = merged(products, config, x) if config.streams > 1 else x
     graph.output(io.LOGITS, np.float32, [1, tokens, rows])
     weight = vector(graph, plan, "norm", config.dim, ("norm",))
     normed = norm(graph, x, weight, config.norm_eps)
@@ -169,13 +176,13 @@ def _wanted(graph: Graph, x: str) -> str:
 def _rest(
     products: Products, config: ModelConfig, layout: RecordLayout | None, positions: str
 ) -> None:
-    """Emit the layers that borrow K and V: hidden [1, T, dim] -> new_hidden [1, n, dim]."""
+    """Emit the layers that borrow K and V: hidden [1, T, hidden_width] -> new_hidden [1, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = Start(_wanted(graph, io.HIDDEN), positions="")
     if positions and any(map(config.window, layers)):
         start = start._replace(positions=_wanted(graph, positions))
     if config.ple_width:
-        graph.input(io.EMBEDDED, np.float32, [1, "T", config.dim])
+        graph.input(io.EMBEDDED, np.float32, [1, "T", config.hidden_width])
         graph.input(io.SLOT_IDS, np.int64, [1, "T"])
         embedded, slot_ids = _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS)
         start = start._replace(embedded=embedded, slot_ids=slot_ids)
@@ -185,8 +192,8 @@ def _rest(
 class Start(NamedTuple):
     """Names of the values that layers start from."""
 
-    hidden: str = io.HIDDEN  # [1, T, dim]
-    embedded: str = io.HIDDEN  # [1, T, dim], before the first layer of the model
+    hidden: str = io.HIDDEN  # [1, T, hidden_width]
+    embedded: str = io.HIDDEN  # [1, T, hidden_width], before the first layer of the model
     slot_ids: str = io.SLOT_IDS  # [1, T]
     positions: str = io.POSITIONS  # [1, T]; empty if the KV cache holds the whole context
 
@@ -199,19 +206,25 @@ def _layers(
     start: Start,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
-    """Emit start.hidden [1, T, dim] -> result [1, T, dim]."""
+    """Emit start.hidden [1, T, hidden_width] -> result, of the same shape."""
     graph, context = products.graph, dict[int, str]()
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
-        context = contexts(products, config, start.embedded, layers)
+        embedded = start.embedded
+        if config.streams > 1:  # the first stream is what all others were made of
+            embedded = graph.cut(embedded, 0, config.dim, 1, f"layers.{layers[0]}.embedded")
+        context = contexts(products, config, embedded, layers)
+    if config.streams > 1:
+        sizes = [0, 0, config.streams, config.dim]
+        streams = graph.reshape(start.hidden, sizes, f"layers.{layers[0]}.streams")
+        for number in layers:
+            layer = LayerGraph(config, layout, products, number, start.slot_ids, start.positions)
+            streams = _around(layer, streams, context.get(number, ""))
+        return graph.reshape(streams, [0, 0, config.hidden_width], result)
     residual, delta = start.hidden, ""
     for number in layers:
         layer = LayerGraph(config, layout, products, number, start.slot_ids, start.positions)
-        x, residual = layer.add_norm("attention_norm", residual, delta, "qkv")
-        delta = layer.post_norm("attention_post_norm", attention(layer, x))
-        consumer = "gate" if layer.has_ffn_matrices else ""
-        x, residual = layer.add_norm("ffn_norm", residual, delta, consumer)
-        delta = layer.post_norm("ffn_post_norm", ffn(layer, x))
+        residual, delta = _layer(layer, residual, delta)
         if number in context:
             residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")
             delta = ple(layer, residual, context[number])
@@ -220,6 +233,29 @@ def _layers(
     if not delta:
         return graph.add("Identity", [residual], result)
     return graph.add("Add", [residual, delta], result)
+
+
+def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
+    """Emit attention and FFN of residual + delta [1, T, dim]; return two values to be added."""
+    config = layer.config
+    # With a LAuReL the norm feeds two products, so no balance of one may divide it.
+    x, residual = layer.add_norm(
+        "attention_norm", residual, delta, "" if config.laurel_rank else "qkv"
+    )
+    delta = layer.post_norm("attention_post_norm", attention(layer, x))
+    if config.laurel_rank:
+        residual, delta = laurel(layer, x, residual, delta), ""
+    x, residual = layer.add_norm(
+        "ffn_norm", residual, delta, "gate" if layer.has_ffn_matrices else ""
+    )
+    return residual, layer.post_norm("ffn_post_norm", ffn(layer, x))
+
+
+def _around(layer: LayerGraph, streams: str, context: str) -> str:
+    """Emit a layer that computes one of the streams [1, T, streams, dim] -> the same shape."""
+    altup = AltUp(layer, streams)
+    both = _layer(layer, altup.active, "")
+    return altup.corrected(layer.graph.add("Add", both, layer.at + "computed"), context)
 
 
 def _declare_layers(
@@ -242,4 +278,4 @@ def _declare_layers(
 
 
 def _declare_output(graph: Graph, config: ModelConfig, name: str, tokens: str = "T") -> None:
-    graph.output(name, np.float32, [1, tokens, config.dim])
+    graph.output(name, np.float32, [1, tokens, config.hidden_width])

@@ -27,7 +27,7 @@ def ffn(layer: LayerGraph, x: str) -> str:
         return _experts(layer, x)
     row = row_of(layer) if layer.takes_row else ""
     gate = _sum(layer, "gate", x, row)
-    gate = layer.activated(gate, "silu")
+    gate = layer.activated(_cut(layer, gate) if layer.shape.sparsity else gate, "silu")
     up = _sum(layer, "up", x, row)
     product = layer.graph.node("Mul", [gate, up], [layer.at + "product"])
     return layer.product("down", "down", product, ("down",))
@@ -41,6 +41,18 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
     if len(parts) == 1:
         return parts[0]
     return layer.graph.node("Add", parts, [f"{layer.at}{name}.sum"])
+
+
+def _cut(layer: LayerGraph, gate: str) -> str:
+    """Emit what of a gate [1, T, d_ff] is above its mean by `cutoff` standard deviations, else 0."""
+    graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
+    mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
+    above = graph.add("Sub", [gate, mean], at + ".above")
+    # The deviation is the length over sqrt(d_ff).
+    length = graph.add("ReduceL2", [above, axis], at + ".length", keepdims=1)
+    share = graph.float(layer.shape.cutoff / layer.shape.d_ff**0.5)
+    least = graph.add("Mul", [length, share], at + ".least")
+    return graph.add("Relu", [graph.add("Sub", [above, least], at + ".rest")], at)
 
 
 def row_of(layer: LayerGraph) -> str:

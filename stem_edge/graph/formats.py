@@ -13,15 +13,19 @@ EngineName = Literal["onnxruntime", "ggml"]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
 # qkv stacks the three matrices before attention; project expands the rows of low-rank tables; those
-# with ple belong to per-layer embeddings.
+# with ple belong to per-layer embeddings, laurel is beside attention, and altup at both ends of the
+# layers. AltUp's coefficients within layers have no kind, because they are floats in every format.
 MatrixKind = Literal[
     "embedding", "head", "qkv", "wo", "gate", "up", "down", "project",
-    "ple_context", "ple_gate", "ple_out",
+    "ple_context", "ple_gate", "ple_out", "laurel_in", "laurel_out", "altup_in", "altup_out",
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
+PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
 # These have 8 bits where the weights have 4: they are small, and 4 bits cost more here than
 # anywhere else.
-PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
+SMALL_KINDS: tuple[MatrixKind, ...] = (
+    *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out",
+)  # fmt: skip
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
@@ -62,7 +66,7 @@ def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> Weigh
     """Return the type of the matrices of a kind for which no other type is asked."""
     if kind in VOCABULARY_KINDS:
         return head
-    return "int8" if kind in PLE_KINDS and weights == "int4" else weights
+    return "int8" if kind in SMALL_KINDS and weights == "int4" else weights
 
 
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.linear import Products, vector
+from stem_edge.graph.linear import Products, matrix, vector
 from stem_edge.graph.names import SLOT_IDS, head_width
 from stem_edge.layers import FFN_TERMS, Layer
 from stem_edge.tables.rows import RecordLayout
@@ -64,6 +64,16 @@ class LayerGraph:
         biases = tuple(part + ".bias" for part in parts)
         joined = vector(self.graph, self._products.plan, result + ".bias", rows, biases)
         return self.graph.add("Add", [result, joined], result + ".biased")
+
+    def vector(self, part: str) -> str:
+        """Place a float32 vector of the layer and return its name."""
+        at, (size,) = self.at + part, self._shapes[part]
+        return vector(self.graph, self._products.plan, at, size, (at,))
+
+    def matrix(self, part: str) -> str:
+        """Place a matrix of the layer that is float32 in every format, and return its name."""
+        at = self.at + part
+        return matrix(self.graph, self._products.plan, at, self._shapes[part], (at,))
 
     def rms_norm(self, name: str, x: str, part: str, eps: float) -> str:
         """Emit an RMS norm over the last axis; `part` names its weight in the layer."""
@@ -146,7 +156,7 @@ def backbone_shapes(config: ModelConfig) -> Shapes:
 
 
 def kind_of(name: str) -> MatrixKind:
-    """Return the kind of a matrix by the name of its tensor."""
+    """Return the kind of a matrix that has one, by the name of its tensor."""
     part = name.rsplit(".", 1)[-1]
     kind: MatrixKind = "qkv" if part in ("wq", "wk", "wv") else part  # type: ignore[assignment]
     return kind

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.graph.formats import PLE_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError
 from stem_edge.graph.weight_plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
@@ -51,7 +51,7 @@ class DecodeProducts:
         """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
         rows, width = shape
         if self._format.bits(kind) == 32:
-            weight = self._floats(name + ".weight", kind, parts, shape)
+            weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
         bits, block = self._format.bits(kind), self._block(name, kind, width)
         step = max(1, SPLIT_VALUES // width)
@@ -73,7 +73,8 @@ class DecodeProducts:
         """Emit `result`: the rows of a matrix that have these ids."""
         count, width = shape
         if self._format.bits(kind) == 32:
-            return self.graph.add("Gather", [self._floats(name, kind, (name,), shape), ids], result)
+            weight = matrix(self.graph, self.plan, name, shape, (name,))
+            return self.graph.add("Gather", [weight, ids], result)
         bits, block = self._format.bits(kind), self._block(name, kind, width)
         groups, place = width // block, self.plan.place
         # Zero points are explicit because providers' kernels have different defaults.
@@ -87,13 +88,6 @@ class DecodeProducts:
         self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
         tensors = [self.graph.weight(t) for t in (piece.codes, piece.scales, points)]
         return gather_blocks(self.graph, tensors, ids, result, bits, block)
-
-    def _floats(
-        self, name: str, kind: MatrixKind, parts: tuple[str, ...], shape: tuple[int, int]
-    ) -> str:
-        tensor = self.plan.place(name, np.float32, shape)
-        self.plan.items.append(Floats(tensor, kind, parts))
-        return self.graph.weight(tensor)
 
     def _block(self, name: str, kind: MatrixKind, width: int) -> int:
         block = fitting_block(width, self._format.block_size)
@@ -138,8 +132,8 @@ class PromptProducts:
     (SmoothQuant, arXiv 2211.10438): x / s times W * s. The division is folded into the preceding
     norm; products without one, if named in `balanced`, get a multiplication of their own.
 
-    The small matrices of per-layer embeddings are multiplied as in decoding, because no norm
-    precedes them that could take a balance.
+    Small matrices are multiplied as in decoding, because no norm precedes them that could take a
+    balance.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
@@ -158,7 +152,7 @@ class PromptProducts:
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Emit an integer product and its scaling; x is quantized once for all its consumers."""
-        if kind in PLE_KINDS:
+        if kind in SMALL_KINDS:
             return self._as_decoding.product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
         # gate and up have the same input, so they must share a balance.
@@ -212,6 +206,15 @@ def vector(
     """Place a float32 vector [size] in the weight file and return its name."""
     tensor = plan.place(name, np.float32, (size,))
     plan.items.append(Vector(tensor, parts, divided_by))
+    return graph.weight(tensor)
+
+
+def matrix(
+    graph: Graph, plan: WeightPlan, name: str, shape: tuple[int, ...], parts: tuple[str, ...]
+) -> str:
+    """Place stacked matrices in the weight file as float32 [N, K] and return their name."""
+    tensor = plan.place(name, np.float32, shape)
+    plan.items.append(Floats(tensor, parts))
     return graph.weight(tensor)
 
 

@@ -17,8 +17,8 @@ tokens and slower for one. All graphs share one KV cache.
 | input | type, shape | meaning |
 |---|---|---|
 | token_ids | int64 [1, T] | embed only |
-| hidden | float32 [1, T, dim] | all others: the output of the previous graph; [1, n, dim] for head after rest |
-| embedded | float32 [1, T, dim] | rest only, with per-layer embeddings: the output of embed |
+| hidden | float32 [1, T, hidden_width] | all others: the output of the previous graph; [1, n, ...] for head after rest |
+| embedded | float32 [1, T, hidden_width] | rest only, with per-layer embeddings: the output of embed |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
 | slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [1] | tokens in the context after this call, minus one |
@@ -34,7 +34,7 @@ tokens and slower for one. All graphs share one KV cache.
 
 | output | type, shape | meaning |
 |---|---|---|
-| new_hidden | float32 [1, T, dim] | every graph but head; [1, n, dim] from rest |
+| new_hidden | float32 [1, T, hidden_width] | every graph but head; [1, n, ...] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
 | logits | float32 [1, n, V] | head only |
 

@@ -44,7 +44,6 @@ class Floats:
     """Stacked matrices as float32 [N, K]."""
 
     tensor: Tensor
-    kind: MatrixKind
     parts: tuple[str, ...]
 
 

@@ -14,11 +14,18 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.layers import FFN_TERMS
+from stem_edge.numerics import altup
+from stem_edge.numerics.arithmetic import (
+    activated,
+    linear,
+    normalized,
+    pick,
+    rms_norm,
+    silu,
+    sparse_gate,
+)
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables, rotate
-
-# Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
-READ_ROWS = 8192
 
 
 class Matrix(Protocol):
@@ -71,7 +78,7 @@ def whole(matrix: Matrix) -> F32:
 
 
 # Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
-# "qkv", "wo", "gate" (the input of gate and up), "down" or "project".
+# "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
 Observer = Callable[[str, F32], None]
 
 
@@ -98,7 +105,7 @@ def hidden_states(
     token_ids: Sequence[int],
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Hidden states [T, dim] after the last layer, before the last norm; see `forward`."""
+    """Hidden states [T, hidden_width] after the last layer, before the last norm; see `forward`."""
     tokens, x = Tokens(config, backbone, token_ids), embed(config, backbone, token_ids)
     for layer in range(config.n_layers):
         x = layer_forward(config, layer, backbone, tables, x, tokens, observe)
@@ -106,8 +113,13 @@ def hidden_states(
 
 
 def embed(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
-    """Hidden states [T, dim] before the first layer."""
-    return _pick(backbone["embedding"], token_ids) * np.float32(config.embedding_scale)
+    """Hidden states [T, hidden_width] before the first layer."""
+    x = _embedded(config, backbone, token_ids)
+    return altup.expanded(config, backbone, x) if config.streams > 1 else x
+
+
+def _embedded(config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]) -> F32:
+    return pick(backbone["embedding"], token_ids) * np.float32(config.embedding_scale)
 
 
 class Tokens:
@@ -123,7 +135,7 @@ class Tokens:
         self.kv: dict[int, tuple[F32, F32]] = {}  # lender -> K and V [T, heads, head_dim]
         self.ple: tuple[F32, Matrix] | None = None  # of per-layer embeddings: embedded, norm
         if config.ple_width:
-            self.ple = embed(config, backbone, token_ids), backbone["ple_norm"]
+            self.ple = _embedded(config, backbone, token_ids), backbone["ple_norm"]
 
 
 def layer_forward(
@@ -135,28 +147,51 @@ def layer_forward(
     tokens: Tokens,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Hidden states [T, dim] after one layer, of x [T, dim] before it, from an empty context.
+    """Hidden states [T, hidden_width] after one layer, of x before it, from an empty context.
 
     Reads only this layer's tensors, so that a model can be run in the memory of one layer.
     """
-    at = f"layers.{layer}."
+    at, many = f"layers.{layer}.", config.streams > 1
     weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
-    normed = _rms_norm(x, weights["attention_norm"], config.norm_eps)
-    observe(at + "qkv", normed)
-    mixed = _attention(config, layer, weights, normed, tokens)
-    observe(at + "wo", mixed)
-    x = x + _after(config, weights, "attention_post_norm", _linear(mixed, weights, "wo"))
-    normed = _rms_norm(x, weights["ffn_norm"], config.norm_eps)
-    kind = config.ffn_kind(layer)
+    streams = altup.predicted(config, weights, x) if many else x[:, None]  # [T, streams, dim]
+    active = streams[:, config.active_stream]
+    active = _attended(config, layer, weights, active, tokens, observe)
+    normed = rms_norm(active, weights["ffn_norm"], config.norm_eps)
+    kind, rows = config.ffn_kind(layer), None
     if kind == "hash-moe":
         result = _experts(config, normed, tables[layer], tokens.ids)
     else:
-        rows = _pick(tables[layer], tokens.ids) if layer in config.stem_layers else None
+        rows = pick(tables[layer], tokens.ids) if layer in config.stem_layers else None
         result = _ffn(config, layer, weights, normed, rows, observe)
-    x = x + _after(config, weights, "ffn_post_norm", result)
+    active = active + _after(config, weights, "ffn_post_norm", result)
+    streams = altup.corrected(config, weights, streams, active) if many else active[:, None]
     if kind == "ple" and rows is not None:
-        x = x + _ple(config, layer, weights, x, rows, tokens, observe)
+        gated = streams[:, config.active_stream]
+        added = _ple(config, layer, weights, gated, rows, tokens, observe)
+        streams[:, int(many) :] += added[:, None]
+    x = streams.reshape(x.shape)
     return x * whole(weights["layer_scale"]) if config.layer_scale else x
+
+
+def _attended(
+    config: ModelConfig,
+    layer: int,
+    weights: Mapping[str, Matrix],
+    x: F32,
+    tokens: Tokens,
+    observe: Observer,
+) -> F32:
+    """x [T, dim] plus attention; with a LAuReL, both and its result are divided by sqrt(2)."""
+    at = f"layers.{layer}."
+    normed = rms_norm(x, weights["attention_norm"], config.norm_eps)
+    observe(at + "qkv", normed)
+    mixed = _attention(config, layer, weights, normed, tokens)
+    observe(at + "wo", mixed)
+    x = x + _after(config, weights, "attention_post_norm", linear(mixed, weights, "wo"))
+    if not config.laurel_rank:
+        return x
+    beside = altup.laurel(config, at, weights, normed, observe)
+    return np.asarray((x + beside) / np.sqrt(np.float32(2)), np.float32)
 
 
 def head_forward(
@@ -165,13 +200,15 @@ def head_forward(
     x: F32,
     observe: Observer = lambda name, x: None,
 ) -> F32:
-    """Logits [T, V] from the hidden states [T, dim] after the last layer."""
-    normed = _rms_norm(x, backbone["norm"], config.norm_eps)
+    """Logits [T, V] from the hidden states [T, hidden_width] after the last layer."""
+    if config.streams > 1:
+        x = altup.merged(config, backbone, x, observe)
+    normed = rms_norm(x, backbone["norm"], config.norm_eps)
     observe("head", normed)
     head = {"head": backbone["embedding" if config.tied_head else "head"]}
     if "head" in config.biases:
         head["head.bias"] = backbone["head.bias"]
-    logits = _linear(normed, head, "head")
+    logits = linear(normed, head, "head")
     cap = np.float32(config.logit_softcap)
     return np.asarray(cap * np.tanh(logits / cap), np.float32) if cap else logits
 
@@ -184,17 +221,17 @@ def _attention(
     cos, sin = tokens.ropes[layer.rope]
 
     def heads(name: str) -> F32:
-        return _linear(x, weights, name).reshape(length, -1, layer.head_dim)
+        return linear(x, weights, name).reshape(length, -1, layer.head_dim)
 
     def turned(name: str) -> F32:
         projected = heads("w" + name)
         if config.qk_norm_eps is not None:
-            projected = _rms_norm(projected, weights[f"{name}_norm"], config.qk_norm_eps)
+            projected = rms_norm(projected, weights[f"{name}_norm"], config.qk_norm_eps)
         return rotate(projected, cos, sin, config.rope_interleaved)
 
     if layer.kv_layer == number:
         v = heads("wv")
-        own = turned("k"), _normed(v, config.qk_norm_eps or 0.0) if config.v_norm else v
+        own = turned("k"), normalized(v, config.qk_norm_eps or 0.0) if config.v_norm else v
         if number in tokens.lenders:
             tokens.kv[number] = own
     else:
@@ -218,20 +255,25 @@ def _ffn(
     rows: F32 | None,
     observe: Observer,
 ) -> F32:
-    """W_down (SiLU(gate) * up) of x [T, dim]; FFN_TERMS says what gate and up are."""
+    """W_down (SiLU(gate) * up) of x [T, dim]; FFN_TERMS says what gate and up are.
+
+    With a sparsity, gates are cut before the activation.
+    """
     at = f"layers.{layer}."
     observe(at + "gate", x)
     if rows is not None and config.row_rank:
         observe(at + "project", rows)
-        rows = _linear(rows, weights, "project")
+        rows = linear(rows, weights, "project")
     sums = {}
     for name, terms in FFN_TERMS[config.ffn_kind(layer)].items():
-        parts = [_linear(x, weights, name)] if "matrix" in terms else []
+        parts = [linear(x, weights, name)] if "matrix" in terms else []
         parts += [rows] if "row" in terms and rows is not None else []
         sums[name] = sum(parts[1:], parts[0])
-    product = _activated(config, sums["gate"]) * sums["up"]
+    own = config.layer(layer)
+    gate = sparse_gate(sums["gate"], own.cutoff) if own.sparsity else sums["gate"]
+    product = activated(config.activation, gate) * sums["up"]
     observe(at + "down", product)
-    return _linear(product, weights, "down")
+    return linear(product, weights, "down")
 
 
 def _ple(
@@ -252,14 +294,14 @@ def _ple(
         raise ValueError("the model has no per-layer embeddings")
     embedded, norm = tokens.ple
     observe(at + "ple_context", embedded)
-    context = _linear(embedded, weights, "ple_context") / np.sqrt(np.float32(config.dim))
-    mixed = (_rms_norm(context, norm, config.norm_eps) + rows * scale) / np.sqrt(np.float32(2))
+    context = linear(embedded, weights, "ple_context") / np.sqrt(np.float32(config.dim))
+    mixed = (rms_norm(context, norm, config.norm_eps) + rows * scale) / np.sqrt(np.float32(2))
+    if config.ple_gate_scale:
+        x = x * whole(weights["ple_gate_scale"])
     observe(at + "ple_gate", x)
-    product = _activated(config, _linear(x, weights, "ple_gate")) * mixed
+    product = activated(config.activation, linear(x, weights, "ple_gate")) * mixed
     observe(at + "ple_out", product)
-    return _rms_norm(
-        _linear(product, weights, "ple_out"), weights["ple_post_norm"], config.norm_eps
-    )
+    return rms_norm(linear(product, weights, "ple_out"), weights["ple_post_norm"], config.norm_eps)
 
 
 def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int]) -> F32:
@@ -274,47 +316,10 @@ def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int
     for record in np.unique(records).tolist():
         row, mine = table.rows(record, record + 1)[0], records == record
         both = x[mine] @ row[: inner[0] * inner[1]].reshape(inner).T
-        product = _silu(both[:, 0::2]) * both[:, 1::2]
+        product = silu(both[:, 0::2]) * both[:, 1::2]
         results[mine] = product @ row[inner[0] * inner[1] :].reshape(outer).T
     return results
 
 
 def _after(config: ModelConfig, weights: Mapping[str, Matrix], name: str, x: F32) -> F32:
-    return _rms_norm(x, weights[name], config.norm_eps) if config.post_norms else x
-
-
-def _rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
-    return np.asarray(_normed(x, eps) * whole(weight), np.float32)
-
-
-def _normed(x: F32, eps: float) -> F32:
-    return np.asarray(
-        x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)), np.float32
-    )
-
-
-def _activated(config: ModelConfig, x: F32) -> F32:
-    return _silu(x) if config.activation == "silu" else _gelu(x)
-
-
-def _gelu(x: F32) -> F32:
-    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), np.float32)
-
-
-def _silu(x: F32) -> F32:
-    # The logistic function by tanh, because exp(-x) would overflow for large negative x.
-    return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)), np.float32)
-
-
-def _linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
-    """x [T, K] times the transpose of a matrix [N, K], piece by piece, plus its bias."""
-    matrix, bias = weights[name], weights.get(name + ".bias")
-    starts = range(0, matrix.shape[0], READ_ROWS)
-    pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]
-    product = np.concatenate(pieces, axis=-1)
-    return product if bias is None else product + whole(bias)
-
-
-def _pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
-    return np.concatenate([matrix.rows(token, token + 1) for token in token_ids])
+    return rms_norm(x, weights[name], config.norm_eps) if config.post_norms else x

@@ -17,7 +17,7 @@ from stem_edge.bundle.footprint import expected_footprint, footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle
 from stem_edge.commands.main import main
 from stem_edge.export.job.options import QUANTIZERS
-from stem_edge.graph.formats import MATRIX_KINDS, PLE_KINDS, BackboneFormat
+from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_kinds_of_matrices_have_their_bits(
     tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], changed: dict[str, int]
 ) -> None:
     bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
-    absent = {"project": 4} | dict.fromkeys(PLE_KINDS, 8)  # of a STEM model with full tables
+    absent = {"project": 4} | dict.fromkeys(SMALL_KINDS, 8)  # of a STEM model with full tables
     expected = {kind: 4 for kind in MATRIX_KINDS if kind not in absent} | changed
     assert bits_in_graphs(bundle) == expected
     manifest, format = bundle.manifest, format_of(bundle)

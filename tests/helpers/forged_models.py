@@ -140,6 +140,9 @@ BACKBONES = st.builds(
 def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
     """Draw a bundle of such a model."""
     config = draw(models())
+    if engine == "onnxruntime":  # because no other runs these
+        several = {"streams": draw(chosen(1, 2, 8)), "laurel_rank": draw(chosen(0, 16, 1))}
+        config = msgspec.structs.replace(config, **several)
     layout = draw(layouts(config)) if config.stem_layers else None
     if config.stem_layers and layout is None:
         config = config.dense_twin()

@@ -132,10 +132,32 @@ def make_gemma(**changes: Any) -> Any:
     return model
 
 
+GEMMA_3N: dict[str, Any] = {
+    "vocab_size": 97, "vocab_size_per_layer_input": 90, "hidden_size": 32,
+    "intermediate_size": [160] * 6, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 2, "max_position_embeddings": 64, "sliding_window": 7,
+    "laurel_rank": 16, "activation_sparsity_pattern": [0.95, 0.8, 0.0, 0.5, 0.0, 0.95],
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+
+
+def make_gemma3n(**changes: Any) -> Any:
+    """Make a text model of Gemma 3n in which every tensor affects the logits.
+
+    Its FFNs are wide enough that some of the sparse gates stay open: a norm follows, which would
+    amplify the rounding of an output that is nearly 0.
+    """
+    config = transformers.Gemma3nTextConfig(**(GEMMA_3N | changes))
+    config._attn_implementation = "eager"
+    return randomized(transformers.Gemma3nForCausalLM(config).eval())
+
+
 def wrap_gemma(folder: Path, **options: Any) -> None:
-    """Make a text model of Gemma 4 the text model of a multimodal one, with towers."""
+    """Make a text model of Gemma the text model of a multimodal one, with towers."""
     text = json.loads((folder / "config.json").read_text())
-    whole = {"model_type": "gemma4", "text_config": text | {"dtype": None}, "dtype": text["dtype"]}
+    kind = text["model_type"].removesuffix("_text")
+    whole = {"model_type": kind, "text_config": text | {"dtype": None}, "dtype": text["dtype"]}
     (folder / "config.json").write_text(json.dumps(whole | {"vision_config": {}} | options))
     (folder / "generation_config.json").unlink(missing_ok=True)
     tensors = load_file(folder / "model.safetensors")

@@ -56,6 +56,17 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"embedding_scale": 0.0}, "embedding_scale is 0.0"),
         ({"attention_scale": float("nan")}, "attention_scale is nan"),
         ({"activation": "relu"}, "activation is 'relu'"),
+        *[({"streams": n}, f"active_stream is 0 and streams {n};") for n in (-1, 0, 9, 10**30)],
+        ({"streams": 4, "active_stream": 4}, "active_stream is 4 and streams 4"),
+        ({"streams": 4, "active_stream": -1}, "active_stream is -1"),
+        ({"streams": 2, "layer_scale": True}, "layer_scale in a model with 2 streams"),
+        ({"ple_gate_scale": True}, "ple_gate_scale needs several streams"),
+        ({"streams": 2, "ple_gate_scale": True}, "ple_gate_scale needs several streams"),
+        *[({"laurel_rank": n}, f"laurel_rank is {n}") for n in (-1, MAX_WIDTH + 1)],
+        *[
+            ({"layer_kinds": (LayerKind(layers=(1,), sparsity=share),)}, "sparsity is")
+            for share in (-0.5, 1.0, float("nan"))
+        ],
     ],
 )
 def test_contradictions(changes: dict[str, object], said: str) -> None:
@@ -116,3 +127,30 @@ def test_a_table_more_is_an_up_projection_less() -> None:
     model = config(stem_layers=(0, 1))
     assert model.backbone_parameters == 316 - 24
     assert model.table_parameters == 2 * 10 * 6
+
+
+def test_a_model_of_several_streams_has_coefficients_in_layers_and_matrices_around_them() -> None:
+    one = config().backbone_shapes()
+    more = config(streams=3, laurel_rank=2)
+    assert more.hidden_width == 12
+    assert not more.plain
+    added = {
+        "altup_norm": (4,),
+        "altup_router": (3, 4),
+        "altup_predict": (9, 3),
+        "altup_correct": (3, 3),
+        "laurel_in": (2, 4),
+        "laurel_out": (4, 2),
+        "laurel_norm": (4,),
+    }
+    around = [f"streams.{stream}.altup_{end}" for stream in (1, 2) for end in ("in", "out")]
+    expected = {f"layers.{n}.{name}": shape for n in (0, 1) for name, shape in added.items()}
+    expected |= dict.fromkeys(around, (4, 4))
+    found = more.backbone_shapes()
+    assert {name: found[name] for name in found.keys() - one.keys()} == expected
+
+
+def test_a_share_of_gates_is_a_number_of_deviations() -> None:
+    kinds = (LayerKind(layers=(1,), sparsity=0.95),)
+    found = config(layer_kinds=kinds)
+    assert (found.layer(0).sparsity, round(found.layer(1).cutoff, 4)) == (0.0, 1.6449)

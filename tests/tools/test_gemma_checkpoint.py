@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the shapes of Gemma 4: real names and layers, here of small widths."""
+"""Checkpoints of random weights in the shapes of Gemma 3n and 4: real names and layers, here of small widths."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ import stem_edge
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "vocab_size_per_layer_input": 300, "hidden_size": 32, "head_dim": 16,
-    "intermediate_size": 48, "num_attention_heads": 2, "global_head_dim": 32,
+    "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1,
     "hidden_size_per_layer_input": 16,
 }  # fmt: skip
 # Layers, those with keys and values of their own, and those with full attention.
-EXPECTED = {"gemma-4-e2b": (35, 15, 7), "gemma-4-e4b": (42, 24, 7)}
+EXPECTED = {
+    "gemma-3n-e2b": (30, 20, 6),
+    "gemma-3n-e4b": (35, 20, 7),
+    "gemma-4-e2b": (35, 15, 7),
+    "gemma-4-e4b": (42, 24, 7),
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
-    checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL))
+    wide = {"global_head_dim": 32} if "global_head_dim" in describe(shape) else {}
+    checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL, **wide))
     options: dict[str, Any] = {"backbone": "fp32", "tables": "fp16", "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, tmp_path / "bundle", **options)
     with stem_edge.load(tmp_path / "bundle", context_length=64) as model:

@@ -195,7 +195,10 @@ class OrtContext:
         """Bind hidden states of `count` tokens, an array for each graph's output."""
         layers = [io.PREFILL] if prefill else [n for n in (io.EARLY, io.LATE) if n in self._graphs]
         names = [io.EMBED, *layers]
-        shape, what = (1, count, self._config.dim), f"the hidden states of {count:,} tokens"
+        shape, what = (
+            (1, count, self._config.hidden_width),
+            f"the hidden states of {count:,} tokens",
+        )
         # Allocate all before binding any, so that nothing has changed if memory runs out.
         values = [self._memory.empty(shape, self._dtype, what).value() for _ in names]
         self._step = (0, False)
@@ -246,7 +249,7 @@ class _Output:
         self._head, self._top = graphs[io.HEAD], graphs.get(io.TOP)
         self._rest = graphs.get(io.REST)
         self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
-        self._dim, self._dtype = backend.config.dim, backend.dtype
+        self._width, self._dtype = backend.config.hidden_width, backend.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((1, 0, 0), np.float32)
         self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
@@ -283,7 +286,7 @@ class _Output:
         places = np.arange(count - wanted, count, dtype=np.int64)
         if self._rest is not None:
             hidden = self._memory.empty(
-                (1, wanted, self._dim), self._dtype, "hidden states"
+                (1, wanted, self._width), self._dtype, "hidden states"
             ).value()
             self._rest.bind({io.WANTED: from_numpy(places), io.NEW + io.HIDDEN: hidden})
             self._head.bind({io.HIDDEN: hidden})

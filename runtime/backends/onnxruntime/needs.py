@@ -11,6 +11,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
 
+HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 10
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 CONTEXT_ARRAYS = 4  # of per-layer embeddings: their product with the context, on its way to layers
 LOGIT_ARRAYS = 3  # logits of every position: as given back, and on their way through the head
@@ -149,7 +150,8 @@ def _layer_values(config: ModelConfig, seen: int, numbers: range, wide: int) -> 
     """
     layers = [config.layer(number) for number in numbers]
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
-    values = 8 * config.dim + 2 * heads + wide * max(one.d_ff for one in layers)
+    hidden = HIDDEN_ARRAYS if config.streams == 1 else HIDDEN_ARRAYS_OF_STREAMS
+    values = hidden * config.hidden_width + 2 * heads + wide * max(one.d_ff for one in layers)
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
     return values + contexts + config.n_heads * seen
 

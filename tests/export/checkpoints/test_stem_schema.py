@@ -51,10 +51,11 @@ VARIANTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-# Fields that no option of the schema sets, because only checkpoints of Gemma 4 have them.
+# Fields that no option of the schema sets, because only checkpoints of Gemma have them.
 GEMMA = {
     "layer_kinds", "borrowed_kv_layers", "embedding_scale", "activation", "attention_scale",
     "v_norm", "layer_scale", "ple_width", "ple_scale", "ple_records", "placeholders",
+    "streams", "active_stream", "ple_gate_scale", "laurel_rank",
 }  # fmt: skip
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import DATA
 from make_checkpoint import Shape, write_checkpoint
 
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
+from stem_edge.export.checkpoints import hugging_face
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.checkpoints.lingua import read_checkpoint
@@ -55,6 +57,21 @@ def test_every_layer_sees_what_the_reference_model_sees(
     expected = observed(checkpoint, stored if replaced else None)
     if replaced:  # because the layer was observed before anything in it was replaced
         expected |= {n: x for n, x in observed(checkpoint).items() if n.startswith("layers.0.")}
+    assert seen.keys() == expected.keys()
+    for name, parts in seen.items():
+        assert np.allclose(np.concatenate(parts), expected[name], atol=1e-5), name
+
+
+def test_several_streams_are_seen_up_to_the_head() -> None:
+    source = hugging_face.read_checkpoint(DATA / "conformance" / "gemma3n-text")
+    states, seen = HiddenStates(source, IDS), dict[str, list[F32]]()
+    see = lambda name, x: seen.setdefault(name, []).append(x)
+    while states.layer < source.config.n_layers:
+        states.observe(see)
+        states.advance({})
+    states.observe_head(see)
+    expected = observed(source)
+    assert {"streams.3.altup_out", "layers.5.laurel_out", "layers.0.laurel_in"} < seen.keys()
     assert seen.keys() == expected.keys()
     for name, parts in seen.items():
         assert np.allclose(np.concatenate(parts), expected[name], atol=1e-5), name

@@ -137,7 +137,7 @@ def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
 def test_types_of_each_kind_of_matrix() -> None:
     plain = BackboneFormat(weights="int4", head="int8", block_size=32)
     bits = {kind: plain.bits(kind) for kind in formats.MATRIX_KINDS}
-    in_eight = (*formats.VOCABULARY_KINDS, *formats.PLE_KINDS)
+    in_eight = (*formats.VOCABULARY_KINDS, *formats.SMALL_KINDS)
     assert bits == dict.fromkeys(formats.MATRIX_KINDS, 4) | dict.fromkeys(in_eight, 8)
     mixed = BackboneFormat(weights="fp32", head="fp32", block_size=32, kinds={"head": "int8"})
     assert (mixed.type_of("head"), mixed.type_of("embedding")) == ("int8", "fp32")

@@ -182,7 +182,7 @@ def test_an_exact_bundle_does_not_diverge_from_its_checkpoint(bundles: dict[str,
 def test_the_reference_model_in_pieces_is_the_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:
-    monkeypatch.setattr("stem_edge.numerics.reference.READ_ROWS", 77)
+    monkeypatch.setattr("stem_edge.numerics.arithmetic.READ_ROWS", 77)
     monkeypatch.setattr("stem_edge.measuring.quality.logit_source.PIECE_NBYTES", 4 * 300 * 5)
     source = read_checkpoint(write_checkpoint(tmp_path / "checkpoint", Shape(tied_head=tied)))
     ids = list(range(7, 30))

@@ -1,0 +1,83 @@
+"""AltUp (arXiv 2301.13310) and LAuReL (arXiv 2411.07501) in the reference model, as Gemma 3n has them.
+
+A token has several hidden states, its streams. Before a layer, coefficients predict all of them from
+all of them; the layer computes one, the active stream; what it changed corrects the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.numerics.arithmetic import linear, mean_square, rms_norm
+from stem_edge.numerics.quantize import F32
+
+if TYPE_CHECKING:
+    from stem_edge.numerics.reference import Matrix, Observer
+
+LEAST_SQUARE = 1e-5  # a mean square that is below counts as this much, where magnitudes are matched
+
+
+def expanded(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32) -> F32:
+    """Streams [T, hidden_width] of embedded tokens [T, dim], all of the same magnitude."""
+    streams = [x]
+    for name in _between(config, "altup_in"):
+        streams.append(_matched(linear(x, backbone, name), x))
+    return np.concatenate(streams, axis=-1)
+
+
+def merged(config: ModelConfig, backbone: Mapping[str, Matrix], x: F32, observe: Observer) -> F32:
+    """Mean [T, dim] of the streams [T, hidden_width], each after its own product."""
+    first, *others = np.split(x, config.streams, axis=-1)
+    total = first
+    for name, stream in zip(_between(config, "altup_out"), others, strict=True):
+        observe(name, stream)
+        total = total + _matched(linear(stream, backbone, name), first)
+    return np.asarray(total / np.float32(config.streams), np.float32)
+
+
+def predicted(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
+    """Streams [T, streams, dim] that are predicted from those before the layer [T, hidden_width]."""
+    streams = x.reshape(len(x), config.streams, config.dim)
+    routed = _routed(config, weights, streams[:, config.active_stream])
+    mixing = linear(routed, weights, "altup_predict").reshape(-1, config.streams, config.streams)
+    return np.asarray(streams + mixing @ streams, np.float32)
+
+
+def corrected(
+    config: ModelConfig, weights: Mapping[str, Matrix], streams: F32, computed: F32
+) -> F32:
+    """Predicted streams [T, streams, dim], corrected by what the active one became [T, dim]."""
+    factors = 1 + linear(_routed(config, weights, computed), weights, "altup_correct")
+    change = computed - streams[:, config.active_stream]
+    return np.asarray(streams + factors[..., None] * change[:, None], np.float32)
+
+
+def laurel(
+    config: ModelConfig, at: str, weights: Mapping[str, Matrix], x: F32, observe: Observer
+) -> F32:
+    """The input x [T, dim] of attention, plus the norm of its product of low rank."""
+    observe(at + "laurel_in", x)
+    low = linear(x, weights, "laurel_in")
+    observe(at + "laurel_out", low)
+    return x + rms_norm(linear(low, weights, "laurel_out"), weights["laurel_norm"], config.norm_eps)
+
+
+def _routed(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
+    """What coefficients are computed from [T, streams]; x: a stream [T, dim]."""
+    scaled = rms_norm(x, weights["altup_norm"], config.norm_eps) / np.float32(config.dim)
+    return np.asarray(np.tanh(linear(scaled, weights, "altup_router")), np.float32)
+
+
+def _matched(x: F32, like: F32) -> F32:
+    """x [T, dim] with the magnitude that `like` has at each position."""
+    magnitude = np.sqrt(np.maximum(mean_square(x), np.float32(LEAST_SQUARE)))
+    return np.asarray(x * np.sqrt(mean_square(like)) / magnitude, np.float32)
+
+
+def _between(config: ModelConfig, end: str) -> list[str]:
+    """Names of the matrices between the embedding or the head and each stream but the first."""
+    return [f"streams.{stream}.{end}" for stream in range(1, config.streams)]

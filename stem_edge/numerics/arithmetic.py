@@ -1,0 +1,69 @@
+"""Arithmetic of the reference model in float32: products, norms and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stem_edge.layers import Activation
+from stem_edge.numerics.quantize import F32
+
+if TYPE_CHECKING:
+    from stem_edge.numerics.reference import Matrix
+
+# Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
+READ_ROWS = 8192
+
+
+def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
+    """x [T, K] times the transpose of a matrix [N, K], piece by piece, plus its bias."""
+    matrix, bias = weights[name], weights.get(name + ".bias")
+    starts = range(0, matrix.shape[0], READ_ROWS)
+    pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]
+    product = np.concatenate(pieces, axis=-1)
+    return product if bias is None else product + bias.rows(0, bias.shape[0])
+
+
+def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
+    """Rows of a matrix that have these ids."""
+    return np.concatenate([matrix.rows(token, token + 1) for token in token_ids])
+
+
+def rms_norm(x: F32, weight: Matrix, eps: float) -> F32:
+    """RMS norm over the last axis, times a weight."""
+    return np.asarray(normalized(x, eps) * weight.rows(0, weight.shape[0]), np.float32)
+
+
+def normalized(x: F32, eps: float) -> F32:
+    """RMS norm over the last axis."""
+    return np.asarray(x / np.sqrt(mean_square(x) + np.float32(eps)), np.float32)
+
+
+def mean_square(x: F32) -> F32:
+    """Mean square over the last axis, which stays with size 1."""
+    return np.asarray(np.mean(x * x, axis=-1, keepdims=True), np.float32)
+
+
+def activated(activation: Activation, x: F32) -> F32:
+    """Activation of a gate."""
+    return silu(x) if activation == "silu" else gelu(x)
+
+
+def gelu(x: F32) -> F32:
+    """GELU in its tanh form."""
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), np.float32)
+
+
+def silu(x: F32) -> F32:
+    """SiLU. The logistic function by tanh, because exp(-x) would overflow for large negative x."""
+    return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)), np.float32)
+
+
+def sparse_gate(gate: F32, deviations: float) -> F32:
+    """What of a gate [T, K] is above its mean by so many standard deviations; 0 elsewhere."""
+    above = gate - gate.mean(axis=-1, keepdims=True)
+    least = np.float32(deviations) * np.sqrt(mean_square(above))
+    return np.asarray(np.maximum(above - least, 0), np.float32)

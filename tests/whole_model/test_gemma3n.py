@@ -1,0 +1,261 @@
+"""Gemma 3n from its checkpoint to its logits: several hidden states of a token, all layers take rows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import stepwise
+from hf_folders import make_gemma3n, wrap_gemma
+from installed import DATA, needs_ggml
+
+import stem_edge
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.graph.decode import BACKBONE_DATA, decoding, prompts
+from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
+from stem_edge.graph.ir import Graph, Tensor
+from stem_edge.graph.weight_plan import Blocks, Columns, Floats
+from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.reference import ArrayMatrix, forward, whole
+from stem_edge.tables.rows import RecordLayout
+
+CHECKPOINT = DATA / "conformance" / "gemma3n-text"
+SLIDING, FULL = "sliding_attention", "full_attention"
+TOLERANCE = 5e-4
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("gemma3n") / "bundle"
+    stem_edge.export_bundle(CHECKPOINT, out, backbone="fp32", tables="fp32")
+    return out
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[int], F32]:
+    """Return token ids [T] and transformers' logits [T, V]."""
+    with np.load(CHECKPOINT / "reference.npz") as data:
+        return data["ids"].tolist(), data["logits"]
+
+
+@pytest.mark.parametrize("slots", [None, 8, 4])
+def test_logits_are_transformers(
+    bundle: Path, reference: tuple[list[int], F32], slots: int | None
+) -> None:
+    ids, expected = reference
+    with stem_edge.load(bundle, slots=slots) as model:
+        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
+        assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+def test_chunks_and_the_positions_that_are_wanted(
+    bundle: Path, reference: tuple[list[int], F32], wanted: int
+) -> None:
+    """Run chunks in which layers that borrow K and V skip the positions before the wanted ones."""
+    ids, expected = reference
+    with stem_edge.load(bundle) as model:
+        engine, token_ids = model.engine, np.array(ids)
+        context = engine.open_context(len(ids))
+        engine.step(context, token_ids[:17], 0)
+        found = engine.step(context, token_ids[17:40], wanted)
+        assert np.abs(found - expected[40 - wanted : 40]).max(initial=0) < TOLERANCE
+        last = engine.step(context, token_ids[40:], 1)
+        assert np.abs(last - expected[-1]).max() < TOLERANCE
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "nobody borrows": {"num_kv_shared_layers": 0},
+    "other layers": {"layer_types": [FULL, SLIDING, SLIDING, FULL, SLIDING, FULL]},
+    "the last of three streams is active": {"altup_num_inputs": 3, "altup_active_idx": 2},
+    "the active stream is not scaled": {"altup_correct_scale": False},
+    "no sparsity, wide FFNs": {
+        "activation_sparsity_pattern": [0.0] * 6,
+        "intermediate_size": [160, 192, 160, 192, 64, 160],
+    },
+    "odd heads, head of its own": {"head_dim": 12, "tie_word_embeddings": False},
+}
+
+
+def written(model: Any, folder: Path) -> Path:
+    """Write a model, and a tokenizer of fewer ids."""
+    model.save_pretrained(folder)
+    shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    model = make_gemma3n(**{"vocab_size": 310, "vocab_size_per_layer_input": 300} | KINDS[kind])
+    folder = written(model, tmp_path / "checkpoint")
+    ids = np.random.default_rng(1).integers(310, size=40).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    stem_edge.export_bundle(folder, tmp_path / "bundle", backbone="fp32", tables="fp32")
+    with stem_edge.load(tmp_path / "bundle") as loaded:
+        assert np.abs(loaded.logits(ids) - expected).max() < TOLERANCE
+        assert np.abs(stepwise(loaded, ids) - expected).max() < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model with scores so flat that rounding changes little."""
+    model = make_gemma3n(vocab_size=310, vocab_size_per_layer_input=300, hidden_size=64)
+    for layer in model.model.layers:
+        layer.self_attn.q_norm.weight.data *= 0.1
+    return written(model, tmp_path_factory.mktemp("random") / "checkpoint")
+
+
+def dequantized(bundle: Bundle) -> dict[str, ArrayMatrix]:
+    """Return the matrices of a bundle's backbone by their names, as decoding multiplies them."""
+    manifest = bundle.manifest
+    assert manifest.backbone is not None
+    data = (bundle.path / BACKBONE_DATA).read_bytes()
+    shapes, found = manifest.model.backbone_shapes(), dict[str, ArrayMatrix]()
+
+    def read(tensor: Tensor, dtype: type[np.generic]) -> Any:
+        size = tensor.nbytes // np.dtype(dtype).itemsize
+        return np.frombuffer(data, dtype, size, tensor.offset).reshape(tensor.dims)
+
+    for item in decoding(manifest.model, manifest.tables, manifest.backbone).plan.items:
+        if not isinstance(item, Blocks):
+            continue
+        pieces = []
+        for piece in item.pieces:
+            scales = read(piece.scales, np.float32).reshape(piece.stop - piece.start, -1)
+            codes = read(piece.codes, np.uint8).reshape(len(scales), -1)
+            pieces.append(dequantize_blocks(codes, scales, item.bits))
+        rows = np.concatenate(pieces)
+        for part in item.parts:
+            count = shapes[part][0]
+            found[part], rows = ArrayMatrix(rows[:count]), rows[count:]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_graphs_compute_with_the_weights_they_store(
+    random_model: Path, kind: WeightType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare with the reference on dequantized weights, with activations that are not rounded."""
+    options: dict[str, Any] = {"backbone": kind, "tables": "fp32", "head": "fp32", "block_size": 16}
+    bundle = stem_edge.export_bundle(random_model, tmp_path / "bundle", **options)
+    ids = np.random.default_rng(0).integers(310, size=40).tolist()
+    source, stored = read_checkpoint(random_model), dequantized(bundle)
+    assert {"streams.3.altup_in", "layers.5.laurel_out", "layers.0.ple_context"} <= stored.keys()
+    expected = forward(source.config, {**source.backbone, **stored}, source.rows, ids)
+    node = Graph.node
+
+    def exact(graph: Graph, *args: Any, **attributes: Any) -> str:
+        attributes.pop("accuracy_level", None)
+        return node(graph, *args, **attributes)
+
+    monkeypatch.setattr(Graph, "node", exact)
+    with stem_edge.load(tmp_path / "bundle", prefill_graph=False) as loaded:
+        assert np.abs(loaded.logits(ids) - expected).max() < TOLERANCE
+        assert np.abs(stepwise(loaded, ids) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"), [("int8", {True: 0.97, False: 0.99}), ("int4", {True: 0.85, False: 0.85})]
+)
+def test_quantized_graphs_are_near_the_model(
+    random_model: Path, kind: WeightType, least: dict[bool, float], tmp_path: Path
+) -> None:
+    """Compare prompts and decoding with the checkpoint; such small models take rounding badly."""
+    ids = np.random.default_rng(0).integers(310, size=40).tolist()
+    source = read_checkpoint(random_model)
+    expected = forward(source.config, source.backbone, source.rows, ids)
+    options: dict[str, Any] = {"backbone": kind, "tables": "int8", "block_size": 16}
+    stem_edge.export_bundle(random_model, tmp_path / "bundle", prefill_graph=True, **options)
+    for prefill in (True, False):
+        with stem_edge.load(tmp_path / "bundle", prefill_graph=prefill) as loaded:
+            found = loaded.logits(ids)
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[prefill]
+
+
+def test_small_matrices_have_eight_bits_and_coefficients_are_floats(random_model: Path) -> None:
+    config = read_checkpoint(random_model).config
+    format = BackboneFormat(weights="int4", head="int4", block_size=16, prefill=True)
+    layout = RecordLayout(
+        records=config.records, layers=config.stem_layers, parts=config.row_parts(), row_type="fp32"
+    )
+    plan = decoding(config, layout, format).plan
+    bits = {item.kind: item.bits for item in plan.items if isinstance(item, Blocks)}
+    assert {kind for kind, count in bits.items() if count == 8} == set(SMALL_KINDS)
+    floats = {item.parts[0].rpartition(".")[2] for item in plan.items if isinstance(item, Floats)}
+    assert floats == {"altup_router", "altup_predict", "altup_correct"}
+    # Prompts multiply all of these as decoding does, and store nothing of layers that are skipped.
+    items = prompts(config, layout, format).plan.items
+    columns = {item.parts[0].rpartition(".")[2] for item in items if isinstance(item, Columns)}
+    assert columns == {"wq", "wo", "gate", "up", "down"}
+    named = {part for item in items if isinstance(item, Blocks) for part in item.parts}
+    assert {int(name.split(".")[1]) for name in named} == set(range(config.own_kv_layers))
+
+
+@pytest.mark.parametrize("gptq", [False, True])
+def test_a_calibration_text_guides_all_matrices(
+    random_model: Path, gptq: bool, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.npy"
+    np.save(text, np.random.default_rng(3).integers(310, size=256))
+    options: dict[str, Any] = {"quantizer": "gptq" if gptq else "search", "calibration": text}
+    bundle = stem_edge.export_bundle(
+        random_model, tmp_path / "out", backbone="int4", block_size=16, max_kl=0.5, **options
+    )
+    source = read_checkpoint(random_model)
+    for name, matrix in dequantized(bundle).items():
+        exact = whole(source.backbone[name])
+        found = whole(matrix)
+        assert np.abs(found - exact).mean() < 0.15 * np.abs(exact).mean(), name
+
+
+def test_a_text_in_pieces_of_the_model(bundle: Path, reference: tuple[list[int], F32]) -> None:
+    ids, _ = reference
+    with stem_edge.load(bundle) as model:
+        chunks = model.generate(ids[:9], max_new_tokens=8)
+        found = [token for chunk in chunks for token in chunk.token_ids]
+        again = ids[:9]
+        for _ in found:
+            again = [*again, int(model.logits(again)[-1].argmax())]
+        assert found == again[9:]
+
+
+def test_engines_that_have_no_such_layers_say_so(bundle: Path) -> None:
+    with pytest.raises(BackendError, match="run on the CPU only"):
+        stem_edge.load(bundle, providers="cpu", device_memory="1GB")
+
+
+@needs_ggml
+def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="run on onnxruntime only"):
+        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="gguf")
+
+
+def test_the_report_of_a_bundle(bundle: Path) -> None:
+    report = bundle_table(stem_edge.open_bundle(bundle))
+    assert "4 hidden states a token" in report
+    assert "sparse gates in 2 layers" in report
+
+
+def test_ids_beyond_the_table_have_its_first_row(bundle: Path) -> None:
+    with stem_edge.load(bundle) as model:
+        plain = model.logits([305, 17])
+        assert np.abs(plain - model.logits([305, 17], stem_ids=[0, 17])).max() == 0
+        assert np.abs(plain - model.logits([305, 17], stem_ids=[5, 17])).max() > 0.01
+
+
+def test_placeholders_are_no_text(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(CHECKPOINT, tmp_path / "checkpoint"))
+    wrap_gemma(folder, image_token_id=303, eoa_token_id=9)
+    stem_edge.export_bundle(folder, tmp_path / "out", backbone="fp32", tables="fp32")
+    with stem_edge.load(tmp_path / "out") as model:
+        with pytest.raises(InputError, match="position 1 stands for 'the end of sound'"):
+            model.logits([5, 9])
+        assert model.config.eos_ids == (1,)
