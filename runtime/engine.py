@@ -68,6 +68,10 @@ class Context:
         """Tokens that still fit."""
         return self.backend.length - self.position
 
+    def rewind(self, position: int) -> None:
+        """Go back to a position, or to the start if its window has left the KV cache."""
+        self.position = position if position >= self.backend.earliest else 0
+
 
 class Engine:
     """Runs steps, one at a time. Several contexts may take turns; threads wait for each other.

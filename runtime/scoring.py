@@ -109,7 +109,7 @@ class Scorer:
             first = len(inputs) - max(len(request.targets) for request in alike)
             first -= first % 2
             # Entries after the position are overwritten, so the KV cache needs no clearing.
-            context.position = min(same_start(held, padded) // 2 * 2, first) if self._reuse else 0
+            context.rewind(min(same_start(held, padded) // 2 * 2, first) if self._reuse else 0)
             self.processed += len(padded) - context.position
             self.reused += context.position
             scores = _sum_up(self._logits(context, padded, first), len(inputs), alike)

@@ -45,6 +45,10 @@ class BackendContext(Protocol):
     def nbytes(self) -> int:
         """Bytes that the KV cache takes so far."""
 
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, that a step can go back to; later ones may not need all."""
+
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:

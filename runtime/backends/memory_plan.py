@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.names import Variant
+from stem_edge.graph.names import STEP_TOKENS, Variant
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.units import format_size, parse_size
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
-CHUNK_TOKENS = 128
+CHUNK_TOKENS = STEP_TOKENS
 SMALLEST_CHUNK = 16
 # A larger chunk is taken only if the row cache keeps this many slots for each of its tokens.
 SLOTS_PER_CHUNK_TOKEN = 8

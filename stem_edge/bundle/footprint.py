@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
@@ -20,7 +20,7 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.graph.layer import kind_of
-from stem_edge.graph.names import head_width
+from stem_edge.graph.names import head_width, kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
 from stem_edge.tables.rows import RecordLayout
@@ -45,6 +45,7 @@ class Footprint:
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     repacked_nbytes: int  # weights that the engine may repack in memory, if told to
     kv_token_nbytes: int  # keys and values of one token
+    kv_window_nbytes: int  # of that, in layers that keep only what their window needs
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
 
     @property
@@ -63,8 +64,18 @@ class Footprint:
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
 
     def kv_nbytes(self, tokens: int) -> int:
-        """Bytes of the keys and values of so many tokens."""
-        return self.kv_token_nbytes * tokens
+        """Bytes of the KV cache of so many tokens."""
+        dropped = tokens - kv_capacity(self.model.sliding_window, tokens)
+        return self.kv_token_nbytes * tokens - self.kv_window_nbytes * dropped
+
+    def kv_rows(self, tokens: int) -> int:
+        """Tokens in the KV cache of the layer that keeps most."""
+        all_windows = self.kv_window_nbytes == self.kv_token_nbytes
+        return kv_capacity(self.model.sliding_window, tokens) if all_windows else tokens
+
+    def without_windows(self) -> Footprint:
+        """Footprint of an engine whose KV cache keeps all tokens in every layer."""
+        return replace(self, kv_window_nbytes=0)
 
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
@@ -111,6 +122,7 @@ def _onnx_footprint(
         prefill_nbytes=prefill,
         repacked_nbytes=0,
         kv_token_nbytes=FLOAT * _kv_token_values(model, head_width),
+        kv_window_nbytes=FLOAT * _kv_token_values(model, head_width, windows=True),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
     )
 
@@ -134,14 +146,20 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         prefill_nbytes=0,
         repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
         kv_token_nbytes=kv * _kv_token_values(model, lambda layer: layer.head_dim),
+        kv_window_nbytes=0,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
     )
 
 
-def _kv_token_values(model: ModelConfig, width: Callable[[Layer], int]) -> int:
-    """Values of a token in the KV cache: those of layers that compute their own K and V."""
-    layers = map(model.layer, range(model.own_kv_layers))
-    return sum(2 * layer.n_kv_heads * width(layer) for layer in layers)
+def _kv_token_values(
+    model: ModelConfig, width: Callable[[Layer], int], *, windows: bool = False
+) -> int:
+    """Values of a token in the KV cache: those of layers that compute their own K and V.
+
+    windows: count only layers with a window.
+    """
+    layers = model.layers[: model.own_kv_layers]
+    return sum(2 * one.n_kv_heads * width(one) for one in layers if one.window or not windows)
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:

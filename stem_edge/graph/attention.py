@@ -17,17 +17,20 @@ QKV = ("wq", "wk", "wv")
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over x [1, T, dim], already normed -> [1, T, dim]."""
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
-    shape: list[int | str] = [1, own.n_kv_heads, "capacity", io.head_width(own)]
+    # Keys of a window do not begin at position 0, so the rotation must be told the positions.
+    positions = [layer.positions] if layer.positions and own.window else []
+    prefix = io.WINDOW if positions else ""
+    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", io.head_width(own)]
     caches = [name + str(own.kv_layer) for name in (io.KEYS, io.VALUES)]
     updated = [io.NEW + cache for cache in caches] if own.kv_layer == layer.number else []
     for cache in caches:
         graph.input(cache, np.float32, shape)
     for cache in updated:
         graph.output(cache, np.float32, shape)
-    cos, sin = io.rope_names(config, own)
+    lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
     mixed = graph.node(
         "GroupQueryAttention",
-        [*_projected(layer, x), *caches, io.SEQLENS_K, io.TOTAL_LENGTH, cos, sin],
+        [*_projected(layer, x), *caches, *lengths, *io.rope_names(config, own), *positions],
         [at + "attended", *updated],
         CONTRIB,
         num_heads=config.n_heads,

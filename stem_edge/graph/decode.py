@@ -38,8 +38,17 @@ class Built(NamedTuple):
     plan: WeightPlan
 
 
-def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
-    """Build the graphs that decode. Raises GraphError."""
+def decoding(
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    format: BackboneFormat,
+    *,
+    positions: str = io.POSITIONS,
+) -> Built:
+    """Build the graphs that decode. Raises GraphError.
+
+    positions: empty for layers with a window that keep the whole context nevertheless.
+    """
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     for name in io.decode_graphs(config):
         graph = graphs[name] = Graph()
@@ -51,10 +60,10 @@ def decoding(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         if name == io.HEAD:
             _head(products, config, _wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
-            _rest(products, config, layout)
+            _rest(products, config, layout, positions)
         else:
-            layers = io.layer_graphs(config)[name]
-            _declare_output(graph, config, _layers(products, config, layout, layers))
+            layers, start = io.layer_graphs(config)[name], Start(positions=positions)
+            _declare_output(graph, config, _layers(products, config, layout, layers, start))
     return Built(graphs, plan)
 
 
@@ -68,9 +77,11 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     graph = Graph()
     products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
     _embedding(products, config, io.HIDDEN)
-    x = _layers(products, config, layout, range(config.own_kv_layers))
+    start = Start(positions="")
+    x = _layers(products, config, layout, range(config.own_kv_layers), start)
     if rest := io.layer_graphs(config).get(io.REST):
-        x = _layers(products, config, layout, rest, Start(hidden=x), f"{io.REST}.{io.HIDDEN}")
+        start = start._replace(hidden=x)
+        x = _layers(products, config, layout, rest, start, f"{io.REST}.{io.HIDDEN}")
     _head(products, config, x, "T")
     nodes, graph.nodes = graph.nodes, []
     rows: dict[str, str] = {}  # value gathered from slots -> the input that replaces it
@@ -97,7 +108,8 @@ def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFo
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
     products = PromptProducts(graph, plan, format)
-    _declare_output(graph, config, _layers(products, config, layout, range(config.own_kv_layers)))
+    layers = range(config.own_kv_layers)
+    _declare_output(graph, config, _layers(products, config, layout, layers, Start()))
     return Built({io.PREFILL: graph}, plan)
 
 
@@ -144,14 +156,19 @@ def _wanted(graph: Graph, x: str) -> str:
     return graph.add("Gather", [x, io.WANTED], f"wanted.{x}", axis=1)
 
 
-def _rest(products: Products, config: ModelConfig, layout: RecordLayout | None) -> None:
+def _rest(
+    products: Products, config: ModelConfig, layout: RecordLayout | None, positions: str
+) -> None:
     """Emit the layers that borrow K and V: hidden [1, T, dim] -> new_hidden [1, n, dim]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
-    start = Start(_wanted(graph, io.HIDDEN))
+    start = Start(_wanted(graph, io.HIDDEN), positions="")
+    if positions and any(map(config.window, layers)):
+        start = start._replace(positions=_wanted(graph, positions))
     if config.ple_width:
         graph.input(io.EMBEDDED, np.float32, [1, "T", config.dim])
         graph.input(io.SLOT_IDS, np.int64, [1, "T"])
-        start = Start(start.hidden, _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS))
+        embedded, slot_ids = _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS)
+        start = start._replace(embedded=embedded, slot_ids=slot_ids)
     _declare_output(graph, config, _layers(products, config, layout, layers, start), "n")
 
 
@@ -161,6 +178,7 @@ class Start(NamedTuple):
     hidden: str = io.HIDDEN  # [1, T, dim]
     embedded: str = io.HIDDEN  # [1, T, dim], before the first layer of the model
     slot_ids: str = io.SLOT_IDS  # [1, T]
+    positions: str = io.POSITIONS  # [1, T]; empty if the KV cache holds the whole context
 
 
 def _layers(
@@ -168,17 +186,17 @@ def _layers(
     config: ModelConfig,
     layout: RecordLayout | None,
     layers: range,
-    start: Start | None = None,
+    start: Start,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
     """Emit start.hidden [1, T, dim] -> result [1, T, dim]."""
-    graph, context, start = products.graph, dict[int, str](), start or Start()
-    _declare_layers(graph, config, layout, layers)
+    graph, context = products.graph, dict[int, str]()
+    _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
         context = contexts(products, config, start.embedded, layers)
     residual, delta = start.hidden, ""
     for number in layers:
-        layer = LayerGraph(config, layout, products, number, start.slot_ids)
+        layer = LayerGraph(config, layout, products, number, start.slot_ids, start.positions)
         x, residual = layer.add_norm("attention_norm", residual, delta, "qkv")
         delta = layer.post_norm("attention_post_norm", attention(layer, x))
         consumer = "gate" if layer.has_ffn_matrices else ""
@@ -195,10 +213,14 @@ def _layers(
 
 
 def _declare_layers(
-    graph: Graph, config: ModelConfig, layout: RecordLayout | None, layers: range
+    graph: Graph, config: ModelConfig, layout: RecordLayout | None, layers: range, positions: str
 ) -> None:
-    graph.input(io.SEQLENS_K, np.int32, [1])
-    graph.input(io.TOTAL_LENGTH, np.int32, [])
+    windows = {bool(positions and config.window(layer)) for layer in layers}
+    for prefix in [io.WINDOW if window else "" for window in sorted(windows)]:
+        graph.input(prefix + io.SEQLENS_K, np.int32, [1])
+        graph.input(prefix + io.TOTAL_LENGTH, np.int32, [])
+    if True in windows:
+        graph.input(io.POSITIONS, np.int64, [1, "T"])
     for layer in map(config.layer, layers):
         for name in io.rope_names(config, layer):
             graph.input(name, np.float32, ["context", io.head_width(layer) // 2])

@@ -33,9 +33,11 @@ class LayerGraph:
         products: Products,
         number: int,
         slot_ids: str = SLOT_IDS,
+        positions: str = "",
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
         self.slot_ids = slot_ids  # [1, T], where the tokens' rows are
+        self.positions = positions  # [1, T]; empty if the KV cache holds the whole context
         self.graph: Graph = products.graph
         self.at = f"layers.{number}."  # prefix of every name in this layer
         self.kind, self.shape = config.ffn_kind(number), config.layer(number)

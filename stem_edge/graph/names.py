@@ -23,8 +23,10 @@ tokens and slower for one. All graphs share one KV cache.
 | slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [1] | tokens in the context after this call, minus one |
 | total_length | int32 scalar | tokens in the context after this call |
+| window_seqlens_k, window_total_length | as the two above | the same without tokens that have left the window's cache |
+| positions | int64 [1, T] | of the tokens, for layers with a window |
 | rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
-| keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output |
+| keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
 | row_codes.<l>.1, row_scales.<l>.1 | as above, [slots, rows, ...] | an expert's second matrix |
@@ -37,7 +39,8 @@ tokens and slower for one. All graphs share one KV cache.
 | logits | float32 [1, n, V] | head only |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
-it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do.
+it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. There and
+on accelerators, layers with a window keep the whole context, too.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything
 in device memory. They differ from the graphs above as follows:
@@ -88,6 +91,8 @@ EMBEDDED = "embedded"
 SLOT_IDS = "slot_ids"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"
+WINDOW = "window_"  # prefix of those two in layers with a window
+POSITIONS = "positions"
 ROPE_COS = "rope_cos"
 ROPE_SIN = "rope_sin"
 KEYS = "keys."
@@ -107,6 +112,11 @@ ROW_CODES = "row_codes."
 MASKED = -1e9  # added to a score, so that its weight after the softmax is 0
 
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
+# Most tokens of a step in a context that is longer than the cache of a window.
+STEP_TOKENS = 128
+# Tokens leave the cache of a window by so many. onnxruntime adds products up in blocks of 128, so
+# that shifting by whole blocks leaves logits as they are, bit by bit.
+WINDOW_BLOCK = 128
 
 
 def mask_name(window: int) -> str:
@@ -145,6 +155,14 @@ def decode_graphs(config: ModelConfig) -> list[str]:
 def head_width(layer: Layer) -> int:
     """Return the width of a head in the graph: head_dim, padded to a multiple of HEAD_MULTIPLE."""
     return -(-layer.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+
+def kv_capacity(window: int, tokens: int) -> int:
+    """Return how many tokens' keys and values a layer keeps on the CPU, in a context of `tokens`.
+
+    With a window, these are what the tokens of a step see, from the start of a block on.
+    """
+    return min(tokens, window + WINDOW_BLOCK + STEP_TOKENS) if window else tokens
 
 
 def rope_names(config: ModelConfig, layer: Layer) -> tuple[str, str]:

@@ -48,6 +48,7 @@ class ToyBackend:
     """A Backend (stem_edge.runtime.backends.interface) that is its own, stateless context."""
 
     nbytes = 0
+    earliest = 0
 
     def __init__(self, vocab_size: int, slots: ArraySlots) -> None:
         self.vocab_size, self.slots, self.length = vocab_size, slots, 0

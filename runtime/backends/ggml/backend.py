@@ -116,6 +116,8 @@ class _Step:
 class GgmlContext:
     """KV cache and graphs of one generation."""
 
+    earliest = 0
+
     def __init__(self, model: GgmlModel, length: int) -> None:
         self.length, self._model, self._config = length, model, model.config
         self._kv = KvCache(model.ggml, self._config, model.kv_type, length)

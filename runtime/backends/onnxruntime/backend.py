@@ -4,7 +4,7 @@ Hidden states, KV cache, rows and logits lie where the graphs compute: in the me
 of this process. A step takes ids, slots and lengths, a few bytes a token, and returns the logits of
 the tokens asked for, or from a device only the largest of them. On the CPU nothing is copied.
 Arrays sized by the number of tokens are bound again when that changes, which it does not while
-decoding.
+decoding. On the CPU, layers with a window keep no more than that needs (kv_window.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import BackendContext, check_logits
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
 from stem_edge.runtime.backends.onnxruntime.portable_backend import PortableContext
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
@@ -98,6 +99,7 @@ class OrtContext:
     def __init__(self, backend: OrtBackend, length: int) -> None:
         self._memory, self._config, self.length = backend.memory, backend.config, length
         self._dtype = backend.dtype
+        self._windowed = backend.variant is None  # only the graphs for the CPU are
         self._kv: list[DeviceArray] = []
         self._graphs = {
             name: BoundSession(session, in_place=backend.on_cpu)
@@ -105,7 +107,7 @@ class OrtContext:
         }
         self._position, self._filled = 0, 0  # of the current step; tokens computed so far
         self._step = (0, False)  # tokens of the bound hidden states, True for the prefill graph
-        self._seqlens_k, self._total_length = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._lengths = {prefix: _Lengths() for prefix in ("", io.WINDOW)}
         if isinstance(backend.slots, DeviceSlots):
             self._bind(backend.slots.inputs())
         elif backend.slots is not None:
@@ -119,14 +121,21 @@ class OrtContext:
     @property
     def nbytes(self) -> int:
         """Bytes that the KV cache takes so far; on a device, all of it from the beginning."""
-        nbytes = sum(array.nbytes for array in self._kv)
-        return nbytes if self._memory.kind == "device" else nbytes * self._filled // self.length
+        if self._memory.kind == "device":
+            return sum(array.nbytes for array in self._kv)
+        shapes = ((array, array.shape[2]) for array in self._kv)
+        return sum(a.nbytes // rows * min(rows, self._filled) for a, rows in shapes)
+
+    @property
+    def earliest(self) -> int:
+        return self._window.earliest
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:
         count, total = len(token_ids), position + len(token_ids)
         self._memory.collect()
+        first = self._window.make_room(position, count)
         self._position, self._filled = position, total
         step = (count, prefill and io.PREFILL in self._graphs)
         if max(count, self._step[0]) > 1:
@@ -134,7 +143,9 @@ class OrtContext:
         if step != self._step:
             self._bind_hidden(*step)
         self._token_ids[0] = token_ids
-        self._seqlens_k[0], self._total_length[...] = total - 1, total
+        self._positions[0] = np.arange(position, total)
+        self._lengths[""].write(total)
+        self._lengths[io.WINDOW].write(total - first)
         for name in self._before_rows:
             self._run(name)
 
@@ -162,18 +173,23 @@ class OrtContext:
     def _bind_fixed(self) -> None:
         """Bind what never changes; the KV cache first, so that lack of memory shows at once."""
         config, length = self._config, self.length
+        windows = list[npt.NDArray[Any]]()
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
-            shape = (1, layer.n_kv_heads, length, io.head_width(layer))
+            rows = io.kv_capacity(layer.window, length) if self._windowed else length
+            shape = (1, layer.n_kv_heads, rows, io.head_width(layer))
             for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
                 array = self._memory.empty(shape, self._dtype, f"the KV cache of {length:,} tokens")
                 self._kv.append(array)
+                windows += [array.host] if rows < length else []
                 self._bind({name: array.value(), io.NEW + name: array.value()})
         for name, table in padded_ropes(config, length).items():
             self._bind(
                 {name: self._memory.put(table.astype(self._dtype), "the RoPE tables").value()}
             )
-        self._feed({io.SEQLENS_K: self._seqlens_k, io.TOTAL_LENGTH: self._total_length})
+        for prefix, lengths in self._lengths.items():
+            self._feed(lengths.inputs(prefix))
+        self._window = KvWindow(windows, config.sliding_window)
 
     def _bind_hidden(self, count: int, prefill: bool) -> None:
         """Bind hidden states of `count` tokens, an array for each graph's output."""
@@ -190,11 +206,25 @@ class OrtContext:
             self._graphs[following].bind({io.HIDDEN: value})
         if last == io.REST:
             self._graphs[last].bind({io.EMBEDDED: values[0]})
-        self._token_ids, self._slot_ids = np.zeros((2, 1, count), np.int64)
+        self._token_ids, self._slot_ids, self._positions = np.zeros((3, 1, count), np.int64)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
+        self._feed({io.POSITIONS: self._positions})
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
         self._after_rows = names[len(self._before_rows) :]
         self._step = (count, prefill)
+
+
+class _Lengths:
+    """Inputs that say how many rows of the KV cache are filled, those of the step included."""
+
+    def __init__(self) -> None:
+        self._seqlens_k, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
+
+    def inputs(self, prefix: str) -> dict[str, npt.NDArray[np.int32]]:
+        return {prefix + io.SEQLENS_K: self._seqlens_k, prefix + io.TOTAL_LENGTH: self._total}
+
+    def write(self, rows: int) -> None:
+        self._seqlens_k[0], self._total[...] = rows - 1, rows
 
 
 def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:

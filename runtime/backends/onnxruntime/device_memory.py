@@ -44,6 +44,13 @@ class DeviceArray:
         self._place, self._store = memory.place, store
         memory.arrays.add(self)
 
+    @property
+    def host(self) -> Array:
+        """The memory itself as an array, on a provider that has none of its own."""
+        if not isinstance(self._store, np.ndarray):
+            raise TypeError("this memory is a device's")
+        return self._store
+
     def write(self, array: Array) -> None:
         """Copy an array of the same shape and type to the device."""
         if array.shape != self.shape or array.dtype != self.dtype:

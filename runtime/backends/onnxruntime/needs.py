@@ -51,7 +51,7 @@ def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
     Included are transposed keys and values, and a matrix in floats, twice, because some providers
     dequantize it to multiply.
     """
-    needs = cpu_needs(footprint, context, 1, prepared=False, prefill=False)
+    needs = cpu_needs(footprint.without_windows(), context, 1, prepared=False, prefill=False)
     config, seen = footprint.model, context + CHUNK_TOKENS
     windows = len({config.window(layer) for layer in range(config.n_layers)})
     layer = config.layer(0)
@@ -79,6 +79,7 @@ def device_needs(
     shared: bool,
 ) -> Needs:
     """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
+    footprint = footprint.without_windows()
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
     fixed, chunk_token = _activations(footprint, context, 1, prefill=False)
@@ -123,7 +124,7 @@ def _activations(
         + 2 * config.vocab_size
         + _experts_values(footprint, threads)
     )
-    return FLOAT * fixed, FLOAT * (per_token + heads * context)
+    return FLOAT * fixed, FLOAT * (per_token + heads * footprint.kv_rows(context))
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:

@@ -31,6 +31,8 @@ KV_STEP = 256
 class PortableContext:
     """KV cache of one generation, and the hidden states between the two halves of a step."""
 
+    earliest = 0
+
     def __init__(
         self,
         config: ModelConfig,

@@ -1,0 +1,72 @@
+"""Keys and values of layers that see only the last tokens: a cache that drops older ones.
+
+A step finds its tokens' windows in the first rows, in the order of their positions, and appends its
+own. Graphs are told only how many rows are filled, which is all that attention depends on; keys
+were rotated by their positions in the text before they got here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from stem_edge.graph.names import WINDOW_BLOCK
+
+
+class _Shift(NamedTuple):
+    base: int = 0  # position of the token in the first row
+    by: int = 0  # rows to drop at the front; 0 once that is done
+    rows: int = 0  # rows that stay
+    done: int = 0  # of those, how many are in their new place
+
+
+class KvWindow:
+    """Arrays [1, heads, rows, width] of layers with a window, which is in tokens.
+
+    Without arrays, there is room for everything.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
+        self._arrays, self._window = arrays, window
+        self._capacity = min((array.shape[2] for array in arrays), default=sys.maxsize)
+        self._shift = _Shift()
+
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, that still has its window here."""
+        base = self._shift.base + self._shift.by
+        return base + self._window - 1 if base else 0
+
+    def make_room(self, position: int, count: int) -> int:
+        """Make room for `count` tokens from a position on; return the position of the first row.
+
+        No row that the step at this position sees is lost, so that it can fail and be tried again,
+        also if this itself is interrupted. Raises ValueError for positions from 1 to `earliest`,
+        and for more tokens than there can be room for.
+        """
+        self._finish()
+        if 0 < position < self.earliest:
+            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
+        shift = self._shift if position else _Shift()
+        if position - shift.base + count > self._capacity:
+            first = (position - self._window + 1) // WINDOW_BLOCK * WINDOW_BLOCK
+            shift = _Shift(shift.base, first - shift.base, position - first)
+        if (most := self._capacity - position + shift.base + shift.by) < count:
+            raise ValueError(f"a step has {count} tokens; expected up to {most}")
+        self._shift = shift
+        self._finish()
+        return self._shift.base
+
+    def _finish(self) -> None:
+        """Move rows to the front, in pieces that can be repeated because they leave their source."""
+        base, by, rows, done = self._shift
+        while done < rows:
+            stop = min(done + by, rows)
+            for array in self._arrays:
+                array[:, :, done:stop] = array[:, :, done + by : stop + by]
+            done = stop
+            self._shift = _Shift(base, by, rows, done)
+        self._shift = _Shift(base + by)
