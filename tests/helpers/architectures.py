@@ -77,7 +77,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, config: ModelConfig, seed: int = 0) -> tuple[Path, list[int], F32]:
+def write(
+    folder: Path, config: ModelConfig, seed: int = 0, tokens: int = 40
+) -> tuple[Path, list[int], F32]:
     """Write a checkpoint of random weights; return it with some ids and their logits [T, V]."""
     tensors, rows = random_tensors(config, seed)
     stored = {tensor_name(name): tensor for name, tensor in tensors.items()}
@@ -86,7 +88,7 @@ def write(folder: Path, config: ModelConfig, seed: int = 0) -> tuple[Path, list[
     if config.n_experts:
         stored["model.expert_of_token"] = expert_of_token(config)
     save_stem(folder, config, stored, convert_tokenizer("bytes", None, add_bos=True))
-    ids = np.random.default_rng(seed).integers(0, config.vocab_size, 40).tolist()
+    ids = np.random.default_rng(seed).integers(0, config.vocab_size, tokens).tolist()
     return folder, ids, torch_logits(config, tensors, rows, ids).numpy()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from installed import DATA, needs_ggml
 import stem_edge
 from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.graph.names import REST
@@ -92,6 +94,25 @@ def test_tokens_of_a_prompt_read_the_first_rows_alone(bundle: Path, overlap: boo
         assert (
             model.engine.rows.counters().bytes_read == read + 9 * stored * config.n_layers // piece
         )
+
+
+@pytest.mark.parametrize("sizes", [[1], [16], [5, 1, 12]])
+def test_windows_that_move_often(
+    name: str, bundle: Path, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep so little in the KV cache of layers with a window that they drop tokens soon."""
+    monkeypatch.setattr(io, "WINDOW_BLOCK", 2)
+    monkeypatch.setattr(io, "STEP_TOKENS", 16)
+    ids, expected = reference(name)
+    with stem_edge.load(bundle) as model:
+        contexts = [model.engine.open_context(len(ids)) for _ in range(2)]
+        for size in takewhile(lambda _: contexts[0].position < len(ids), cycle(sizes)):
+            for context in contexts:
+                start = context.position
+                piece = np.array(ids[start : start + size])
+                found = model.engine.step(context, piece, len(piece))
+                assert np.abs(found - expected[start : start + size]).max() < TOLERANCE
+        assert all(context.backend.earliest > len(ids) / 2 for context in contexts)
 
 
 def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> None:

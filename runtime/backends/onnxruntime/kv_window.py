@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from stem_edge.graph.names import WINDOW_BLOCK
+from stem_edge.graph import names as io
 
 
 class _Shift(NamedTuple):
@@ -30,8 +30,8 @@ class KvWindow:
     """
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
-        self._arrays, self._window = arrays, window
-        self._capacity = min((array.shape[2] for array in arrays), default=sys.maxsize)
+        self._heads, self._window = [head for array in arrays for head in array[0]], window
+        self._capacity = min(map(len, self._heads), default=sys.maxsize)
         self._shift = _Shift()
 
     @property
@@ -52,7 +52,7 @@ class KvWindow:
             raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
         shift = self._shift if position else _Shift()
         if position - shift.base + count > self._capacity:
-            first = (position - self._window + 1) // WINDOW_BLOCK * WINDOW_BLOCK
+            first = (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
             shift = _Shift(shift.base, first - shift.base, position - first)
         if (most := self._capacity - position + shift.base + shift.by) < count:
             raise ValueError(f"a step has {count} tokens; expected up to {most}")
@@ -65,8 +65,8 @@ class KvWindow:
         base, by, rows, done = self._shift
         while done < rows:
             stop = min(done + by, rows)
-            for array in self._arrays:
-                array[:, :, done:stop] = array[:, :, done + by : stop + by]
+            for head in self._heads:
+                head[done:stop] = head[done + by : stop + by]
             done = stop
             self._shift = _Shift(base, by, rows, done)
         self._shift = _Shift(base + by)

@@ -1,0 +1,187 @@
+"""Layers with a window, in texts much longer than what their KV cache keeps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from architectures import SIZES, write
+from conformance import CONFORMANCE, stepwise
+from hf_folders import make_gemma
+
+import stem_edge
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.graph import names as io
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.runtime.engine import Context
+from stem_edge.runtime.scoring import Scorer
+
+TOKENS = 420
+SIZED = {
+    "chunks longer than the window": [128],
+    "odd chunks": [27, 1, 64],
+    "shorter than the window": [4],
+}
+CHANGES = {
+    "all layers": {"sliding_window": 5},
+    "some layers": {"sliding_window": 7, "window_layers": (0, 2)},
+    "itself alone": {"sliding_window": 1, "window_layers": (1,)},
+    "normed halves": {"sliding_window": 20, "rope_interleaved": False, "qk_norm_eps": 1e-5},
+}
+GEMMA = "Gemma 4"
+
+
+class Case(NamedTuple):
+    path: Path
+    ids: I64
+    expected: F32  # [TOKENS, V]
+    tolerance: float
+
+
+@pytest.fixture(scope="module", params=[GEMMA, *CHANGES])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("window")
+    if request.param == GEMMA:
+        ids, expected = write_gemma(folder / "checkpoint")
+    else:
+        config = ModelConfig(**(SIZES | {"max_context": 1024} | CHANGES[request.param]))
+        _, drawn, found = write(folder / "checkpoint", config, tokens=TOKENS)
+        ids, expected = np.array(drawn), found
+    stem_edge.export_bundle(
+        folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
+    )
+    return Case(folder / "bundle", ids, expected, 5e-4 if request.param == GEMMA else 1e-4)
+
+
+def write_gemma(folder: Path) -> tuple[I64, F32]:
+    """Write a checkpoint whose last layers borrow K and V; return ids and transformers' logits."""
+    model = make_gemma(max_position_embeddings=1024, vocab_size=307, vocab_size_per_layer_input=307)
+    model.save_pretrained(folder)
+    shutil.copy(CONFORMANCE / "gemma4-text" / "tokenizer.json", folder)
+    ids = np.random.default_rng(0).integers(90, size=TOKENS)
+    with torch.no_grad():
+        return ids, model(torch.tensor(ids[None])).logits[0].numpy()
+
+
+@pytest.fixture
+def model(case: Case) -> Iterator[Model]:
+    with stem_edge.load(case.path) as loaded:
+        yield loaded
+
+
+def steps(model: Model, context: Context, ids: I64, sizes: Sequence[int]) -> Iterator[F32]:
+    """Logits [T, V] of each step, in steps of these sizes, again and again."""
+    for size in cycle(sizes):
+        if context.position >= len(ids):
+            return
+        piece = ids[context.position : context.position + size]
+        yield model.engine.step(context, piece, len(piece)).copy()
+
+
+def shifted(context: Context) -> bool:
+    return context.backend.earliest > 0
+
+
+@pytest.mark.parametrize("sizes", SIZED.values(), ids=SIZED)
+def test_logits_in_chunks(case: Case, model: Model, sizes: list[int]) -> None:
+    context = model.engine.open_context(TOKENS)
+    found = np.concatenate(list(steps(model, context, case.ids, sizes)))
+    assert shifted(context)
+    assert np.abs(found - case.expected).max() < case.tolerance
+
+
+def test_logits_token_by_token(case: Case, model: Model) -> None:
+    assert np.abs(stepwise(model, case.ids.tolist()) - case.expected).max() < case.tolerance
+
+
+def test_logits_with_few_slots(case: Case) -> None:
+    with stem_edge.load(case.path, slots=4) as model:
+        found = model.logits(case.ids.tolist())
+    assert np.abs(found - case.expected).max() < case.tolerance
+
+
+def test_they_are_those_of_a_whole_cache(
+    case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare bit by bit: keys at the same places in their blocks are added up in the same order."""
+    windowed, whole = model.engine.open_context(TOKENS), model.engine.open_context(TOKENS)
+    monkeypatch.setattr(io, "kv_capacity", lambda window, tokens: tokens)
+    whole = model.engine.open_context(TOKENS)
+    for sizes in SIZED.values():
+        windowed.position = whole.position = 0
+        taken = (steps(model, context, case.ids, sizes) for context in (windowed, whole))
+        for one, other in zip(*taken, strict=True):
+            assert np.array_equal(one, other)
+    assert shifted(windowed) and not shifted(whole)
+
+
+def test_contexts_take_turns(case: Case, model: Model) -> None:
+    contexts = [model.engine.open_context(TOKENS) for _ in range(2)]
+    one, other = (
+        steps(model, context, case.ids, sizes)
+        for context, sizes in zip(contexts, ([100], [60]), strict=True)
+    )
+    for found in (one, other, other, one, one, one, other, other, one, other, other, other):
+        logits = next(found, None)
+        if logits is not None:
+            end = contexts[found is other].position
+            assert np.abs(logits - case.expected[end - len(logits) : end]).max() < case.tolerance
+    assert all(map(shifted, contexts))
+
+
+def test_a_step_that_failed_can_be_tried_again(
+    case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, real = model.engine.open_context(TOKENS), BoundSession.run
+
+    def after(output: str, bound: BoundSession) -> None:
+        real(bound)  # so that keys and values of other tokens are written
+        if output in bound.outputs:
+            raise BackendError("failed")
+
+    while context.position < TOKENS:
+        position = context.position
+        piece = case.ids[position : position + 100]
+        for output in ("new_keys.0", io.LOGITS):
+            monkeypatch.setattr(BoundSession, "run", lambda bound, at=output: after(at, bound))
+            with pytest.raises(BackendError, match="failed"):
+                model.engine.step(context, piece[::-1], len(piece))
+        monkeypatch.setattr(BoundSession, "run", real)
+        found = model.engine.step(context, piece, len(piece))
+        expected = case.expected[position : position + len(piece)]
+        assert np.abs(found - expected).max() < case.tolerance
+    assert shifted(context)
+
+
+def test_scores_go_back_as_far_as_the_window_allows(case: Case, model: Model) -> None:
+    """Contexts share a beginning that has left the windows, or one that they still hold."""
+    ids = case.ids.tolist()
+    pairs = [(ids[:380], ids[380:400]), (ids[:380], ids[20:60]), (ids[:50], ids[:300])]
+    reused, anew = Scorer(model), Scorer(model, reuse=False)
+    for one, other in zip(reused.score(pairs), anew.score(pairs), strict=True):
+        assert abs(one.logprob - other.logprob) < 300 * case.tolerance
+    assert 0 < reused.reused < anew.processed / 2
+
+
+def test_plan_footprint_and_context_agree(case: Case) -> None:
+    footprint = footprint_of(stem_edge.open_bundle(case.path).manifest)
+    with stem_edge.load(case.path, context_length=TOKENS) as model:
+        context = model.engine.open_context(TOKENS)
+        backend = context.backend
+        assert isinstance(backend, OrtContext)
+        allocated = sum(array.nbytes for array in backend._kv)
+        assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS) == allocated
+        assert allocated < footprint.without_windows().kv_nbytes(TOKENS)
+        for _ in steps(model, context, case.ids, [64]):
+            assert backend.nbytes == footprint.kv_nbytes(context.position)
