@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ SIZED = {
     "odd chunks": [27, 1, 64],
     "shorter than the window": [4],
 }
-CHANGES = {
+CHANGES: dict[str, dict[str, Any]] = {
     "all layers": {"sliding_window": 5},
     "some layers": {"sliding_window": 7, "window_layers": (0, 2)},
     "itself alone": {"sliding_window": 1, "window_layers": (1,)},
