@@ -37,6 +37,8 @@ CLOSED = "this model is closed; load it again"
 def cut(token_ids: I64, size: int) -> list[I64]:
     """Split ids into chunks of up to `size`, so that logits are the same for any size from 4 on.
 
+    Where a window has dropped tokens from the KV cache, that holds but for rounding.
+
     Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
     the last one has more than one token unless the prompt itself is a single token.
     """

@@ -114,8 +114,9 @@ MASKED = -1e9  # added to a score, so that its weight after the softmax is 0
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
 # Most tokens of a step in a context that is longer than the cache of a window.
 STEP_TOKENS = 128
-# Tokens leave the cache of a window by so many. onnxruntime adds products up in blocks of 128, so
-# that shifting by whole blocks leaves logits as they are, bit by bit.
+# Tokens leave the cache of a window by multiples of so many: seldom, and such that sums mostly keep
+# their order. onnxruntime adds keys up in blocks that begin at the first row; they are as long as
+# the processor's cache allows (128 keys of 256 values, with 1 MiB of second-level cache).
 WINDOW_BLOCK = 128
 
 

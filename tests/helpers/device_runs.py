@@ -67,10 +67,12 @@ def inputs(
     feeds: Feeds = {
         io.TOKEN_IDS: np.array([ids], np.int64),
         io.SLOT_IDS: np.arange(count)[None],
-        io.SEQLENS_K: np.array([count - 1], np.int32),
-        io.TOTAL_LENGTH: np.array(count, np.int32),
+        io.POSITIONS: np.arange(count)[None],
         io.WANTED: np.arange(count),
     }
+    for prefix in ("", io.WINDOW):
+        feeds[prefix + io.SEQLENS_K] = np.array([count - 1], np.int32)
+        feeds[prefix + io.TOTAL_LENGTH] = np.array(count, np.int32)
     width, capacity = io.head_width(model.layer(0)), count + SPARE
     feeds |= {name: table.astype(floats) for name, table in padded_ropes(model, capacity).items()}
     for layer in range(model.n_layers):
