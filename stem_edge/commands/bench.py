@@ -28,9 +28,10 @@ examples:
   stem-edge bench model --text book.txt --against resident flash=emmc
   stem-edge bench model --against llama.cpp dense=dense_model --json > report.json
   stem-edge bench model --engine onnxruntime --against ggml repacked
+  stem-edge bench model --against llama.cpp=FILE.gguf,lazy llama.cpp=FILE.gguf,no-repack --limit 2GiB
   stem-edge bench model --providers cuda --slots 2000 --against resident cpu
 
-llama.cpp and torch need pip install 'stem-edge[bench]'."""
+llama.cpp, torch and transformers need pip install 'stem-edge[bench]'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help=output)
     group = parser.add_argument_group("what is run")
     add_work(group, "also load with no file in the page cache, and decode with no tables in it")
+    limit = (
+        "memory, mapped files included, of each way alone, in a cgroup; each round loads it anew, "
+        "with no file in the page cache (Linux)"
+    )
+    group.add_argument("--limit", metavar="SIZE", help=limit)
     rounds = f"times that each way runs the tokens (default: {ROUNDS})"
     group.add_argument("--rounds", type=int, metavar="N", default=ROUNDS, help=rounds)
     loads = f"times that each way is loaded (default: {LOADS})"
@@ -75,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         loads=args.loads,
         cold=args.cold,
+        limit=args.limit,
         work=args.work,
         notify=show_status,
         **loading_options(args),

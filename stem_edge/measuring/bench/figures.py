@@ -121,6 +121,7 @@ class Settings:
     context_length: int
     threads: int
     cold: bool
+    limit: int | None  # memory of each process, mapped files included; each round loads anew then
     engine: EngineName
     options: dict[str, Any]  # the other options of stem_edge.load
 
@@ -140,6 +141,7 @@ class BenchReport:
     bandwidth: list[float]
     token_nbytes: int
     bandwidth_reached: float | None  # share of the speed that bandwidth and token_nbytes allow
+    failed: dict[str, str]  # why a subject has no figures: it does not fit the limit
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results, for JSON."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_
 from stem_edge.measuring.memory.device_profiles import Device, find_device
 from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
-from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages
+from stem_edge.measuring.memory.page_cache import cached_nbytes, make_cold
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.planning.fit import fit_on_device
 from stem_edge.measuring.planning.predict import Prediction, expect_run
@@ -32,7 +31,6 @@ from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0
-MOST_LEFT = 0.05  # share of the files that may stay in the page cache in a run called cold
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class _Run:
         kept = load_options(options)
         subject = bundle_subject("bundle", self.bundle, self.engine, kept)
         if cold:
-            _drop_pages(subject.files())
+            make_cold(subject.files())
         with WorkerProcess(subject, interval, self.limits.confine) as worker:
             done = self._phases(worker, phases)
         return Measurement(
@@ -267,16 +265,3 @@ class _Run:
         self.notify(f"decoding {len(following)} tokens")
         decode = add("decode", worker.decode(following), len(following))
         return Round(len(prompt), loaded.counters, prefill, decode)
-
-
-def _drop_pages(files: list[Path]) -> None:
-    """Take files out of the page cache, and warn if many pages stay."""
-    drop_pages(files)
-    left, whole = cached_nbytes(files), sum(file.stat().st_size for file in files)
-    if left is not None and left > MOST_LEFT * whole:
-        warnings.warn(
-            f"{left / whole:.0%} of the bundle stays in the page cache, so this run is not cold: "
-            "another process uses it, or its file system lies in memory",
-            RuntimeWarning,
-            stacklevel=2,
-        )

@@ -43,6 +43,7 @@ def report_table(report: BenchReport) -> str:
         [*table(list(zip(*measured, strict=True))), LEGEND],
         [PEAKS, *table([(name, _phases(each)) for name, each in subjects.items()], "l")],
         _devices(subjects),
+        [f"no figures: {why}" for why in report.failed.values()],
         _ratios(report),
         _bandwidth(report),
     ]
@@ -54,6 +55,9 @@ def _head(report: BenchReport) -> Iterator[str]:
     engine = "" if settings.engine == "onnxruntime" else f" on {settings.engine}"
     yield f"{report.machine}, {settings.threads} threads; {report.bundle}{engine}"
     cold = ", tables not in the page cache" if settings.cold else ""
+    if settings.limit is not None:
+        size = format_size(settings.limit)
+        yield f"each loaded anew in each round, in a cgroup of {size}, no file in the page cache"
     yield (
         f"prompts of {settings.prompt_tokens}, {settings.new_tokens} steps, "
         f"{settings.rounds} rounds{cold}; {settings.text}"

@@ -58,14 +58,15 @@ class Limits(contextlib.ExitStack):
         if self.flash is not None:
             flash = Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
         self.limits = [
-            self._limit_memory(pid, self.device),
+            self.confine_memory(pid, self.device.memory),
             self._limit_cpus(pid, self.device),
             flash,
             Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
         ]
 
-    def _limit_memory(self, pid: int, device: Device) -> Limit:
-        size = format_size(device.memory)
+    def confine_memory(self, pid: int, nbytes: int) -> Limit:
+        """Move a process into a cgroup of its own, and say if that can be done here."""
+        size = format_size(nbytes)
         found = memory_cgroup()
         parent = None if found is None else _parent(*found)
         if found is None or parent is None:
@@ -77,9 +78,9 @@ class Limits(contextlib.ExitStack):
             # It may exist, because a killed process with the same pid could not remove its own.
             folder.mkdir(exist_ok=True)
             limit, with_swap = LIMIT_FILES[version]
-            (folder / limit).write_text(str(device.memory))
+            (folder / limit).write_text(str(nbytes))
             with contextlib.suppress(OSError):  # kernels that do not account swap cannot limit it
-                (folder / with_swap).write_text(str(device.memory if version == 1 else 0))
+                (folder / with_swap).write_text(str(nbytes if version == 1 else 0))
             (folder / "cgroup.procs").write_text(str(pid))
         except OSError as error:
             _remove(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge.errors import InputError
+
+MOST_LEFT = 0.05  # share of the files that may stay in the page cache in a run called cold
 
 
 def cached_nbytes(paths: Iterable[Path]) -> int | None:
@@ -50,6 +53,19 @@ def drop_pages(paths: Iterable[Path]) -> None:
             with suppress(OSError):
                 os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def make_cold(files: list[Path]) -> None:
+    """Take files out of the page cache, and warn if many pages stay. Raises as drop_pages does."""
+    drop_pages(files)
+    left, whole = cached_nbytes(files), sum(file.stat().st_size for file in files)
+    if left is not None and left > MOST_LEFT * whole:
+        warnings.warn(
+            f"{left / whole:.0%} of {files[0].parent} stays in the page cache, so this run is not "
+            "cold: another process uses it, or its file system lies in memory",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _may_ask(path: Path) -> bool:

@@ -1,6 +1,6 @@
-"""llama.cpp, through llama-cpp-python, on a dense model of random weights, for bench --against.
+"""llama.cpp, through llama-cpp-python, for bench --against: on a GGUF file, or on random weights.
 
-ggml's own functions quantize the model into llama.cpp's mixtures of types, once, in a work folder.
+For a dense model of random weights, ggml's own functions quantize the model into llama.cpp's mixtures of types, once, in a work folder.
 Needs pip install 'stem-edge[bench]'.
 """
 
@@ -77,14 +77,28 @@ class LlamaModel(MeasuredEngine):
     """A loaded GGUF with one context, freed with the last reference.
 
     exact: keep keys and values in float32 instead of llama.cpp's default, float16.
+    lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
+        llama.cpp does without being asked, which depends on their size.
+    repack: rearrange weights for this processor, in memory that belongs to no file.
     """
 
     def __init__(
-        self, path: str | Path, context: int, threads: int, *, exact: bool = False
+        self,
+        path: str | Path,
+        context: int,
+        threads: int,
+        *,
+        exact: bool = False,
+        lazy: bool | None = None,
+        repack: bool = True,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = repack
+        if lazy is not None:
+            on, off = llama_cpp.LLAMA_LAZY_MODE_ON, llama_cpp.LLAMA_LAZY_MODE_OFF
+            model_params.lazy_mode = on if lazy else off
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if not self._model:
             raise BackendError(f"llama.cpp cannot load {path}")

@@ -57,6 +57,12 @@ ALTERNATIVES = {
     ),
 }
 GGUF_SUFFIX = ".gguf"
+# Words that may follow a model of llama.cpp after commas, and the options of LlamaModel.
+LLAMA_MODES: dict[str, dict[str, bool]] = {
+    "lazy": {"lazy": True},
+    "no-lazy": {"lazy": False},
+    "no-repack": {"repack": False},
+}
 # Words that may follow --against, and what they mean.
 AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()} | {
     "flash=NAME": "the same bundle on emulated flash",
@@ -66,7 +72,11 @@ AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()}
     "Q5_K_M, Q6_K, ...",
     "llama.cpp=FILE.gguf": "a model that llama.cpp runs, of the same tokenizer: what its own tools "
     "made of the same checkpoint",
+    "llama.cpp=...,MODE": "the same with per-layer embeddings read row by row (lazy) or all of them "
+    "loaded (no-lazy; without either, llama.cpp decides by their size), or with weights used as they "
+    "lie in the file (no-repack); modes can be joined: FILE.gguf,lazy,no-repack",
     "torch": "the public trainer's way of computing, in bfloat16",
+    "transformers=DIR": "a checkpoint of Hugging Face's form, of the same tokenizer, in bfloat16",
 }
 
 
@@ -135,6 +145,11 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
         case "torch", False:
             _need("torch", name)
             return [Subject(wanted, name, str(bundle.path.resolve()))]
+        case "transformers", True:
+            _need("transformers", name)
+            if not (folder := Path(value)).joinpath("config.json").is_file():
+                raise InputError(f"--against {wanted}: no config.json there; give a checkpoint")
+            return [Subject(f"{name} {folder.resolve().name}", name, str(folder.resolve()))]
         case "llama.cpp", _:
             return _llama(common, value)
         case known, False if known in ALTERNATIVES:
@@ -175,13 +190,25 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names}
 
 
-def _llama(common: Common, kind: str) -> list[Subject]:
+def _llama(common: Common, value: str) -> list[Subject]:
     """Return a file for llama.cpp, or dense models of the bundle's shape, made in the work folder."""
+    kind, *modes = value.split(",")
+    if unknown := [mode for mode in modes if mode not in LLAMA_MODES]:
+        raise InputError(
+            f"--against llama.cpp={value}: mode {unknown[0]!r} is not known; expected "
+            f"{', '.join(LLAMA_MODES)}"
+        )
+    options = {name: on for mode in modes for name, on in LLAMA_MODES[mode].items()}
+
+    def subject(name: str, path: Path) -> Subject:
+        words = " ".join(["llama.cpp", name, *modes])
+        return Subject(words, "llama.cpp", str(path.resolve()), options)
+
     if kind.endswith(GGUF_SUFFIX):
         _need("llama_cpp", "llama.cpp")
         if not (path := Path(kind)).is_file():
             raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
-        return [Subject(f"llama.cpp {path.name}", "llama.cpp", str(path.resolve()))]
+        return [subject(path.name, path)]
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
     from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
@@ -200,7 +227,7 @@ def _llama(common: Common, kind: str) -> list[Subject]:
                 f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
                 "give another folder with --work"
             ) from error
-        subjects.append(Subject(f"llama.cpp {each}", "llama.cpp", str(path)))
+        subjects.append(subject(each, path))
     return subjects
 
 

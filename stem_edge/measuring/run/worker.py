@@ -19,6 +19,7 @@ from typing import Any, Protocol
 ENGINES = {
     "stem-edge": ("stem_edge.measuring.run.worker", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.run.engine_llama", "LlamaModel"),
+    "transformers": ("stem_edge.measuring.run.engine_transformers", "TransformersModel"),
     "torch": ("stem_edge.measuring.run.engine_torch", "TorchModel"),
 }
 LOADERS = {

@@ -16,12 +16,13 @@ from installed import DEMO
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import BackendError, InputError, StemEdgeError
 from stem_edge.measuring.bench.bench import bench, machine
 from stem_edge.measuring.bench.figures import BenchReport, Measured, Round, figures_of, ratios
 from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.run import subjects
-from stem_edge.measuring.run.workers import Answer
+from stem_edge.measuring.run.workers import Answer, Subject
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens", "2"]
@@ -30,7 +31,7 @@ QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens"
 @pytest.fixture(scope="module", autouse=True)
 def little_memory_to_read() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
+        patch.setattr("stem_edge.measuring.bench.rounds.BANDWIDTH_NBYTES", 1 << 20)
         yield
 
 
@@ -141,6 +142,12 @@ def test_against_torch(capsys: Capture) -> None:
             "nothing is prepared on accelerators; .*on the CPU",
         ),
         ({"repack": True, "engine": "onnxruntime"}, "repack is for ggml"),
+        (
+            {"against": ["llama.cpp=x.gguf,lasy"]},
+            "'lasy' is not known; expected lazy, no-lazy, no-r",
+        ),
+        ({"against": ["transformers=no/such"]}, "no config.json there; give a checkpoint"),
+        ({"limit": "2"}, "has no unit"),
         ({"rounds": 0}, "expected at least 1"),
         ({"loads": -1}, "expected at least 0"),
         ({"threads": 0}, "expected at least 1"),
@@ -153,7 +160,13 @@ def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "against"), [("llama_cpp", "llama.cpp"), ("gguf", "llama.cpp"), ("torch", "torch")]
+    ("package", "against"),
+    [
+        ("llama_cpp", "llama.cpp"),
+        ("gguf", "llama.cpp"),
+        ("torch", "torch"),
+        ("transformers", "transformers=model"),
+    ],
 )
 def test_a_missing_engine_names_the_extra(
     package: str, against: str, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +174,75 @@ def test_a_missing_engine_names_the_extra(
     monkeypatch.setattr(subjects, "find_spec", lambda name: None if name == package else name)
     with pytest.raises(BackendError, match=rf"{package}.*'stem-edge\[bench\]'"):
         bench(DEMO, against=[against])
+
+
+def test_modes_of_llama_are_subjects_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects, "find_spec", lambda name: name)
+    (tmp_path / "x.gguf").touch()
+    words = ["", ",lazy", ",no-lazy", ",no-repack", ",lazy,no-repack", ",lazy"]
+    common = subjects.Common(open_bundle(DEMO), "onnxruntime", {}, 1, tmp_path)
+    _, *made = subjects.make_subjects(common, [f"llama.cpp={tmp_path}/x.gguf{w}" for w in words])
+    assert [(each.name, each.options) for each in made] == [
+        ("llama.cpp x.gguf", {}),
+        ("llama.cpp x.gguf lazy", {"lazy": True}),
+        ("llama.cpp x.gguf no-lazy", {"lazy": False}),
+        ("llama.cpp x.gguf no-repack", {"repack": False}),
+        ("llama.cpp x.gguf lazy no-repack", {"lazy": True, "repack": False}),
+    ]
+    assert {each.path for each in made} == {str(tmp_path / "x.gguf")}
+
+
+@pytest.fixture
+def confined(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Process -> limit, of processes that would be confined."""
+    seen: dict[int, int] = {}
+
+    def confine(limits: Limits, pid: int, nbytes: int) -> Limit:
+        seen[pid] = nbytes
+        return Limit("memory", "real", "")
+
+    monkeypatch.setattr(Limits, "confine_memory", confine)
+    return seen
+
+
+@pytest.mark.slow
+def test_limited_rounds_load_anew_and_go_on_without_what_does_not_fit(
+    confined: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = subjects.make_subjects
+    lost = Subject("lost", "llama.cpp", "no/such.gguf")
+    where = "stem_edge.measuring.bench.bench.make_subjects"
+    monkeypatch.setattr(where, lambda *given: [*make(*given), lost])
+    seen: list[str] = []
+    found = bench(
+        DEMO, prompt_tokens=8, new_tokens=2, rounds=2, limit="1GB", threads=1, notify=seen.append
+    )
+    assert list(found.subjects) == ["bundle"] and list(found.failed) == ["lost"]
+    figures = found.subjects["bundle"]
+    assert len(figures.rounds["decode"]) == 2 and found.bandwidth == []
+    assert (figures.load_to_first_token_seconds or 0) > (figures.load_seconds or 0) > 0
+    # One that tries if it is possible at all, two rounds of the bundle, and the first of the other.
+    assert list(confined.values()) == [10**9] * 4
+    assert seen.count("preparing bundle") == 1 and "round 2 of 2: lost" not in seen
+    text = report_table(found)
+    assert "in a cgroup of 1 GB, no file in the page cache" in text and "no figures: " in text
+
+
+def test_a_bundle_that_does_not_fit_a_limit_is_an_error(
+    confined: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stem_edge.measuring.run.workers.COMMAND", "")  # ends at once
+    with pytest.raises(StemEdgeError, match="bundle ended while it was measured"):
+        bench(DEMO, limit="1GB", prompt_tokens=8, new_tokens=2)
+    assert list(confined.values()) == [10**9]
+
+
+def test_a_limit_needs_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stem_edge.measuring.memory.limits.memory_cgroup", lambda: None)
+    with pytest.raises(InputError, match=r"limit is 1 GB, but no cgroup .* systemd-run"):
+        bench(DEMO, limit="1GB")
 
 
 def test_cold_says_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:

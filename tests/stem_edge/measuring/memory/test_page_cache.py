@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages, files_in
+from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages, files_in, make_cold
 
 SIZE = 8 << 20
 pytestmark = pytest.mark.skipif(
@@ -49,6 +49,16 @@ def test_a_file_that_was_just_written_is_cached_and_can_be_dropped(folder: Path)
     drop_pages([path])  # including pages that were not on disk yet
     cached = cached_nbytes([path])
     assert cached is not None and cached <= 0.01 * SIZE
+
+
+def test_files_that_stay_in_memory_are_a_warning(folder: Path) -> None:
+    path = written(folder / "a")
+    make_cold([path])
+    assert (cached_nbytes([path]) or 0) <= 0.01 * SIZE
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert len(mapped[:]) == SIZE
+        with pytest.warns(RuntimeWarning, match="stays in the page cache, so this run is not cold"):
+            make_cold([path])
 
 
 def test_half_of_a_file_is_cached_when_it_was_read(folder: Path) -> None:

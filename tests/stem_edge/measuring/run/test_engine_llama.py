@@ -175,7 +175,7 @@ def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capt
 def test_bench_takes_engines_against_each_other(
     both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
+    monkeypatch.setattr("stem_edge.measuring.bench.rounds.BANDWIDTH_NBYTES", 1 << 20)
     few = {"prompt_tokens": 8, "new_tokens": 2, "rounds": 1, "loads": 0, "threads": 1}
     found = bench(both, against=["ggml"], **few)  # type: ignore[arg-type]
     assert list(found.subjects) == ["bundle", "ggml"]
@@ -197,12 +197,38 @@ def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None
     assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
 
 
+@pytest.mark.parametrize(
+    ("options", "lazy", "repack"),
+    [
+        ({}, "AUTO", True),
+        ({"lazy": True}, "ON", True),
+        ({"lazy": False, "repack": False}, "OFF", False),
+    ],
+)
+def test_modes_of_llama(
+    options: dict[str, bool], lazy: str, repack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_cpp
+
+    from stem_edge.measuring.run.engine_llama import LlamaModel
+
+    seen: list[tuple[int, bool]] = []
+
+    def load(path: bytes, params: Any) -> None:
+        seen.append((params.lazy_mode, params.use_extra_bufts))
+
+    monkeypatch.setattr(llama_cpp, "llama_model_load_from_file", load)
+    with pytest.raises(BackendError, match="cannot load"):
+        LlamaModel("x.gguf", 16, 1, **options)
+    assert seen == [(getattr(llama_cpp, f"LLAMA_LAZY_MODE_{lazy}"), repack)]
+
+
 def test_bench_takes_a_file_that_llama_runs(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
 
-    monkeypatch.setattr("stem_edge.measuring.bench.bench.BANDWIDTH_NBYTES", 1 << 20)
+    monkeypatch.setattr("stem_edge.measuring.bench.rounds.BANDWIDTH_NBYTES", 1 << 20)
     path = make_model(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
     few: dict[str, Any] = {
         "prompt_tokens": 8,
@@ -211,8 +237,10 @@ def test_bench_takes_a_file_that_llama_runs(
         "loads": 0,
         "threads": 1,
     }
-    found = bench(both, against=[f"llama.cpp={path}"], **few)
-    assert list(found.subjects) == ["bundle", f"llama.cpp {path.name}"]
+    words = [f"llama.cpp={path}", f"llama.cpp={path},lazy,no-repack"]
+    found = bench(both, against=words, **few)
+    names = [f"llama.cpp {path.name}", f"llama.cpp {path.name} lazy no-repack"]
+    assert list(found.subjects) == ["bundle", *names]
     with pytest.raises(InputError, match=r"x\.gguf: no such file"):
         bench(both, against=["llama.cpp=x.gguf"], **few)
     with pytest.raises(BackendError, match="with the same tokenizer"):
