@@ -60,9 +60,8 @@ class Gemma(Windowed, kw_only=True, dict=True):
     multimodal: ClassVar[str]  # model_type of a multimodal model
     # What a token stands for -> key of config.json with its id, and the id without that key.
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
-    MULTIMODAL_KEYS: ClassVar[
-        frozenset[str]
-    ]  # keys of a multimodal config.json that text does not need
+    # Keys of a multimodal config.json that text does not need.
+    MULTIMODAL_KEYS: ClassVar[frozenset[str]]
     PATTERN: ClassVar[int]  # without layer_types, every so many layers have full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
     TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module

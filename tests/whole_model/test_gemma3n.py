@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import stem_edge
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.decode import BACKBONE_DATA, decoding, prompts
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
@@ -216,7 +218,24 @@ def test_a_calibration_text_guides_all_matrices(
         assert np.abs(found - exact).mean() < 0.15 * np.abs(exact).mean(), name
 
 
-def test_a_text_in_pieces_of_the_model(bundle: Path, reference: tuple[list[int], F32]) -> None:
+def test_several_streams_without_per_layer_embeddings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = read_checkpoint(CHECKPOINT)
+    config = source.config.dense_twin()
+    backbone = {name: source.backbone[name] for name in config.backbone_shapes()}
+    dense = replace(source, config=config, backbone=backbone, tables={}, index=None)
+    monkeypatch.setattr(exporter, "read_checkpoint", lambda path: dense)
+    stem_edge.export_bundle(CHECKPOINT, tmp_path / "bundle", backbone="fp32")
+    ids = np.random.default_rng(1).integers(310, size=30).tolist()
+    expected = forward(config, backbone, {}, ids)
+    with stem_edge.load(tmp_path / "bundle") as loaded:
+        assert np.abs(loaded.logits(ids) - expected).max() < TOLERANCE
+
+
+def test_a_greedy_text_is_that_of_the_whole_logits(
+    bundle: Path, reference: tuple[list[int], F32]
+) -> None:
     ids, _ = reference
     with stem_edge.load(bundle) as model:
         chunks = model.generate(ids[:9], max_new_tokens=8)

@@ -11,7 +11,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
 
-HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 10
+HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
 CONTEXT_ARRAYS = 4  # of per-layer embeddings: their product with the context, on its way to layers
 LOGIT_ARRAYS = 3  # logits of every position: as given back, and on their way through the head
