@@ -48,6 +48,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.gguf_schema import foreign_parts
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import (
     BackboneFormat,
@@ -146,9 +147,9 @@ def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bu
         import_gguf()
         ggml = checked_ggml()
     source, converted = read_source(checkpoint, options)
-    if options.runs_on == "ggml" and not source.config.plain:
+    if options.runs_on == "ggml" and (foreign := foreign_parts(source.config)):
         raise ExportError(
-            f"{source.path}: layers like those of Gemma 4 run on onnxruntime only; export it with "
+            f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it with "
             "--engine onnx"
         )
     _check_kinds(source, options.bits)

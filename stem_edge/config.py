@@ -128,7 +128,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def plain(self) -> bool:
         """Return whether all layers have the model's sizes, SiLU, and K and V of their own.
 
-        All engines run such models; only onnxruntime's CPU graphs run the others.
+        Everything runs such models; only ggml and onnxruntime's CPU graphs run the others.
         """
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width

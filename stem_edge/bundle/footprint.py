@@ -147,7 +147,7 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         prefill_nbytes=0,
         repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
         kv_token_nbytes=kv * _kv_token_values(model, lambda layer: layer.head_dim),
-        kv_window_nbytes=0,
+        kv_window_nbytes=kv * _kv_token_values(model, lambda layer: layer.head_dim, windows=True),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
     )
 

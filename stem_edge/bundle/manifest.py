@@ -31,6 +31,7 @@ from stem_edge.files import disk
 from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
+from stem_edge.ggml.gguf_schema import foreign_parts
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
@@ -216,9 +217,10 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 root / name, f"{found} bytes, but the weights of this model take {nbytes}"
             )
     if manifest.gguf is not None:
-        if not manifest.model.plain:
+        if foreign := foreign_parts(manifest.model):
             raise damaged(
-                root / MANIFEST, f"a backbone in {GGUF} of layers that only onnxruntime can run"
+                root / MANIFEST,
+                f"a backbone in {GGUF} with {', '.join(foreign)}, which only onnxruntime can run",
             )
         locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, manifest.gguf.weights)
 

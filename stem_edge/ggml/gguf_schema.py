@@ -8,6 +8,7 @@ are not in it but in the table store beside it, which it names by hash.
 |---|---|---|
 | stem.vocab_size, .context_length, .embedding_length, .block_count, .feed_forward_length | uint32 | ModelConfig |
 | stem.attention.head_count, .head_count_kv, .key_length, .value_length | uint32 | ModelConfig |
+| stem.embedding_length_per_layer_input, .attention.shared_kv_layers | uint32 | ModelConfig; absent if 0 |
 | stem.attention.layer_norm_rms_epsilon, stem.rope.freq_base | float32 | ModelConfig |
 | stem.rope.dimension_count | uint32 | head_dim |
 | stem.config | string | the whole ModelConfig as JSON |
@@ -21,6 +22,10 @@ are not in it but in the table store beside it, which it names by hash.
 | blk.N.attn_norm, attn_q, attn_k, attn_v, attn_output, attn_q_norm, attn_k_norm | attention |
 | blk.N.ffn_norm, ffn_gate, ffn_up, ffn_down, post_attention_norm, post_ffw_norm | FFN and norms |
 | blk.N.ffn_row_proj | expands the rows of low-rank tables |
+| blk.N.per_layer_model_proj, inp_gate, proj, post_norm; per_layer_proj_norm | per-layer embeddings |
+| blk.N.layer_output_scale | factor of the hidden states after a layer |
+
+Sizes in which layers differ are an array with the size of each.
 
 Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs].
 Norms and biases are float32. q and k are not permuted, because the runtime applies RoPE as
@@ -29,12 +34,14 @@ ModelConfig says.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types
 from stem_edge.ggml.types import TensorType
-from stem_edge.graph.formats import GgufType
+from stem_edge.graph.formats import PLE_KINDS, GgufType
 from stem_edge.tables.rows import RecordLayout
 
 ARCHITECTURE = "stem"
@@ -61,6 +68,12 @@ NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
     "project": "ffn_row_proj",
+    "ple_context": "per_layer_model_proj",
+    "ple_norm": "per_layer_proj_norm",
+    "ple_gate": "inp_gate",
+    "ple_out": "proj",
+    "ple_post_norm": "post_norm",
+    "layer_scale": "layer_output_scale",
 }
 
 Value = str | int | float | tuple[int, ...]
@@ -88,6 +101,12 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[part]}.{kind}"
 
 
+def foreign_parts(config: ModelConfig) -> list[str]:
+    """Return names of tensors that a file cannot have, because ggml's graphs have no such part."""
+    parts = {name.removesuffix(".bias").rsplit(".", 1)[-1] for name in config.backbone_shapes()}
+    return sorted(parts - NAMES.keys())
+
+
 def tensor_types(config: ModelConfig, weights: GgufType) -> dict[str, TensorType]:
     """Map each backbone tensor to its type in a mixture, chosen as llama.cpp does."""
     return {
@@ -111,6 +130,8 @@ def _matrix_type(
     if weights.endswith("_m") and part in ("wv", "down"):
         more_bits = _sensitive(int(name.split(".")[1]), config.n_layers)
     chosen = better if more_bits else usual
+    if part in PLE_KINDS and chosen.block > 1:
+        chosen = types.Q8_0
     if shape[-1] % chosen.block:
         chosen = NARROW.get(chosen, types.F16)
     return chosen if shape[-1] % chosen.block == 0 else types.F16
@@ -136,24 +157,35 @@ def model_metadata(config: ModelConfig) -> dict[str, Value]:
     at = ARCHITECTURE
     # Through JSON, because a config read from a manifest has 10000.0 where the exporter has 10000.
     config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)
+    head_dim = _by_layer(layer.head_dim for layer in config.layers)
     values: dict[str, Value] = {
         f"{at}.vocab_size": config.vocab_size,
         f"{at}.context_length": config.max_context,
         f"{at}.embedding_length": config.dim,
         f"{at}.block_count": config.n_layers,
-        f"{at}.feed_forward_length": config.d_ff,
+        f"{at}.feed_forward_length": _by_layer(layer.d_ff for layer in config.layers),
         f"{at}.attention.head_count": config.n_heads,
-        f"{at}.attention.head_count_kv": config.n_kv_heads,
-        f"{at}.attention.key_length": config.head_dim,
-        f"{at}.attention.value_length": config.head_dim,
+        f"{at}.attention.head_count_kv": _by_layer(layer.n_kv_heads for layer in config.layers),
+        f"{at}.attention.key_length": head_dim,
+        f"{at}.attention.value_length": head_dim,
         f"{at}.attention.layer_norm_rms_epsilon": config.norm_eps,
         f"{at}.rope.freq_base": config.rope_theta,
-        f"{at}.rope.dimension_count": config.head_dim,
+        f"{at}.rope.dimension_count": head_dim,
         CONFIG_KEY: msgspec.json.encode(config, order="sorted").decode(),
     }
     if config.stem_layers:
         values |= {f"{at}.ffn": config.stem_ffn, f"{at}.layers": config.stem_layers}
+    if config.ple_width:
+        values[f"{at}.embedding_length_per_layer_input"] = config.ple_width
+    if config.borrowed_kv_layers:
+        values[f"{at}.attention.shared_kv_layers"] = config.borrowed_kv_layers
     return values
+
+
+def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
+    """Return the size of all layers, or the size of each if they differ."""
+    each = tuple(sizes)
+    return each[0] if len(set(each)) == 1 else each
 
 
 def kv_type(weights: GgufType) -> TensorType:

@@ -39,10 +39,12 @@ def rope_frequencies(rope: Rope) -> tuple[F32, np.float32]:
 
 
 def frequency_factors(rope: Rope) -> F32 | None:
-    """Divisors [head_dim / 2] by which RoPE scaling lowers frequencies; None without scaling."""
+    """Divisors [head_dim / 2] by which RoPE scaling lowers frequencies, infinite for those that
+    become 0; None without scaling."""
     if rope.scaling is None:
         return None
-    return np.asarray(_unscaled(rope) / rope_frequencies(rope)[0], np.float32)
+    with np.errstate(divide="ignore"):
+        return np.asarray(_unscaled(rope) / rope_frequencies(rope)[0], np.float32)
 
 
 def _unscaled(rope: Rope) -> F32:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
 from exports import Steps, contents
-from installed import needs_ggml
+from installed import DATA, needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
@@ -122,6 +122,25 @@ def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
     assert {key: found[key] for key in expected} == expected
     assert msgspec.json.decode(found["stem.config"], type=ModelConfig) == model
     assert len(found["tokenizer.ggml.tokens"]) == model.vocab_size
+
+
+def test_layers_of_several_kinds_in_the_file(tmp_path: Path) -> None:
+    bundle = export(DATA / "conformance" / "gemma4-text", tmp_path / "out", backbone="q4_0")
+    tensors_are_as_planned(bundle)
+    reader = gguf.GGUFReader(bundle.file(GGUF))
+    expected = {
+        "stem.feed_forward_length": [96] * 4 + [192] * 3,
+        "stem.attention.key_length": [16, 16, 32, 16, 16, 16, 32],
+        "stem.attention.head_count_kv": 1,
+        "stem.attention.shared_kv_layers": 3,
+        "stem.embedding_length_per_layer_input": 32,
+    }
+    assert {key: reader.fields[key].contents() for key in expected} == expected
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert types["blk.0.attn_k.weight"] == types["blk.6.ffn_up.weight"] == "Q4_0"
+    assert "blk.4.attn_k.weight" not in types
+    for part in ("per_layer_model_proj", "inp_gate", "proj"):
+        assert {types[f"blk.{layer}.{part}.weight"] for layer in range(7)} == {"Q8_0"}
 
 
 def test_any_threads_give_identical_bytes(

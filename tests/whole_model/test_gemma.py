@@ -18,16 +18,17 @@ import pytest
 import torch
 from conformance import stepwise
 from hf_folders import make_gemma, wrap_gemma
-from installed import DATA, needs_ggml
+from installed import DATA, add_ggml, needs_ggml
 
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.commands.main import main
-from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.errors import BackendError, BundleError, ExportError, InputError
+from stem_edge.ggml import gguf_schema
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import BackboneFormat, WeightType
+from stem_edge.graph.formats import BackboneFormat, EngineName, WeightType
 from stem_edge.measuring.analysis.cost_report import cost_report
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import padded_ropes
@@ -52,6 +53,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def bundle(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("gemma") / "bundle"
     stem_edge.export_bundle(checkpoint(name), out, backbone="fp32", tables="fp32")
+    add_ggml(checkpoint(name), out)
     return out
 
 
@@ -62,30 +64,36 @@ def reference(name: str) -> tuple[list[int], F32]:
 
 
 @pytest.mark.parametrize("slots", [None, 8, 4])
-def test_logits_are_transformers(name: str, bundle: Path, slots: int | None) -> None:
+def test_logits_are_transformers(
+    name: str, bundle: Path, engine: EngineName, slots: int | None
+) -> None:
     ids, expected = reference(name)
-    with stem_edge.load(bundle, slots=slots) as model:
+    with stem_edge.load(bundle, engine=engine, slots=slots) as model:
         assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
         assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5])
-def test_chunks_and_the_positions_that_are_wanted(name: str, bundle: Path, wanted: int) -> None:
+def test_chunks_and_the_positions_that_are_wanted(
+    name: str, bundle: Path, engine: EngineName, wanted: int
+) -> None:
     """Run chunks in which layers that borrow K and V skip the positions before the wanted ones."""
     ids, expected = reference(name)
-    with stem_edge.load(bundle) as model:
-        engine, token_ids = model.engine, np.array(ids)
-        context = engine.open_context(len(ids))
-        engine.step(context, token_ids[:17], 0)
-        found = engine.step(context, token_ids[17:40], wanted)
+    with stem_edge.load(bundle, engine=engine) as model:
+        step, token_ids = model.engine.step, np.array(ids)
+        context = model.engine.open_context(len(ids))
+        step(context, token_ids[:17], 0)
+        found = step(context, token_ids[17:40], wanted)
         assert np.abs(found - expected[40 - wanted : 40]).max(initial=0) < TOLERANCE
-        last = engine.step(context, token_ids[40:], 1)
+        last = step(context, token_ids[40:], 1)
         assert np.abs(last - expected[-1]).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_tokens_of_a_prompt_read_the_first_rows_alone(bundle: Path, overlap: bool) -> None:
-    with stem_edge.load(bundle, warm_start=False, overlap=overlap) as model:
+def test_tokens_of_a_prompt_read_the_first_rows_alone(
+    bundle: Path, engine: EngineName, overlap: bool
+) -> None:
+    with stem_edge.load(bundle, engine=engine, warm_start=False, overlap=overlap) as model:
         config, ids = model.config, [*range(3, 13)]
         rows, layout = config.prompt_rows, model.bundle.manifest.tables
         assert layout is not None and 0 < rows < config.n_layers
@@ -103,13 +111,17 @@ def test_tokens_of_a_prompt_read_the_first_rows_alone(bundle: Path, overlap: boo
 
 @pytest.mark.parametrize("sizes", [[1], [16], [5, 1, 12]])
 def test_windows_that_move_often(
-    name: str, bundle: Path, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    bundle: Path,
+    engine: EngineName,
+    sizes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Keep so little in the KV cache of layers with a window that they drop tokens soon."""
     monkeypatch.setattr(io, "WINDOW_BLOCK", 2)
     monkeypatch.setattr(io, "STEP_TOKENS", 16)
     ids, expected = reference(name)
-    with stem_edge.load(bundle) as model:
+    with stem_edge.load(bundle, engine=engine) as model:
         contexts = [model.engine.open_context(len(ids)) for _ in range(2)]
         for size in takewhile(lambda _: contexts[0].position < len(ids), cycle(sizes)):
             for context in contexts:
@@ -153,24 +165,33 @@ def test_the_graph_for_other_tools_gives_the_same_logits(name: str, bundle: Path
     assert np.abs(found[0] - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantized_graphs_are_near_the_model(kind: WeightType, tmp_path: Path) -> None:
-    """Compare decoding and prompts, with scores so flat that rounding changes little."""
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], F32]:
+    """A checkpoint with scores so flat that rounding changes little; ids [T] and logits [T, V]."""
+    path = tmp_path_factory.mktemp("flat") / "checkpoint"
     model = make_gemma(hidden_size=64, vocab_size=307, vocab_size_per_layer_input=307)
     for layer in model.model.layers:
         layer.self_attn.q_norm.weight.data *= 0.1
-    model.save_pretrained(tmp_path / "checkpoint")
-    shutil.copy(checkpoint("gemma4-text") / "tokenizer.json", tmp_path / "checkpoint")
+    model.save_pretrained(path)
+    shutil.copy(checkpoint("gemma4-text") / "tokenizer.json", path)
     ids = np.random.default_rng(0).integers(90, size=40).tolist()
     with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
+        return path, ids, model(torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_graphs_are_near_the_model(
+    kind: WeightType, flat: tuple[Path, list[int], F32], tmp_path: Path
+) -> None:
+    """Compare decoding and prompts."""
+    path, ids, expected = flat
     options: dict[str, Any] = {
         "backbone": kind,
         "tables": "int8",
         "block_size": 16,
         "prefill_graph": True,
     }
-    stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", **options)
+    stem_edge.export_bundle(path, tmp_path / "bundle", **options)
     # Low for prompts, because a scale per token and column is coarse in such a small model.
     least = {
         ("int8", False): 0.999,
@@ -202,23 +223,58 @@ def test_an_export_that_ruins_the_model_is_refused_or_told(
     assert "--kinds shows what costs most" in printed
 
 
-def test_a_greedy_text_is_that_of_the_reference(name: str, bundle: Path) -> None:
+@needs_ggml
+@pytest.mark.parametrize(
+    ("weights", "tables", "least"),
+    [
+        ("f16", "fp16", 0.9999),
+        ("q8_0", "int8", 0.999),
+        ("q4_0", "int4", 0.9),
+        ("q4_k_m", "int8", 0.9),
+    ],
+)
+def test_ggmls_types_are_near_the_model(
+    weights: Any, tables: Any, least: float, flat: tuple[Path, list[int], F32], tmp_path: Path
+) -> None:
+    path, ids, expected = flat
+    out = stem_edge.export_bundle(path, tmp_path / "bundle", backbone=weights, tables=tables)
+    with stem_edge.load(out.path) as loaded:
+        for found in (loaded.logits(ids), stepwise(loaded, ids)):
+            assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least
+
+
+def test_a_greedy_text_is_that_of_the_reference(
+    name: str, bundle: Path, engine: EngineName
+) -> None:
     ids, _ = reference(name)
-    with stem_edge.load(bundle) as model:
+    with stem_edge.load(bundle, engine=engine) as model:
         found = [
             token
             for chunk in model.generate(ids[:9], max_new_tokens=8)
             for token in chunk.token_ids
         ]
+    with stem_edge.load(bundle, engine="onnxruntime") as model:
         again = ids[:9]
         for _ in found:
             again = [*again, int(model.logits(again)[-1].argmax())]
         assert found == again[9:]
 
 
-def test_an_edit_looks_up_the_row_of_another_token(bundle: Path, name: str, tmp_path: Path) -> None:
+def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: EngineName) -> None:
+    with stem_edge.load(bundle, engine=engine) as model:
+        config, value = model.config, np.dtype(np.float32).itemsize
+        context = model.engine.open_context(64)
+        model.engine.step(context, np.arange(64))
+        own = config.layers[: config.own_kv_layers]
+        values = 2 * sum(layer.n_kv_heads * layer.head_dim for layer in own)
+        assert context.backend.nbytes == 64 * value * values
+
+
+def test_an_edit_looks_up_the_row_of_another_token(
+    bundle: Path, name: str, engine: EngineName
+) -> None:
     ids, _ = reference(name)
-    with stem_edge.load(bundle) as model:
+    with stem_edge.load(bundle, engine=engine) as model:
         plain, edited = model.logits(ids), model.logits(ids, stem_ids=[ids[0], 7, *ids[2:]])
         assert np.abs(plain[0] - edited[0]).max() == 0
         assert np.abs(plain[1] - edited[1]).max() > 0.01
@@ -230,9 +286,16 @@ def test_engines_that_have_no_such_layers_say_so(bundle: Path) -> None:
 
 
 @needs_ggml
-def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="run on onnxruntime only"):
-        stem_edge.export_bundle(checkpoint("gemma4-text"), tmp_path / "out", engine="gguf")
+def test_parts_that_ggml_lacks_are_refused(
+    name: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(gguf_schema.NAMES, "layer_scale")
+    with pytest.raises(ExportError, match="has layer_scale, which run on onnxruntime only"):
+        stem_edge.export_bundle(checkpoint(name), tmp_path / "out", engine="gguf")
+    with pytest.raises(
+        BundleError, match=r"backbone\.gguf with layer_scale, which only onnxruntime"
+    ):
+        stem_edge.open_bundle(bundle)
 
 
 def test_reports_of_a_bundle(bundle: Path) -> None:

@@ -14,14 +14,17 @@ import torch
 from architectures import SIZES, write
 from conformance import CONFORMANCE, stepwise
 from hf_folders import make_gemma
+from installed import add_ggml
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
+from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model
+from stem_edge.runtime.backends.ggml.graph import Graph
 from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.runtime.engine import Context
@@ -41,6 +44,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "wide heads": {"sliding_window": 60, "head_dim": 128, "n_heads": 2, "n_kv_heads": 1},
 }
 GEMMA = "Gemma 4"
+# The others are within 1e-4 on onnxruntime. ggml multiplies up RoPE's angles in float32, whose error
+# grows with the position, whatever the cache keeps: 1.5e-4 after 420 tokens with wide heads.
+TOLERANCE = {GEMMA: 5e-4}
 
 
 class Case(NamedTuple):
@@ -62,7 +68,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     stem_edge.export_bundle(
         folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
     )
-    return Case(folder / "bundle", ids, expected, 5e-4 if request.param == GEMMA else 1e-4)
+    add_ggml(folder / "checkpoint", folder / "bundle")
+    return Case(folder / "bundle", ids, expected, TOLERANCE.get(request.param, 2e-4))
 
 
 def write_gemma(folder: Path) -> tuple[I64, F32]:
@@ -76,8 +83,8 @@ def write_gemma(folder: Path) -> tuple[I64, F32]:
 
 
 @pytest.fixture
-def model(case: Case) -> Iterator[Model]:
-    with stem_edge.load(case.path) as loaded:
+def model(case: Case, engine: EngineName) -> Iterator[Model]:
+    with stem_edge.load(case.path, engine=engine) as loaded:
         yield loaded
 
 
@@ -106,8 +113,8 @@ def test_logits_token_by_token(case: Case, model: Model) -> None:
     assert np.abs(stepwise(model, case.ids.tolist()) - case.expected).max() < case.tolerance
 
 
-def test_logits_with_few_slots(case: Case) -> None:
-    with stem_edge.load(case.path, slots=4) as model:
+def test_logits_with_few_slots(case: Case, engine: EngineName) -> None:
+    with stem_edge.load(case.path, engine=engine, slots=4) as model:
         found = model.logits(case.ids.tolist())
     assert np.abs(found - case.expected).max() < case.tolerance
 
@@ -115,16 +122,18 @@ def test_logits_with_few_slots(case: Case) -> None:
 def test_they_are_those_of_a_whole_cache(
     case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare to rounding: onnxruntime adds keys up in blocks that begin at the first it gets."""
+    """Compare to rounding: engines add keys up in blocks that begin at the first they get."""
     windowed, whole = model.engine.open_context(TOKENS), model.engine.open_context(TOKENS)
+    most = 2e-5 if isinstance(windowed.backend, OrtContext) else 2e-4
     monkeypatch.setattr(io, "kv_capacity", lambda window, tokens: tokens)
     whole = model.engine.open_context(TOKENS)
     for sizes in SIZED.values():
         windowed.position = whole.position = 0
         taken = (steps(model, context, case.ids, sizes) for context in (windowed, whole))
         for one, other in zip(*taken, strict=True):
-            # Measured: 7e-6 with wide heads, 0 with the others. Logits go up to 5.5.
-            assert np.abs(one - other).max() < 2e-5
+            # Measured: 7e-6 with wide heads, 0 with the others; on ggml, whose cells are in another
+            # order, up to 5e-5. Logits go up to 5.5.
+            assert np.abs(one - other).max() < most
     assert shifted(windowed) and not shifted(whole)
 
 
@@ -145,21 +154,28 @@ def test_contexts_take_turns(case: Case, model: Model) -> None:
 def test_a_step_that_failed_can_be_tried_again(
     case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, real = model.engine.open_context(TOKENS), BoundSession.run
+    """Fail after each run of a graph, when keys and values of other tokens are written."""
+    context = model.engine.open_context(TOKENS)
+    graph: Any = BoundSession if isinstance(context.backend, OrtContext) else Graph
+    real, runs, failing = graph.run, list[object](), 0
 
-    def after(output: str, bound: BoundSession) -> None:
-        real(bound)  # so that keys and values of other tokens are written
-        if output in bound.outputs:
+    def run(bound: object) -> None:
+        real(bound)
+        runs.append(bound)
+        if len(runs) == failing:
             raise BackendError("failed")
 
+    monkeypatch.setattr(graph, "run", run)
     while context.position < TOKENS:
         position = context.position
         piece = case.ids[position : position + 100]
-        for output in ("new_keys.0", io.LOGITS):
-            monkeypatch.setattr(BoundSession, "run", lambda bound, at=output: after(at, bound))
+        for number in range(1, 1 + len(runs)):
+            failing = number
+            runs.clear()
             with pytest.raises(BackendError, match="failed"):
                 model.engine.step(context, piece[::-1], len(piece))
-        monkeypatch.setattr(BoundSession, "run", real)
+        failing = 0
+        runs.clear()
         found = model.engine.step(context, piece, len(piece))
         expected = case.expected[position : position + len(piece)]
         assert np.abs(found - expected).max() < case.tolerance
@@ -176,14 +192,14 @@ def test_scores_go_back_as_far_as_the_window_allows(case: Case, model: Model) ->
     assert 0 < reused.reused < anew.processed / 2
 
 
-def test_plan_footprint_and_context_agree(case: Case) -> None:
-    footprint = footprint_of(stem_edge.open_bundle(case.path).manifest)
-    with stem_edge.load(case.path, context_length=TOKENS) as model:
+def test_plan_footprint_and_context_agree(case: Case, engine: EngineName) -> None:
+    footprint = footprint_of(stem_edge.open_bundle(case.path).manifest, engine)
+    with stem_edge.load(case.path, engine=engine, context_length=TOKENS) as model:
         context = model.engine.open_context(TOKENS)
         backend = context.backend
-        assert isinstance(backend, OrtContext)
-        allocated = sum(array.nbytes for array in backend._kv)
-        assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS) == allocated
-        assert allocated < footprint.without_windows().kv_nbytes(TOKENS)
+        assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS)
+        assert model.plan.kv_cache < footprint.without_windows().kv_nbytes(TOKENS)
+        if isinstance(backend, OrtContext):
+            assert model.plan.kv_cache == sum(array.nbytes for array in backend._kv)
         for _ in steps(model, context, case.ids, [64]):
             assert backend.nbytes == footprint.kv_nbytes(context.position)

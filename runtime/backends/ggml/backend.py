@@ -7,13 +7,16 @@ step fills inputs, runs its graph and reads logits.
 
 | file | has |
 |---|---|
-| graph.py | wrappers of ggml's arenas, graphs and buffers, and the KV cache |
+| graph.py | wrappers of ggml's arenas, graphs and buffers |
+| kv_cache.py | keys and values, and which of them a token sees |
 | weights.py, slots.py | the memory that tensors of weights and rows point into |
-| layers.py | a layer as operators |
+| layer.py, attention.py, ffn.py | a layer as operators |
+| layers.py | all layers, embedding and head |
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,27 +28,27 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.gguf_tensors import GgufWeights
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
-from stem_edge.graph.names import EARLY, layer_graphs
+from stem_edge.graph.names import EARLY, LATE, REST, layer_graphs
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.numerics.rope import frequency_factors
 from stem_edge.runtime.backends.ggml.graph import (
     Arena,
     Columns,
     Graph,
-    KvCache,
     Memory,
     Processor,
     Scratch,
     Tensor,
-    rounded,
 )
-from stem_edge.runtime.backends.ggml.layers import Layer, LayerInputs, emit_head
+from stem_edge.runtime.backends.ggml.kv_cache import KvCache
+from stem_edge.runtime.backends.ggml.layer import Cells, LayerGraph, LayerInputs
+from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import Weights
 from stem_edge.runtime.backends.interface import check_logits
 from stem_edge.system.memory import return_freed_memory
 
-OPERATORS_PER_LAYER, OPERATORS_AROUND = 64, 64
+OPERATORS_PER_LAYER, OPERATORS_AROUND = 96, 64
 
 
 class GgmlModel:
@@ -109,14 +112,12 @@ class _Step:
 
     graph: Graph
     token_ids: Tensor | None
-    layers: LayerInputs | None
+    layers: LayerInputs
     logits: Columns | None
 
 
 class GgmlContext:
     """KV cache and graphs of one generation."""
-
-    earliest = 0
 
     def __init__(self, model: GgmlModel, length: int) -> None:
         self.length, self._model, self._config = length, model, model.config
@@ -125,19 +126,24 @@ class GgmlContext:
         self._hidden = Columns(model.ggml, self._config.dim, 0)
         # (before the first row, of a prompt) -> the last shape and its graph
         self._steps: dict[tuple[bool, bool], tuple[tuple[int, ...], _Step]] = {}
-        self._factors = frequency_factors(self._config.layer(0).rope)
-        early = layer_graphs(self._config).get(EARLY, range(0))
-        self._layers = {True: early, False: range(len(early), self._config.n_layers)}
+        factors = {rope: frequency_factors(rope) for rope in self._config.ropes}
+        self._factors = {rope: found for rope, found in factors.items() if found is not None}
+        self._layers = layer_graphs(self._config)
         self._position, self._count = 0, 0
 
     @property
     def nbytes(self) -> int:
         return self._kv.nbytes
 
+    @property
+    def earliest(self) -> int:
+        return self._kv.earliest
+
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
     ) -> None:
         """Start a step; `prefill` changes nothing, because prompts and decoding share graphs."""
+        self._kv.make_room(position, len(token_ids))
         self._position, self._count = position, len(token_ids)
         if self._count > self._hidden.count:
             self._steps.clear()  # first, because these graphs point into the hidden states
@@ -150,37 +156,39 @@ class GgmlContext:
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Complete a step; `top` changes nothing, because all logits are in host memory."""
         result = None
-        if logits or self._layers[False]:
+        if logits or LATE in self._layers:
             step = self._step(logits, early=False)
             self._run(step, slot_ids)
             result = step.logits
         self._kv.fill(self._position + self._count)
         if result is None:
             return np.empty((0, self._config.vocab_size), np.float32)
-        return check_logits(result.values, self._position + self._count - logits)
+        found = check_logits(result.values, self._position + self._count - logits)
+        return _capped(found, self._config.logit_softcap)
 
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
         inputs, graph = step.layers, step.graph
-        if inputs is not None:
-            positions = np.arange(self._position, self._position + self._count, dtype=np.int64)
-            graph.set(inputs.positions, positions.astype(np.int32))
-            graph.set(inputs.own_cells, positions)
-            for window, tensor in inputs.masks.items():
-                graph.set(tensor, _mask(positions, inputs.cells, window))
-            if inputs.factors is not None and self._factors is not None:
-                graph.set(inputs.factors, self._factors)
-            if inputs.slot_ids is not None and slot_ids is not None:
-                graph.set(inputs.slot_ids, np.ascontiguousarray(slot_ids, np.int32))
+        positions = np.arange(self._position, self._position + self._count, dtype=np.int64)
+        graph.set(inputs.positions, positions.astype(np.int32))
+        for window, cells in inputs.cells.items():
+            ring = self._kv.rings[window]
+            graph.set(cells.own, positions % ring.capacity)
+            graph.set(cells.mask, ring.mask(positions, cells.count))
+        for rope, tensor in inputs.factors.items():
+            graph.set(tensor, self._factors[rope])
+        if inputs.slot_ids is not None and slot_ids is not None:
+            graph.set(inputs.slot_ids, np.ascontiguousarray(slot_ids, np.int32))
         graph.run()
 
     def _step(self, logits: int, *, early: bool) -> _Step:
         """Return the graph for the step's shape, which often is that of the previous step."""
-        cells = min(self._kv.cells, rounded(self._position + self._count))
-        shape, kind = (self._count, cells, logits), (early, self._count > 1)
+        tokens = self._position + self._count
+        cells = {window: ring.attended(tokens) for window, ring in self._kv.rings.items()}
+        shape, kind = (self._count, logits, *cells.values()), (early, self._count > 1)
         known = self._steps.get(kind)
         if known is not None and known[0] == shape:
             return known[1]
-        step = self._build(cells, logits, early=early)
+        step = self._build_early(cells) if early else self._build_late(cells, logits)
         # Forget the other graphs first, because an interrupt inside place, which may move the
         # scratch memory, must not leave graphs that point into the old one.
         others, self._steps = self._steps, {}
@@ -189,57 +197,97 @@ class GgmlContext:
         self._steps[kind] = (shape, step)
         return step
 
-    def _build(self, cells: int, logits: int, *, early: bool) -> _Step:
-        model, config, count = self._model, self._config, self._count
-        layers = self._layers[early]
-        graph = Graph(model.processor, OPERATORS_PER_LAYER * len(layers) + OPERATORS_AROUND)
-        hidden = self._hidden.tensor(graph, count)
-        token_ids = graph.input(ggml_types.I32, count) if early else None
-        inputs = self._inputs(graph, layers, cells, early=early) if layers else None
-        x = hidden
-        if token_ids is not None:
-            x = graph.op("get_rows", model.weights.tensors["embedding"], token_ids)
-        for number in layers:
-            if inputs is not None:
-                slots = model.slots.get(number, [])
-                layer = Layer(graph, config, model.weights, number, slots, count)
-                x = layer.emit(x, inputs, self._kv)
-        if early:
-            graph.emit(graph.op("cpy", x, hidden))
-            return _Step(graph, token_ids, inputs, None)
-        graph.emit(x)
+    def _build_early(self, cells: Mapping[int, int]) -> _Step:
+        """Build the graph from token ids to the hidden states before the first row."""
+        model, layers = self._model, self._layers.get(EARLY, range(0))
+        graph = self._graph(layers)
+        hidden = self._hidden.tensor(graph, self._count)
+        token_ids = graph.input(ggml_types.I32, self._count)
+        inputs = self._inputs(graph, layers, cells, hidden, rows=False)
+        x = emit_embedding(graph, self._config, model.weights, token_ids)
+        x = self._emit(graph, layers, inputs, x)
+        graph.emit(graph.op("cpy", x, hidden))
+        return _Step(graph, token_ids, inputs, None)
+
+    def _build_late(self, cells: Mapping[int, int], logits: int) -> _Step:
+        """Build the graph from these hidden states to the logits of the last tokens.
+
+        Without logits it only stores keys and values.
+        """
+        late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
+        layers = [*late, *(rest if logits else ())]
+        graph = self._graph(layers)
+        hidden = self._hidden.tensor(graph, self._count)
+        inputs = self._inputs(graph, layers, cells, hidden)
+        x = self._emit(graph, late, inputs, hidden)
+        if not logits:
+            return _Step(graph, None, inputs, None)
+        skipped, dim = self._count - logits, self._config.dim
+        x = graph.columns(x, ggml_types.F32, dim, skipped, logits)
+        if rest:
+            x = self._emit(graph, rest, inputs.last(graph, dim, logits), x)
         return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
 
-    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns | None:
-        """Add the head over the last `count` tokens of x [dim, T]; None if there are none."""
-        if not count:
-            return None
-        line = self._config.dim * ggml_types.F32.nbytes
-        start = (self._count - count) * line
-        wanted = graph.op("view_2d", x, self._config.dim, count, line, start)
-        logits = emit_head(graph, self._config, self._model.weights, wanted, count)
+    def _graph(self, layers: Sequence[int]) -> Graph:
+        return Graph(self._model.processor, OPERATORS_PER_LAYER * len(layers) + OPERATORS_AROUND)
+
+    def _emit(self, graph: Graph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
+        """Return x [dim, T] after these layers."""
+        model = self._model
+        for number in layers:
+            slots = model.slots.get(number, [])
+            layer = LayerGraph(graph, self._config, model.weights, number, slots, inputs)
+            x = emit_layer(layer, model.weights, x, self._kv)
+        return x
+
+    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns:
+        """Add the head over x [dim, count]."""
+        logits = emit_head(graph, self._config, self._model.weights, x, count)
         result = Columns(graph.ggml, self._config.vocab_size, count)
         result.take(logits)
         graph.emit(logits)
         return result
 
-    def _inputs(self, graph: Graph, layers: range, cells: int, *, early: bool) -> LayerInputs:
-        count, factors = self._count, self._factors
-        windows = {self._config.window(number) for number in layers}
-        takes_rows = not early and bool(self._model.slots)
+    def _inputs(
+        self,
+        graph: Graph,
+        layers: Sequence[int],
+        cells: Mapping[int, int],
+        embedded: Tensor,
+        *,
+        rows: bool = True,
+    ) -> LayerInputs:
+        count, described = self._count, [self._config.layer(number) for number in layers]
+        attended = {
+            window: Cells(
+                cells[window],
+                own=graph.input(ggml_types.I64, count),
+                mask=graph.input(ggml_types.F16, cells[window], count),
+            )
+            for window in sorted({layer.window for layer in described})
+        }
+        factors = {layer.rope: self._factors.get(layer.rope) for layer in described}
+        takes_rows = rows and bool(self._model.slots)
         return LayerInputs(
-            cells=cells,
+            count=count,
             positions=graph.input(ggml_types.I32, count),
-            own_cells=graph.input(ggml_types.I64, count),
-            masks={w: graph.input(ggml_types.F16, cells, count) for w in sorted(windows)},
+            cells=attended,
             slot_ids=graph.input(ggml_types.I32, count) if takes_rows else None,
-            factors=None if factors is None else graph.input(ggml_types.F32, len(factors)),
+            factors={
+                rope: graph.input(ggml_types.F32, len(divisors))
+                for rope, divisors in factors.items()
+                if divisors is not None
+            },
+            embedded=embedded,
         )
 
 
-def _mask(positions: npt.NDArray[np.int64], cells: int, window: int) -> npt.NDArray[np.float16]:
-    """Return a mask [T, cells]: 0 if a token attends to a cell, else -inf. window: 0 for none."""
-    mask = np.full((len(positions), cells), -np.inf, np.float16)
-    for row, position in zip(mask, positions.tolist(), strict=True):
-        row[max(0, position + 1 - window) if window else 0 : position + 1] = 0
-    return mask
+def _capped(logits: F32, cap: float) -> F32:
+    """Apply a soft cap in place, if there is one.
+
+    Not by ggml, whose tanh takes milliseconds for a vocabulary; numpy's takes a fraction of one.
+    """
+    if cap:
+        np.divide(logits, np.float32(cap), out=logits)
+        np.multiply(np.tanh(logits, out=logits), np.float32(cap), out=logits)
+    return logits

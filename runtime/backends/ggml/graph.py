@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.gguf_schema import ALIGNMENT
@@ -25,9 +24,6 @@ from stem_edge.system.memory import page_aligned
 
 Tensor = int  # an opaque pointer
 NO_MEMORY = -2  # GGML_STATUS_ALLOC_FAILED
-# Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
-# serves as many steps; cells beyond the tokens are masked.
-CELLS = 64
 
 
 def freed_with(owner: object, free: Callable[[Any], object], handle: object) -> None:
@@ -144,6 +140,13 @@ class Graph:
         """Append this tensor, and whatever it depends on, to what a run computes."""
         self.ggml.build_forward_expand(self.handle, tensor)
 
+    def columns(
+        self, tensor: Tensor, kind: TensorType, width: int, first: int, count: int
+    ) -> Tensor:
+        """Return a view [width, count] of a contiguous tensor [width, more] from `first` on."""
+        nbytes = kind.row_nbytes(width)
+        return self.op("view_2d", tensor, width, count, nbytes, first * nbytes)
+
     def set(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
         """Fill an input with a contiguous array of its size in bytes."""
         if values.nbytes != self.ggml.nbytes(tensor):
@@ -159,32 +162,6 @@ class Graph:
             raise OutOfMemoryError(f"ggml has no memory left to compute a graph; {LESS_MEMORY}")
         if status != SUCCESS:
             raise BackendError(f"ggml could not compute a graph (status {status}); {DAMAGED}")
-
-
-class KvCache:
-    """Keys and values of all layers; the system provides their pages as cells are written."""
-
-    def __init__(self, ggml: Ggml, config: ModelConfig, kind: TensorType, length: int) -> None:
-        self.cells, width = rounded(length), config.n_kv_heads * config.head_dim
-        self._token_nbytes = 2 * config.n_layers * kind.row_nbytes(width)
-        size = self.cells * kind.row_nbytes(width)
-        self._memory = Memory(ggml, page_aligned((2 * config.n_layers * size,)))
-        self._arena, self._filled = Arena(ggml, 2 * config.n_layers), 0
-        made = []
-        for number in range(2 * config.n_layers):
-            made.append(self._arena.tensor(kind, width, self.cells))
-            self._memory.place(made[-1], number * size)
-        # [layer], each a tensor [n_kv_heads * head_dim, cells]
-        self.type, self.keys, self.values = kind, made[0::2], made[1::2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the cells that were written."""
-        return self._filled * self._token_nbytes
-
-    def fill(self, tokens: int) -> None:
-        """Count the first `tokens` cells as written."""
-        self._filled = max(self._filled, tokens)
 
 
 class Columns:
@@ -205,8 +182,3 @@ class Columns:
     def take(self, result: Tensor) -> None:
         """Have an operator write its result here."""
         self._memory.place(result)
-
-
-def rounded(tokens: int) -> int:
-    """Return the cells that a graph for this many tokens attends to."""
-    return -(-tokens // CELLS) * CELLS

@@ -27,7 +27,7 @@ from stem_edge.ggml.gguf_schema import BASE, kv_type
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
-from stem_edge.layers import Llama3Rope
+from stem_edge.layers import LayerKind, Llama3Rope, ProportionalRope
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
@@ -87,6 +87,25 @@ NARROW = msgspec.structs.replace(
     biases=("wq",),
     logit_softcap=30.0,
 )
+# Layers of two kinds, the last of which borrows keys and values, and per-layer embeddings.
+KINDS = msgspec.structs.replace(
+    WIDE,
+    n_layers=3,
+    stem_layers=(0, 1, 2),
+    stem_ffn="ple",
+    ple_width=64,
+    sliding_window=40,
+    window_layers=(0, 2),
+    layer_kinds=(
+        LayerKind(layers=(1,), head_dim=128, rope_theta=1e6, rope_scaling=ProportionalRope(0.25)),
+    ),
+    borrowed_kv_layers=1,
+    qk_norm_eps=1e-5,
+    v_norm=True,
+    attention_scale=0.1,
+    layer_scale=True,
+    activation="gelu",
+)
 
 
 class WrongResultError(Exception):
@@ -111,6 +130,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"a narrow model with {weights} weights", NARROW, weights, "int8")
     for row_type in ROW_BITS:
         yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
+    for weights in ("f32", "q8_0"):
+        yield Case(f"a model of several kinds with {weights} weights", KINDS, weights, "int8")
     for weights in ("q4_0", "q4_k_m"):
         yield Case(f"a model with repacked {weights} weights", WIDE, weights, "int8", repack=True)
 
@@ -142,9 +163,12 @@ def check(ggml: Ggml, case: Case) -> None:
     layout = make_layout(
         config.records, config.stem_layers, config.row_parts(), case.row_type, GROUP
     )
-    rows = random.standard_normal((layout.records, layout.row_width), np.float32)
     # Scaled so that an expert's matrices, like those of the backbone, preserve magnitudes.
-    records = layout.pack([rows * np.float32(config.dim**-0.5 if config.n_experts else 1)])
+    scale = np.float32(config.dim**-0.5 if config.n_experts else 1)
+    shape = (layout.records, layout.row_width)
+    records = layout.pack(
+        [random.standard_normal(shape, np.float32) * scale for _ in layout.layers]
+    )
     slots = BlockSlots(layout, layout.records)
     slots.write(np.arange(layout.records), records)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -153,15 +177,21 @@ def check(ggml: Ggml, case: Case) -> None:
     stored = {name: _stored(model, name, given) for name, given in values.items()}
     for name, found in stored.items():
         compare(name, found, values[name], LOST[file.tensors[name].type])
-    check_logits(model, case, stored, layout.unpack(records, 0))
+    rows = {layer: layout.unpack(records, at) for at, layer in enumerate(layout.layers)}
+    check_logits(model, case, stored, rows)
 
 
-def check_logits(model: GgmlModel, case: Case, backbone: dict[str, F32], rows: F32) -> None:
-    """Compare the logits of a prompt and of one more token. Raises WrongResultError."""
+def check_logits(
+    model: GgmlModel, case: Case, backbone: dict[str, F32], rows: dict[int, F32]
+) -> None:
+    """Compare the logits of a prompt and of one more token. Raises WrongResultError.
+
+    rows: STEM layer -> its row in each record.
+    """
     config, tolerance = case.config, LOGITS.get(case.weights, LOGITS_OF_CODES)
     ids = np.random.default_rng(1).integers(0, config.vocab_size, PROMPT + 1)
-    record_of = np.arange(config.vocab_size, dtype=np.int32) % len(rows)
-    tables = {config.stem_layers[0]: IndexedMatrix(ArrayMatrix(rows), record_of)}
+    record_of = np.arange(config.vocab_size, dtype=np.int32) % config.records
+    tables = {layer: IndexedMatrix(ArrayMatrix(one), record_of) for layer, one in rows.items()}
     weights = {name: ArrayMatrix(values) for name, values in backbone.items()}
     expected = forward(config, weights, tables, ids.tolist())
     context = GgmlBackend(model).open_context(len(ids))

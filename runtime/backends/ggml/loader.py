@@ -9,6 +9,7 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import kv_type
 from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.engines import check_absent
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
@@ -81,15 +82,16 @@ class GgmlLoader:
 def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool) -> Needs:
     """Return the needs of a backbone on ggml, whose weights stay in their file unless repacked."""
     config = footprint.model
-    heads = config.n_heads + 2 * config.n_kv_heads
+    heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
     # Gate, up and their product beside the hidden state, or q, k and v; then their 8-bit copies.
-    per_token = 3 * config.dim + heads * config.head_dim + 4 * config.d_ff
-    windows = len({config.window(layer) for layer in range(config.n_layers)})
-    masks = (windows + 1) * context * HALF  # one more, because numpy makes it before ggml's copy
+    per_token = 3 * config.dim + heads + 4 * max(layer.d_ff for layer in config.layers)
+    cells = [kv_capacity(window, context) for window in {one.window for one in config.layers}]
+    masks = HALF * (sum(cells) + max(cells))  # one more, because numpy makes it before ggml's copy
     # Logits of a position, in ggml's memory and in ours, and their copy for sampling.
     logits = FLOAT * 3 * config.vocab_size
     # A thread's tile: queries, keys, values, their sums; scores and masks.
-    tile = FLOAT * (4 * TILE * config.head_dim + 2 * TILE * TILE)
+    head_dim = max(layer.head_dim for layer in config.layers)
+    tile = FLOAT * (4 * TILE * head_dim + 2 * TILE * TILE)
     part = Part(
         weights=FIXED_NBYTES + (footprint.repacked_nbytes if repack else 0),
         kv_cache=footprint.kv_nbytes(context),

@@ -32,7 +32,7 @@ class Weights:
     """
 
     def __init__(self, ggml: Ggml, config: ModelConfig, file: GgufWeights, *, repack: bool) -> None:
-        names = dict(file.tensors)
+        self._file, names = file, dict(file.tensors)
         mapping = _mapped(file, names["embedding"])
         self._data: U8 = np.frombuffer(mapping, np.uint8)
         self._memory = Memory(ggml, self._data)
@@ -70,6 +70,11 @@ class Weights:
         for name, copy in copies.items():
             self._copies.fill(copy, self._data.ctypes.data + stored[name].offset)
         return copies
+
+    def number(self, name: str) -> float:
+        """Return the value of a tensor [1] of type float32."""
+        start = self._file.tensors[name].offset
+        return float(self._data[start : start + ggml_types.F32.nbytes].view(np.float32)[0])
 
     def product(self, name: str, tokens: int) -> Tensor:
         """Return the matrix for mul_mat, and only that, with hidden states of `tokens` tokens."""

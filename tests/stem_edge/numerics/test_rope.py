@@ -5,8 +5,9 @@ import numpy.typing as npt
 import pytest
 from configs import config
 
+from stem_edge.layers import Llama3Rope, ProportionalRope, Rope, RopeScaling
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.rope import rope_tables, rotate
+from stem_edge.numerics.rope import frequency_factors, rope_frequencies, rope_tables, rotate
 
 POSITIONS, HEADS, WIDTH = 7, 3, 8
 MODEL = config(head_dim=WIDTH, rope_theta=100.0)
@@ -57,3 +58,19 @@ def test_more_positions_do_not_change_the_first_ones() -> None:
         rope_tables(MODEL.layer(0).rope, 3), rope_tables(MODEL.layer(0).rope, 100), strict=True
     ):
         assert np.array_equal(short, long[:3])
+
+
+@pytest.mark.parametrize(
+    ("scaling", "infinite"),
+    [(Llama3Rope(8.0, 1.0, 4.0, 64), 0), (ProportionalRope(0.25, 2.0), 6)],
+    ids=["llama3", "proportional"],
+)
+def test_frequency_factors_divide_frequencies(scaling: RopeScaling, infinite: int) -> None:
+    """Frequencies that become 0 have infinite divisors, by which any angle is 0."""
+    scaled, plain = (Rope(16, 1e4, which) for which in (scaling, None))
+    factors = frequency_factors(scaled)
+    assert factors is not None
+    expected = rope_frequencies(scaled)[0]
+    np.testing.assert_allclose(rope_frequencies(plain)[0] / factors, expected, rtol=1e-6)
+    assert np.isinf(factors).sum() == (expected == 0).sum() == infinite
+    assert frequency_factors(plain) is None

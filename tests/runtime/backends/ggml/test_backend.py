@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conformance import stepwise
-from installed import needs_ggml
+from installed import DATA, needs_ggml
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
@@ -18,8 +19,9 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.ggml.backend import GgmlContext, _mask
-from stem_edge.runtime.backends.ggml.graph import CELLS, Graph, Memory, Scratch
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
+from stem_edge.runtime.backends.ggml.graph import Graph, Memory, Scratch
+from stem_edge.runtime.backends.ggml.kv_cache import CELLS, Ring
 from stem_edge.system.memory import page_aligned
 
 pytestmark = needs_ggml
@@ -99,19 +101,60 @@ def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
             assert np.array_equal(found[0], expected[position])
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 200])
-def test_masks(window: int) -> None:
-    positions = np.arange(60, 75)
-    ago = positions[:, None] - np.arange(128)
-    seen = (ago >= 0) & ((ago < window) | (window == 0))
-    assert np.array_equal(_mask(positions, 128, window), np.where(seen, 0, -np.inf))
+@pytest.mark.parametrize(
+    ("window", "capacity", "first"),
+    [
+        (0, 128, 60),
+        (1, 128, 60),
+        (5, 128, 60),
+        (200, 128, 60),
+        (5, 20, 20),
+        (5, 21, 60),
+        (2, 16, 0),
+    ],
+)
+def test_masks(window: int, capacity: int, first: int) -> None:
+    """Compare with the token that each cell holds once all tokens of the step have theirs."""
+    positions = np.arange(first, first + 15)
+    held = np.full(128, -1)
+    for position in range(first + 15):
+        held[position % capacity] = position
+    ago = positions[:, None] - held
+    seen = (held >= 0) & (ago >= 0) & ((ago < window) | (window == 0))
+    ring = Ring(window, capacity)
+    assert ring.attended(first + 15) == (64 if capacity < 128 else 128)
+    assert np.array_equal(ring.mask(positions, 128), np.where(seen, 0, -np.inf))
 
 
-def test_the_plan_holds_in_a_long_context(tmp_path: Path) -> None:
+def test_a_ring_goes_back_as_far_as_its_windows_reach() -> None:
+    ring = Ring(window=5, capacity=20)
+    ring.check(0, 20)
+    ring.advance(0, 20)
+    assert ring.earliest == 0
+    with pytest.raises(ValueError, match="17 tokens; expected up to 16"):
+        ring.check(20, 17)
+    ring.advance(20, 16)  # which can be done again, but no step before
+    assert ring.earliest == 20
+    ring.check(20, 16)
+    with pytest.raises(ValueError, match="position is 19; expected 0, or 20 or more"):
+        ring.check(19, 1)
+    ring.advance(0, 3)
+    assert ring.earliest == 0
+
+
+@pytest.mark.parametrize("name", ["plain", "gemma4"])
+def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
     """Masks grow with the context. Memory is measured by the kernel's counters only."""
+    from hf_folders import make_gemma
     from make_checkpoint import Shape, write_checkpoint
 
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=32_768))
+    checkpoint = tmp_path / "checkpoint"
+    if name == "plain":
+        write_checkpoint(checkpoint, Shape(max_seqlen=32_768))
+    else:
+        sizes = {"vocab_size": 307, "vocab_size_per_layer_input": 307}
+        make_gemma(**sizes, max_position_embeddings=32_768).save_pretrained(checkpoint)
+        shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", checkpoint)
     stem_edge.export_bundle(checkpoint, tmp_path / "out", engine="gguf", backbone="q8_0")
     with stem_edge.load(tmp_path / "out", context_length=32_768) as model:
         context = model.engine.open_context(32_768)

@@ -1,0 +1,116 @@
+"""KV cache of a context: cells of one token in each layer that computes its own keys and values.
+
+In layers with a window the cells are a ring: each token overwrites one that no window reaches any
+more. Keys were rotated by their positions before they got here, so their order does not matter.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import TensorType
+from stem_edge.graph import names as io
+from stem_edge.runtime.backends.ggml.graph import Arena, Memory
+from stem_edge.system.memory import page_aligned
+
+# Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
+# serves as many steps; cells beyond the tokens are masked.
+CELLS = 64
+
+
+class KvCache:
+    """Keys and values of up to `length` tokens; the system provides their pages as cells are written."""
+
+    def __init__(self, ggml: Ggml, config: ModelConfig, kind: TensorType, length: int) -> None:
+        self.rings = {
+            layer.window: Ring(layer.window, io.kv_capacity(layer.window, length))
+            for layer in config.layers
+        }
+        own = config.layers[: config.own_kv_layers]
+        lines = [(one.n_kv_heads * one.head_dim, self.rings[one.window].capacity) for one in own]
+        sizes = [rounded(cells) * kind.row_nbytes(width) for width, cells in lines for _ in "kv"]
+        self._memory = Memory(ggml, page_aligned((sum(sizes),)))
+        self._arena = Arena(ggml, len(sizes))
+        made = [self._arena.tensor(kind, width, rounded(n)) for width, n in lines for _ in "kv"]
+        for tensor, offset in zip(made, accumulate(sizes, initial=0), strict=False):
+            self._memory.place(tensor, offset)
+        # [layer], each a tensor [n_kv_heads * head_dim, cells]
+        self.type, self.keys, self.values = kind, made[0::2], made[1::2]
+        self._cells = [(2 * kind.row_nbytes(width), cells) for width, cells in lines]
+        self._filled = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cells that were written."""
+        return sum(nbytes * min(self._filled, cells) for nbytes, cells in self._cells)
+
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, whose windows are all here."""
+        return max(ring.earliest for ring in self.rings.values())
+
+    def make_room(self, position: int, count: int) -> None:
+        """Prepare for `count` tokens from a position on, which may be the last ones once more.
+
+        Raises ValueError for positions from 1 to `earliest`, and for too many tokens.
+        """
+        for ring in self.rings.values():
+            ring.check(position, count)
+        for ring in self.rings.values():
+            ring.advance(position, count)
+
+    def fill(self, tokens: int) -> None:
+        """Count the first `tokens` tokens as written."""
+        self._filled = max(self._filled, tokens)
+
+
+class Ring:
+    """Cells of the layers with one window, which is in tokens; 0: they see all tokens."""
+
+    def __init__(self, window: int, capacity: int) -> None:
+        self.window, self.capacity, self._end = window, capacity, 0
+
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, whose window is here."""
+        # The first cells lost are those of the tokens that the last ones have overwritten.
+        return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
+
+    def check(self, position: int, count: int) -> None:
+        """Raise ValueError if the windows of `count` tokens from a position on are not here."""
+        if 0 < position < self.earliest:
+            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
+        most = self.capacity - min(position, self.window - 1 if self.window else position)
+        if count > most:
+            raise ValueError(f"a step has {count} tokens; expected up to {most}")
+
+    def advance(self, position: int, count: int) -> None:
+        """Count tokens from a position on as overwritten; from 0 on, nothing older is left."""
+        self._end = max(self._end if position else 0, position + count)
+
+    def attended(self, tokens: int) -> int:
+        """Return the cells that a graph attends to in a context of so many tokens."""
+        return rounded(min(self.capacity, tokens))
+
+    def mask(self, positions: npt.NDArray[np.int64], cells: int) -> npt.NDArray[np.float16]:
+        """Return a mask [T, cells]: 0 where a token attends to a cell, else -inf."""
+        mask = np.full((len(positions), cells), -np.inf, np.float16)
+        for row, position in zip(mask, positions.tolist(), strict=True):
+            first = max(0, position + 1 - self.window) if self.window else 0
+            start, stop = first % self.capacity, position % self.capacity + 1
+            if start < stop:
+                row[start:stop] = 0
+            else:  # the window goes on in the first cells
+                row[start : self.capacity] = 0
+                row[:stop] = 0
+        return mask
+
+
+def rounded(cells: int) -> int:
+    """Return a number of cells rounded up to a multiple of CELLS."""
+    return -(-cells // CELLS) * CELLS

@@ -1,0 +1,114 @@
+"""What all parts of a layer share: its inputs, tensors, products, norms and activation.
+
+Sizes are in ggml's order, innermost first: hidden states are [dim, T].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stem_edge.config import ModelConfig
+from stem_edge.ggml import types as ggml_types
+from stem_edge.layers import Rope
+from stem_edge.runtime.backends.ggml.graph import Graph, Tensor
+from stem_edge.runtime.backends.ggml.weights import Weights
+
+# GELU in its tanh form: x times the logistic function of LINEAR (x + CUBIC x^3).
+LINEAR, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells of the KV cache that T tokens attend to, in layers with one window."""
+
+    count: int
+    own: Tensor  # I64 [T]: where keys and values of these tokens go
+    mask: Tensor  # F16 [count, T]: 0 or -inf
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Inputs of the layers of a graph for T tokens."""
+
+    count: int  # T
+    positions: Tensor  # I32 [T]
+    cells: Mapping[int, Cells]  # window -> cells
+    slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
+    factors: Mapping[Rope, Tensor]  # F32 [head_dim / 2]: divisors of RoPE's frequencies
+    embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
+
+    def last(self, graph: Graph, dim: int, count: int) -> LayerInputs:
+        """Return the inputs of the last tokens alone, for layers that store no keys and values."""
+        skipped = self.count - count
+
+        def ids(tensor: Tensor) -> Tensor:
+            return graph.op("view_1d", tensor, count, skipped * ggml_types.I32.nbytes)
+
+        cells = {
+            window: replace(
+                one, mask=graph.columns(one.mask, ggml_types.F16, one.count, skipped, count)
+            )
+            for window, one in self.cells.items()
+        }
+        return replace(
+            self,
+            count=count,
+            positions=ids(self.positions),
+            cells=cells,
+            slot_ids=None if self.slot_ids is None else ids(self.slot_ids),
+            embedded=graph.columns(self.embedded, ggml_types.F32, dim, skipped, count),
+        )
+
+
+class LayerGraph:
+    """Everything that attention and FFN need to emit the operators of one layer."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: ModelConfig,
+        weights: Weights,
+        number: int,
+        slots: list[Tensor],
+        inputs: LayerInputs,
+    ) -> None:
+        """slots: tensors of the row cache for this layer, one for each part of a row."""
+        self.graph, self.config, self.number = graph, config, number
+        self.kind, self.shape = config.ffn_kind(number), config.layer(number)
+        self.slots, self.inputs = slots, inputs
+        self._weights, self._at = weights, f"layers.{number}."
+
+    def product(self, name: str, x: Tensor) -> Tensor:
+        """Return a matrix of this layer times x [K, T], plus its bias."""
+        matrix = self._weights.product(self._at + name, self.inputs.count)
+        product = self.graph.op("mul_mat", matrix, x)
+        bias = self._weights.tensors.get(f"{self._at}{name}.bias")
+        return product if bias is None else self.graph.op("add", product, bias)
+
+    def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
+        """Return the RMS norm of x, scaled by a weight of this layer. eps: default the model's."""
+        weight = self._weights.tensors[self._at + name]
+        return rms_norm(self.graph, x, weight, self.config.norm_eps if eps is None else eps)
+
+    def post_norm(self, name: str, x: Tensor) -> Tensor:
+        """Return the norm after attention or FFN; x itself in models without such norms."""
+        return self.norm(name, x) if self.config.post_norms else x
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return the model's activation of a gate, times up.
+
+        ggml's own GELU rounds to float16. The logistic function is that of its SiLU:
+        gelu(x) = x logistic(f x) = silu(f x) / f, with f = LINEAR (1 + CUBIC x^2).
+        """
+        graph = self.graph
+        if self.config.activation == "silu":
+            return graph.op("swiglu_split", gate, up)
+        factor = graph.op("scale_bias", graph.op("sqr", gate), LINEAR * CUBIC, LINEAR)
+        return graph.op("swiglu_split", graph.op("mul", gate, factor), graph.op("div", up, factor))
+
+
+def rms_norm(graph: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm over the innermost axis of x, scaled by `weight`."""
+    return graph.op("mul", graph.op("rms_norm", x, eps), weight)
