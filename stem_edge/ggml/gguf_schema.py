@@ -102,8 +102,9 @@ def gguf_name(name: str) -> str:
 
 
 def foreign_parts(config: ModelConfig) -> list[str]:
-    """Return names of tensors that a file cannot have, because ggml's graphs have no such part."""
+    """Return names of what ggml's graphs have no part for: tensors, and sparse gates."""
     parts = {name.removesuffix(".bias").rsplit(".", 1)[-1] for name in config.backbone_shapes()}
+    parts |= {"sparsity"} if any(layer.sparsity for layer in config.layers) else set()
     return sorted(parts - NAMES.keys())
 
 

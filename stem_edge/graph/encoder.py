@@ -25,19 +25,19 @@ def encode(graph: Graph) -> bytes:
     return (
         _int(1, IR_VERSION)
         + _text(2, "stem-edge")
-        + _bytes(7, _graph(graph))
-        + b"".join(_bytes(8, opset) for opset in opsets)
+        + with_length(7, _graph(graph))
+        + b"".join(with_length(8, opset) for opset in opsets)
     )
 
 
 def _graph(graph: Graph) -> bytes:
     return b"".join(
         [
-            *(_bytes(1, _node(node)) for node in graph.nodes),
+            *(with_length(1, _node(node)) for node in graph.nodes),
             _text(2, "backbone"),
-            *(_bytes(5, _tensor(tensor)) for tensor in graph.tensors.values()),
-            *(_bytes(11, _value(*item)) for item in graph.inputs.items()),
-            *(_bytes(12, _value(*item)) for item in graph.outputs.items()),
+            *(with_length(5, _tensor(tensor)) for tensor in graph.tensors.values()),
+            *(with_length(11, _value(*item)) for item in graph.inputs.items()),
+            *(with_length(12, _value(*item)) for item in graph.outputs.items()),
         ]
     )
 
@@ -48,7 +48,7 @@ def _node(node: Node) -> bytes:
         + _texts(2, node.outputs)
         + _text(3, node.outputs[0])
         + _text(4, node.op)
-        + b"".join(_bytes(5, _attribute(*item)) for item in node.attributes.items())
+        + b"".join(with_length(5, _attribute(*item)) for item in node.attributes.items())
         + _text(7, node.domain)
     )
 
@@ -62,7 +62,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
         case str():
             kind, data = STRING, _text(4, value)
         case Tensor():
-            kind, data = TENSOR, _bytes(5, _tensor(value))
+            kind, data = TENSOR, with_length(5, _tensor(value))
         case tuple():
             kind, data = INTS, b"".join(_int(8, item) for item in value)
     return _text(1, name) + data + _int(20, kind)
@@ -72,9 +72,9 @@ def _tensor(tensor: Tensor) -> bytes:
     about = b"".join(_int(1, size) for size in tensor.dims) + _int(2, tensor.type)
     about += _text(8, tensor.name)
     if tensor.data is not None:
-        return about + _bytes(9, tensor.data)
+        return about + with_length(9, tensor.data)
     place = {"location": tensor.file, "offset": str(tensor.offset), "length": str(tensor.nbytes)}
-    entries = (_bytes(13, _text(1, key) + _text(2, value)) for key, value in place.items())
+    entries = (with_length(13, _text(1, key) + _text(2, value)) for key, value in place.items())
     return about + b"".join(entries) + _int(14, EXTERNAL)
 
 
@@ -82,8 +82,8 @@ def _value(name: str, value: Value) -> bytes:
     kind = _int(1, value.type)
     if value.shape is not None:
         dims = (_text(2, size) if isinstance(size, str) else _int(1, size) for size in value.shape)
-        kind += _bytes(2, b"".join(_bytes(1, dim) for dim in dims))
-    return _text(1, name) + _bytes(2, _bytes(1, kind))
+        kind += with_length(2, b"".join(with_length(1, dim) for dim in dims))
+    return _text(1, name) + with_length(2, with_length(1, kind))
 
 
 def _varint(value: int) -> bytes:
@@ -104,12 +104,12 @@ def _int(field: int, value: int) -> bytes:
     return _key(field, VARINT) + _varint(value)
 
 
-def _bytes(field: int, data: bytes) -> bytes:
+def with_length(field: int, data: bytes) -> bytes:
     return _key(field, LENGTH) + _varint(len(data)) + data
 
 
 def _text(field: int, text: str) -> bytes:
-    return _bytes(field, text.encode())
+    return with_length(field, text.encode())
 
 
 def _texts(field: int, texts: Iterable[str]) -> bytes:

@@ -6,6 +6,7 @@ reason given in prepacked.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import sys
@@ -24,6 +25,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
     RECORD,
@@ -49,7 +51,10 @@ CHECKED_TOKENS = 4
 def make(bundle: Bundle, folder: Path, threads: int) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
     for name, graph in worth_preparing(bundle).items():
-        open_session(graph, threads, [CPU], save_to=folder / prepared_file(name))
+        path = folder / prepared_file(name)
+        open_session(graph, threads, [CPU], save_to=path)
+        with contextlib.suppress(ValueError):  # if onnxruntime saves in another way
+            put_packed_first(path)
     files = {}
     for path in sorted(folder.iterdir()):
         _sync(path)  # otherwise a power cut could leave zeros for weights

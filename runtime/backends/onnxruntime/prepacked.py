@@ -27,21 +27,22 @@ from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.graph.names import EMBED
+from stem_edge.graph.names import EMBED, PREFILL, decode_graphs
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 4
+FORMAT = 5
 FOLDER, RECORD = "prepared", "prepared.json"
 TEMPORARY = ".making-"  # prefix of a folder that is being filled, or was when its maker was killed
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Smaller backbones are not worth files in the cache folder, since they load fast and take little.
 LEAST_NBYTES = 64 << 20
-# The files hold every matrix both plain and packed, and packing pads a little.
-FILES_OVER_DATA = 2.2
+# The files hold every matrix both plain and packed, and packing pads a little; plain ones of a graph
+# are there twice while they are moved.
+FILES_OVER_DATA = 2.5
 POLL_SECONDS = 0.1
 ANYWAY = "it still runs correctly, but loading takes longer and more memory"
 
@@ -186,12 +187,12 @@ def graph_sources(
     bundle: Bundle, prepared: Prepacked | None, *, prefill: bool
 ) -> Mapping[str, Path | GraphSource]:
     """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
-    sources: dict[str, Path | GraphSource] = dict(cpu_graphs(bundle, prefill=prefill))
-    if prepared is not None:
-        folder, record = prepared
-        files = {name: prepared_file(name) for name in sources}
-        sources |= {n: folder / file for n, file in files.items() if file in record.files}
-    return sources
+    if prepared is None:
+        return cpu_graphs(bundle, prefill=prefill)
+    folder, record = prepared
+    names = [*decode_graphs(bundle.manifest.model), *([PREFILL] if prefill else [])]
+    files = {n: folder / prepared_file(n) for n in names if prepared_file(n) in record.files}
+    return cpu_graphs(bundle, prefill=prefill, without=files) | files
 
 
 def prepared_file(graph: str) -> str:

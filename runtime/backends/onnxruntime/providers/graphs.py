@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +27,17 @@ class GraphSource(NamedTuple):
         return f"{self.folder} ({self.name})"
 
 
-def cpu_graphs(bundle: Bundle, *, prefill: bool) -> dict[str, GraphSource]:
-    """Return the graphs for the CPU by name, in the order in which a step runs them."""
+def cpu_graphs(
+    bundle: Bundle, *, prefill: bool, without: Collection[str] = ()
+) -> dict[str, GraphSource]:
+    """Return the graphs for the CPU by name, in the order in which a step runs them.
+
+    without: names of graphs that are not wanted, because encoding takes time.
+    """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graphs = decoding(*described).graphs
-    return _sources(bundle, graphs | prompts(*described).graphs if prefill else graphs)
+    graphs |= prompts(*described).graphs if prefill else {}
+    return _sources(bundle, {n: graph for n, graph in graphs.items() if n not in without})
 
 
 def variant_graphs(bundle: Bundle, variant: Variant) -> dict[str, GraphSource]:
