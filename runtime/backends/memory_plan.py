@@ -67,7 +67,7 @@ class Needs:
     variant: Variant | None = None  # of the graphs; None for those of the CPU
     prepared: bool = False  # weights stay in files that were packed beforehand
     prefill: bool = False  # the graph for prompts is loaded, too
-    prefill_refused: str = ""  # why it is not loaded, if it is not exact here
+    prefill_refused: str = ""  # why it is not loaded, if something bars it
     repack: bool = False  # weights are rearranged in memory
     saving: str = ""  # advice on needing less, which ends a sentence
 

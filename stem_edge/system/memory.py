@@ -38,7 +38,16 @@ def available_memory() -> int:
     """Bytes that this process may still take, by the machine and by its cgroups."""
     import psutil  # here, to keep its 10 ms out of every start
 
-    return min([int(psutil.virtual_memory().available), *_cgroups_left(PROC, CGROUPS)])
+    groups = _limited_groups(PROC, CGROUPS)
+    return min([int(psutil.virtual_memory().available), *(left for _, left in groups)])
+
+
+def memory_limit() -> int:
+    """Bytes that this machine and its cgroups could give this process if no other used any."""
+    import psutil  # here, to keep its 10 ms out of every start
+
+    groups = _limited_groups(PROC, CGROUPS)
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in groups)])
 
 
 def free_on_nvidia(device: str) -> int | None:
@@ -156,18 +165,18 @@ def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] |
     return None
 
 
-def _cgroups_left(proc: Path, root: Path) -> list[int]:
-    """Bytes left in each limited cgroup that this process is in, of version 1 or 2."""
+def _limited_groups(proc: Path, root: Path) -> list[tuple[int, int]]:
+    """Limit and bytes left of each limited cgroup that this process is in, of version 1 or 2."""
     own = memory_cgroup(proc, root)
     if own is None:
         return []
     folder, version = own
     top = root / "memory" if version == 1 else root
     groups = [group for group in (folder, *folder.parents) if group.is_relative_to(top)]
-    return [nbytes for group in groups for nbytes in _left(group, version)]
+    return [found for group in groups for found in _limited(group, version)]
 
 
-def _left(folder: Path, version: int) -> list[int]:
+def _limited(folder: Path, version: int) -> list[tuple[int, int]]:
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         2: ("memory.max", "memory.current"),
@@ -178,7 +187,7 @@ def _left(folder: Path, version: int) -> list[int]:
     # Pages of files count as used, but the system drops them before it refuses memory.
     name = "total_inactive_file" if version == 1 else "inactive_file"
     stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    return [max(0, limit - used + int(stats.get(name, "0")))]
+    return [(limit, max(0, limit - used + int(stats.get(name, "0"))))]
 
 
 def _number(path: Path) -> int | None:

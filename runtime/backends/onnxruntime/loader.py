@@ -20,7 +20,9 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resol
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
+from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
+from stem_edge.units import format_size
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
@@ -83,9 +85,10 @@ class OrtLoader:
         return OrtBackend(config, graphs, slots, self._options.cpus, [CPU])
 
     def _prompts(self) -> tuple[bool, str]:
-        """Return whether the prefill graph takes prompts, and why not if it is not exact here.
+        """Return whether the prefill graph takes prompts, and why not if something bars it.
 
-        It does if asked for, otherwise if it is exact here and not known to be slower.
+        It does if asked for, otherwise if it is exact here, not known to be slower, and not too
+        large to stay in memory beside the matrices that decode.
         """
         bundle, options, prepared = self._bundle, self._options, self._prepared
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
@@ -99,5 +102,17 @@ class OrtLoader:
             with contextlib.suppress(InputError):  # raised if there is no cache folder
                 verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
-        refused = prefill_refusal(bundle.manifest, measured)
+        refused = prefill_refusal(bundle.manifest, measured) or self._crowded()
         return not refused, refused
+
+    def _crowded(self) -> str:
+        """Return why the matrices of all graphs cannot stay in memory; empty if they can.
+
+        Where they cannot, those for decoding would be read again after each prompt.
+        """
+        footprint = footprint_of(self._bundle.manifest, "onnxruntime")
+        both, limit = footprint.step_nbytes + footprint.prefill_nbytes, memory_limit()
+        if both <= limit:
+            return ""
+        sizes = f"{format_size(both)} with those that decode, in {format_size(limit)} of memory"
+        return f"its matrices would take {sizes}"

@@ -12,6 +12,7 @@ import pytest
 from architectures import SIZES, VARIANTS, write
 
 import stem_edge
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, Bundle, encode_manifest, open_bundle
 from stem_edge.bundle.prefill_check import mean_divergence, prefill_refusal, probe_tokens
 from stem_edge.bundle.verdicts import Records
@@ -20,6 +21,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.onnxruntime import loader
 from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
 from stem_edge.runtime.first_load.trial_worker import measure_prefill
 
@@ -155,6 +157,21 @@ def test_a_bundle_whose_promise_does_not_hold(
     assert stem_edge.memory_plan(bundle.path).prefill_refused == refused
     assert main(["inspect", str(bundle.path), "--memory"]) == 0
     assert refused in " ".join(capsys.readouterr().out.split())
+
+
+def test_where_all_matrices_do_not_fit_together(
+    quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts go through the graphs that decode, unless the other is asked for."""
+    found = footprint_of(open_bundle(quantized).manifest)
+    both = found.step_nbytes + found.prefill_nbytes
+    for limit, refused in ((both, ""), (both - 1, "its matrices would take")):
+        monkeypatch.setattr(loader, "memory_limit", lambda limit=limit: limit)
+        assert stem_edge.memory_plan(quantized).prefill_refused.startswith(refused)
+        with stem_edge.load(quantized) as model:
+            assert bool(model.plan.prefill_refused) == bool(refused)
+    with stem_edge.load(quantized, prefill_graph=True) as model:
+        assert model.plan.prefill_refused == ""
 
 
 def test_an_export_knows_it_without_a_trial(quantized: Path) -> None:

@@ -32,7 +32,7 @@ def system(tmp_path: Path) -> tuple[Path, Path]:
 
 def left(system: tuple[Path, Path], lines: str) -> list[int]:
     (system[0] / "self/cgroup").write_text(lines)
-    return machine._cgroups_left(*system)
+    return [nbytes for _, nbytes in machine._limited_groups(*system)]
 
 
 def test_version_2_counts_every_level_above(system: tuple[Path, Path]) -> None:
@@ -64,14 +64,15 @@ def test_more_used_than_allowed_is_nothing_left(system: tuple[Path, Path]) -> No
 
 
 def test_a_system_without_cgroups(system: tuple[Path, Path]) -> None:
-    assert machine._cgroups_left(*system) == []
+    assert machine._limited_groups(*system) == []
 
 
 def test_the_tightest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine.available_memory()
     assert before > 1 << 20
-    monkeypatch.setattr(machine, "_cgroups_left", lambda *_: [12345, 99999])
+    monkeypatch.setattr(machine, "_limited_groups", lambda *_: [(88888, 12345), (77777, 66666)])
     assert machine.available_memory() == 12345
+    assert machine.memory_limit() == 77777
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
