@@ -104,7 +104,9 @@ def export_bundle(
     head: type of embedding and head. Default: that of the backbone. For onnx only, as are bits,
         block_size, asymmetric, quantizer and prefill_graph.
     bits: bits (4, 8 or 32) of kinds of matrices that differ from backbone and head: "embedding",
-        "head", "qkv", "wo", "gate", "up", "down" and, with low-rank tables, "project".
+        "head", "qkv", "wo", "gate", "up", "down"; "project" with low-rank tables; "ple_context",
+        "ple_gate" and "ple_out" with per-layer embeddings; "laurel_in", "laurel_out", "altup_in"
+        and "altup_out" in Gemma 3n.
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
         128, and 32 in int4 tables. Smaller blocks are more exact and slower. Weights that were
         trained for 4 bits have the blocks of their training (job/trained_grid.py).

@@ -15,7 +15,7 @@ import numpy as np
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
-from stem_edge.graph.formats import MATRIX_KINDS, PLE_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
 from stem_edge.numerics.quantize import F32, cut, extremes
@@ -67,7 +67,7 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
 def _matrices(
     found: dict[MatrixKind, int], options: ExportOptions
 ) -> tuple[ExportOptions, list[str]]:
-    small: dict[MatrixKind, int] = {kind: 4 for kind in PLE_KINDS if kind in found}
+    small: dict[MatrixKind, int] = {kind: 4 for kind in SMALL_KINDS if kind in found}
     wanted = replace(options, bits=small | dict(options.bits or {}))
     format = cast(BackboneFormat, wanted.format)
     kept = [kind for kind in found if format.bits(kind) == 4]

@@ -80,7 +80,10 @@ class HostTier:
         return self.flash.bytes_read
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
-        """Read as RowStore.read does, but always whole records. When it raises, the records kept here are still right."""
+        """Read as RowStore.read does, but always whole records.
+
+        When it raises, the records kept here are still right.
+        """
         with self._turn:
             self._cache.use(numbers)
             slots = self._cache.slots_of(numbers)

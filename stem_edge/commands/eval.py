@@ -42,8 +42,9 @@ examples:
   stem-edge eval model --text book.txt --edit spain.edit --against model
   stem-edge eval runs/0000100000 --text book.txt --kinds --max-kl 0.02
 
-Several bundles are compared with the first. For --kinds, give a checkpoint instead of a bundle. A checkpoint as reference needs
-pip install 'stem-edge[export]'; it is computed in float32, and read again for every window."""
+Several bundles are compared with the first. For --kinds, give a checkpoint instead of a bundle. A
+checkpoint as reference needs pip install 'stem-edge[export]'; it is computed in float32, and read
+again for every window."""
 
 FOR_BUNDLES = ("lines", "window", "stride", "against", "edit", "prefill_graph", "memory")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, Bundle
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.engine import cut
-from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.cache import RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.store import open_table_store
@@ -24,12 +22,13 @@ def simulate(
     *,
     prompt: int = 0,
     chunk: int = 1,
+    splits: bool = False,
 ) -> tuple[float, int]:
     """Return the hit rate of the ids after the first `prompt` ones, and the slots filled at the end.
 
     Ids are numbers of records below `records`: see record_ids. The prompt is taken `chunk` ids at a
     time, as an engine cuts it, the others one by one. `counts` fill the cache first, as a warm start
-    does.
+    does. splits: tokens of the prompt but the last read only the first rows of their records.
     """
     # The smallest possible rows, because only which of them are kept matters.
     layout = make_layout(records, (0,), ((16,),), "int8", 16)
@@ -41,16 +40,19 @@ def simulate(
         if len(best):
             cache.install(best, read[: len(best)], best)
 
-    def run(steps: Iterable[I64]) -> None:
-        for step in steps:
-            cache.use(step)
-            missing = cache.missing(step)
-            if len(missing):
-                cache.install(missing, read[: len(missing)], step)
+    def run(step: I64, whole: int | None) -> None:
+        cache.use(step, whole)
+        missing = cache.missing(step, whole)
+        if len(missing):
+            needed = needed_whole(missing, step, whole)
+            cache.install(missing, read[: len(missing)], step, needed)
 
-    run(cut(ids[:prompt], min(chunk, slots) if slots < records else chunk))
+    chunks = cut(ids[:prompt], min(chunk, slots) if slots < records else chunk)
+    for number, step in enumerate(chunks, 1):
+        run(step, int(number == len(chunks)) if splits else None)
     before = cache.hits
-    run(ids[prompt:].reshape(-1, 1))
+    for step in ids[prompt:].reshape(-1, 1):
+        run(step, None)
     return (cache.hits - before) / max(1, len(ids) - prompt), cache.filled
 
 

@@ -173,6 +173,7 @@ def expect_run(
             counts=warm_counts(bundle, options),
             prompt=prompt,
             chunk=plan.chunk_tokens,
+            splits=0 < bundle.manifest.model.prompt_rows < len(bundle.manifest.model.stem_layers),
         )
         if not options.resident:
             hits, filled = simulated(plan.slots)

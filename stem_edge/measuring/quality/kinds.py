@@ -72,7 +72,7 @@ class KindCosts:
     block_size: int
     kinds: tuple[KindCost, ...]
     default: Recipe  # what an export takes unless told otherwise
-    within: Recipe | None  # the one of least bytes under the bound; None if 8 bits are not enough
+    within: Recipe | None  # one of few bytes under the bound; None if 8 bits are not enough
 
 
 def kind_costs(
@@ -134,7 +134,7 @@ def _values(source: Checkpoint) -> dict[str, int]:
     config = source.config
     found = dict.fromkeys((k for k in MATRIX_KINDS if k in kinds_of(config)), 0)
     for name, shape in config.backbone_shapes().items():
-        if len(shape) == 2:
+        if len(shape) == 2 and kind_of(name) in found:  # others are always floats
             found[kind_of(name)] += shape[0] * shape[1]
     found["head"] = found["embedding"]
     return found | ({ROWS: config.table_parameters} if config.stem_layers else {})
@@ -207,14 +207,21 @@ class _Text:
     def _begin(self, bits: Bits, ids: Sequence[int]) -> tuple[Tokens, F32]:
         embedding = self._picked(self._embedding, bits.get("embedding"), self._block)
         backbone = {**self._source.backbone, "embedding": embedding}
+        backbone |= self._of_streams("altup_in", bits)
         return Tokens(self._config, backbone, ids), embed(self._config, backbone, ids)
 
     def _head(self, bits: Bits) -> dict[str, Matrix]:
-        backbone: dict[str, Matrix] = dict(self._source.backbone)
+        backbone = {**self._source.backbone, **self._of_streams("altup_out", bits)}
         name = "embedding" if self._config.tied_head else "head"
         if "head" in bits:
             backbone[name] = _Stored(backbone[name], bits["head"], self._block)
         return backbone
+
+    def _of_streams(self, kind: str, bits: Bits) -> dict[str, Matrix]:
+        """Return the matrices of a kind between streams and embedding or head, with these bits."""
+        names = [name for name in self._config.backbone_shapes() if name.endswith(f".{kind}")]
+        exact = {name: self._source.backbone[name] for name in names if kind in bits}
+        return {name: _Stored(matrix, bits[kind], self._block) for name, matrix in exact.items()}
 
     def _gathered(self, matrix: Matrix) -> F32:
         """Read the rows of the text's tokens."""

@@ -1,6 +1,7 @@
 """llama.cpp, through llama-cpp-python, for bench --against: on a GGUF file, or on random weights.
 
-For a dense model of random weights, ggml's own functions quantize the model into llama.cpp's mixtures of types, once, in a work folder.
+For a dense model of random weights, ggml's own functions quantize the model into llama.cpp's
+mixtures of types, once, in a work folder.
 Needs pip install 'stem-edge[bench]'.
 """
 

@@ -67,6 +67,8 @@ def test_a_warm_start_equals_that_of_the_runtime(text: I64) -> None:
         ([], SLOTS, {}, (0, 0)),
         ([1, 2, 1], 8, {"prompt": 3, "chunk": 16}, (0, 2)),  # nothing comes after the prompt
         ([1, 2, 1], 8, {"prompt": 5, "chunk": 16}, (0, 2)),
+        # Record 1 was read in part, record 2 whole.
+        ([1, 2, 1, 2, 1], 8, {"prompt": 2, "chunk": 2, "splits": True}, (2 / 3, 2)),
     ],
 )
 def test_tokens_whose_hits_can_be_counted_by_hand(

@@ -78,6 +78,15 @@ def test_every_kind_is_measured(costs: KindCosts) -> None:
     assert costs.within.nats <= costs.default.nats
 
 
+def test_streams_are_measured(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.npy"
+    np.save(ids, np.arange(3, 27))
+    checkpoint = DATA / "conformance" / "gemma3n-text"
+    found = {each.kind: each.nats for each in kind_costs(checkpoint, ids, tokens=24).kinds}
+    for kind in ("altup_in", "altup_out", "laurel_in"):  # laurel_out is too narrow to quantize
+        assert 0 < found[kind][8] < found[kind][4]
+
+
 def test_recipes_give_bits_where_they_gain_most() -> None:
     kinds = [
         KindCost("a", 100, {4: 0.1, 8: 0.0}),
