@@ -201,6 +201,7 @@ def test_small_matrices_have_eight_bits_and_coefficients_are_floats(random_model
     assert {int(name.split(".")[1]) for name in named} == set(range(config.own_kv_layers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gptq", [False, True])
 def test_a_calibration_text_guides_all_matrices(
     random_model: Path, gptq: bool, tmp_path: Path

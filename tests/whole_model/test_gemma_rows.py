@@ -65,7 +65,9 @@ class Made:
                 table.copy_(before)
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8", "int4"])
+@pytest.fixture(
+    scope="module", params=["fp32", "int4", pytest.param("int8", marks=pytest.mark.slow)]
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("gemma")
     model = write_gemma(folder / "checkpoint")

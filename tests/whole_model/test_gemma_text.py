@@ -220,6 +220,7 @@ COMMANDS: list[list[str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[::2]))
 def test_commands_take_such_a_bundle(
     command: list[str], checkpoint: Path, bundle: Path, tmp_path: Path, capsys: Capture

@@ -44,6 +44,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "wide heads": {"sliding_window": 60, "head_dim": 128, "n_heads": 2, "n_kv_heads": 1},
 }
 GEMMA = "Gemma 4"
+FAST = {GEMMA, "some layers", "wide heads"}
+MODELS = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in (GEMMA, *CHANGES)
+]
 # The others are within 1e-4 on onnxruntime. ggml multiplies up RoPE's angles in float32, whose error
 # grows with the position, whatever the cache keeps: 1.5e-4 after 420 tokens with wide heads.
 TOLERANCE = {GEMMA: 5e-4}
@@ -56,7 +60,7 @@ class Case(NamedTuple):
     tolerance: float
 
 
-@pytest.fixture(scope="module", params=[GEMMA, *CHANGES])
+@pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("window")
     if request.param == GEMMA:

@@ -62,7 +62,7 @@ def chosen(folder: Path, **options: Any) -> tuple[ExportOptions, str]:
 
 @pytest.mark.parametrize(("dtype", "lost"), [(torch.float32, 0.0), (torch.bfloat16, BFLOAT16)])
 @pytest.mark.parametrize("asymmetric", [False, True])
-@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("calibrated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_export_keeps_the_grid(
     tmp_path: Path, dtype: torch.dtype, lost: float, asymmetric: bool, calibrated: bool
 ) -> None:
