@@ -67,18 +67,27 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     return [{"role": each["role"], "content": each["content"]} for each in messages]
 
 
+def has_template(path: Path) -> bool:
+    """Return whether a tokenizer_config.json has a chat template. Raises BundleError."""
+    return isinstance(_read_config(path).get("chat_template"), str)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
+    try:
+        if len(data) > MAX_CONFIG_NBYTES:
+            raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
+        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
+
+
 def read_template(path: Path) -> tuple[str, dict[str, str]]:
     """Read the chat template of a tokenizer_config.json, and the special tokens that it may use.
 
     Raises BundleError, and InputError if there is no template.
     """
-    data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
-    try:
-        if len(data) > MAX_CONFIG_NBYTES:
-            raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
-        config = msgspec.json.decode(data, type=dict[str, Any])
-    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
-        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
+    config = _read_config(path)
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(
