@@ -45,19 +45,7 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InputError(f"there are {len(messages)} messages, expected 1 to {MAX_MESSAGES}")
     for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
-            raise InputError(
-                f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
-            )
-        if message["role"] not in ROLES:
-            raise InputError(
-                f"{where}.role is {printable(ascii(message['role'])[:80])}, expected one of: "
-                f"{', '.join(ROLES)}"
-            )
-        if not isinstance(message["content"], str):
-            found = type(message["content"]).__name__
-            raise InputError(f"{where}.content is of type {found}, expected a text")
+        _check_message(f"messages[{number}]", message)
     count = sum(len(message["content"]) for message in messages)
     if count > MAX_MESSAGE_CHARS:
         raise InputError(
@@ -65,6 +53,26 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
             "shorten them"
         )
     return [{"role": each["role"], "content": each["content"]} for each in messages]
+
+
+def _check_message(where: str, message: object) -> None:
+    if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+        raise InputError(
+            f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
+        )
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise InputError(
+            f"{where}.role is {printable(ascii(role)[:80])}, expected one of: {', '.join(ROLES)}"
+        )
+    if not isinstance(content, str):
+        raise InputError(f"{where}.content is of type {type(content).__name__}, expected a text")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:  # such as bytes of a terminal that are not UTF-8
+        raise InputError(
+            f"{where}.content is not valid Unicode ({error}); give it as UTF-8"
+        ) from None
 
 
 def has_template(path: Path) -> bool:
