@@ -63,7 +63,11 @@ class Session:
     failed: bool = False  # whether a message or a command was refused
 
     def take(self, typed: Typed) -> bool:
-        """Answer a message or obey a command; return False to end."""
+        """Answer a message or obey a command; return False to end.
+
+        At a terminal, Ctrl-C ends only the answer.
+        """
+        count = len(self.conversation.messages)
         try:
             if typed.is_command:
                 return self._obey(typed.text)
@@ -72,6 +76,11 @@ class Session:
             raise
         except StemEdgeError as error:
             self.fail(error)
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+            lost = not typed.is_command and len(self.conversation.messages) == count
+            _tell(dim("stopped before an answer; the message is not kept" if lost else "stopped"))
         return True
 
     def fail(self, error: StemEdgeError) -> None:
@@ -84,28 +93,25 @@ class Session:
             _tell(f"stem-edge: {message}")
 
     def _answer(self, chunks: Generator[Chunk]) -> None:
-        """Print an answer as it comes; at a terminal, Ctrl-C ends only the answer."""
+        """Print an answer as it comes, and its figures, also if it is cut short."""
         done: list[Chunk] = []
-        stopped = False
         try:
             for chunk in chunks:
                 done.append(chunk)
                 if not self.as_json:
                     write_text(chunk.text)
-        except KeyboardInterrupt:
-            if not self.interactive:
-                raise
-            stopped = True
         finally:
             chunks.close()
-            if done and not self.as_json:
-                write_text("\n")
-        if done and self.as_json:
+            if done:
+                self._complete(done)
+
+    def _complete(self, done: list[Chunk]) -> None:
+        if self.as_json:
             answer = as_object(done, self.model.stats)
             print(json.dumps(answer, ensure_ascii=False), flush=True)
-        if stopped:
-            _tell(dim("stopped" if done else "stopped before an answer; the message is not kept"))
-        if done and self.figures:
+        else:
+            write_text("\n")
+        if self.figures:
             _tell(dim(_figures(self.model.stats) + self._why_cut(done)))
 
     def _why_cut(self, done: list[Chunk]) -> str:

@@ -6,12 +6,15 @@ import os
 import pty
 import select
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
 SECONDS = 60.0  # that a text may take to show
+# Becomes the command, with a terminal of its own.
+AT_TERMINAL = "import os, sys; os.login_tty(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -19,15 +22,16 @@ class Terminal:
     """A process whose stdin, stdout and stderr are one terminal, which sends it Ctrl-C."""
 
     def __init__(
-        self, command: Sequence[str], columns: int = 80, environment: Mapping[str, str] = {}
+        self,
+        command: Sequence[str],
+        columns: int = 80,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, columns))
         self._process = subprocess.Popen(
-            command,
-            env={**os.environ, "TERM": "xterm", **environment},
-            preexec_fn=lambda: os.login_tty(theirs),
-            close_fds=True,
+            [sys.executable, "-c", AT_TERMINAL, str(theirs), *command],
+            env={**os.environ, "TERM": "xterm", **(environment or {})},
             pass_fds=[theirs],
         )
         os.close(theirs)
