@@ -110,8 +110,7 @@ class Conversation:
 
     def close(self) -> None:
         """End an answer that is not complete; the conversation can go on."""
-        answer = self._answer and self._answer()
-        if answer is not None:
+        if self._answer is not None and (answer := self._answer()) is not None:
             answer.close()
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +145,16 @@ def test_messages_that_are_refused_are_not_kept(loaded: Model) -> None:
     count = len(loaded.tokenize("".join([*(m["content"] for m in before), " ", long])))
     for part in (f"has {count} tokens, the context holds 64", "undo", "context_length (up to 256)"):
         assert part in str(caught.value)
-    for text in ("<|fim_prefix|>", 3, None, "x" * (1 << 20)):
-        refused(lambda text=text: conversation.send(text), InputError)
+    texts: list[Any] = ["<|fim_prefix|>", 3, None, "x" * (1 << 20)]
+    for text in texts:
+        refused(partial(conversation.send, text), InputError)
     refused(lambda: conversation.send(SPAIN, temperature=-1), InputError, "temperature")
     assert conversation.messages == before
     conversation.messages.append(user("and"))
     refused(lambda: conversation.send(SPAIN), InputError, "refuses these messages: answer first")
-    for wrong in ([{"role": "root", "content": ""}], "text", [user(FRANCE), 3]):
-        refused(lambda wrong=wrong: loaded.conversation(wrong), InputError)
+    messages: list[Any] = [[{"role": "root", "content": ""}], "text", [user(FRANCE), 3]]
+    for wrong in messages:
+        refused(partial(loaded.conversation, wrong), InputError)
 
 
 def test_without_a_template_contents_are_joined(asked: list[Sequence[int]]) -> None:
