@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -129,7 +129,14 @@ def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
     subjects = [bundle_subject("bundle", common.bundle, common.engine, common.options)]
     for wanted in against:
         subjects += _compared(wanted, common)
-    return list({subject.name: subject for subject in subjects}.values())
+    made = list({(subject.name, subject.path): subject for subject in subjects}.values())
+    names = [subject.name for subject in made]
+    return [each if names.count(each.name) == 1 else _with_path(each) for each in made]
+
+
+def _with_path(subject: Subject) -> Subject:
+    """Return a subject whose name has its whole path instead of the last part."""
+    return replace(subject, name=subject.name.replace(Path(subject.path).name, subject.path, 1))
 
 
 def _compared(wanted: str, common: Common) -> list[Subject]:
