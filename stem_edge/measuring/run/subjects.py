@@ -198,7 +198,7 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _llama(common: Common, value: str) -> list[Subject]:
-    """Return a file for llama.cpp, or dense models of the bundle's shape, made in the work folder."""
+    """Return a file for llama.cpp, or dense models of the bundle's shape."""
     kind, *modes = value.split(",")
     if unknown := [mode for mode in modes if mode not in LLAMA_MODES]:
         raise InputError(
@@ -206,16 +206,21 @@ def _llama(common: Common, value: str) -> list[Subject]:
             f"{', '.join(LLAMA_MODES)}"
         )
     options = {name: on for mode in modes for name, on in LLAMA_MODES[mode].items()}
-
-    def subject(name: str, path: Path) -> Subject:
-        words = " ".join(["llama.cpp", name, *modes])
-        return Subject(words, "llama.cpp", str(path.resolve()), options)
-
     if kind.endswith(GGUF_SUFFIX):
         _need("llama_cpp", "llama.cpp")
         if not (path := Path(kind)).is_file():
             raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
-        return [subject(path.name, path)]
+        found = {path.name: path}
+    else:
+        found = _dense_models(common, kind)
+    return [
+        Subject(" ".join(["llama.cpp", name, *modes]), "llama.cpp", str(path.resolve()), options)
+        for name, path in found.items()
+    ]
+
+
+def _dense_models(common: Common, kind: str) -> dict[str, Path]:
+    """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
     from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
@@ -224,18 +229,18 @@ def _llama(common: Common, value: str) -> list[Subject]:
         raise InputError(
             f"--against llama.cpp={kind}; expected a GGUF file, or one of {', '.join(TYPES)}"
         )
-    subjects = []
-    for each in [kind] if kind else USUAL:
-        try:
-            common.work.mkdir(parents=True, exist_ok=True)
-            path = make_model(common.work, common.bundle.manifest.model, each, common.threads)
-        except OSError as error:
-            raise InputError(
-                f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
-                "give another folder with --work"
-            ) from error
-        subjects.append(subject(each, path))
-    return subjects
+    config = common.bundle.manifest.model
+    try:
+        common.work.mkdir(parents=True, exist_ok=True)
+        return {
+            each: make_model(common.work, config, each, common.threads)
+            for each in ([kind] if kind else USUAL)
+        }
+    except OSError as error:
+        raise InputError(
+            f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
+            "give another folder with --work"
+        ) from error
 
 
 def _need(package: str, engine: str) -> None:
