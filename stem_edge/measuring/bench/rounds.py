@@ -62,6 +62,8 @@ class Turns:
         """Time from nothing to a first token, in new processes, with a warm and a cold page cache."""
         if subject.kind in SLOW_TO_LOAD or subject.options.get("resident"):
             return  # because each load would take minutes
+        if not self.settings.loads and not self.settings.cold:
+            return
         # First untimed, so that later loads find a prepared backbone and cached files.
         self._load(subject)
         measured.loads = [self._load(subject) for _ in range(self.settings.loads)]
