@@ -27,9 +27,9 @@ from stem_edge.graph.weight_plan import (
     Vector,
     WeightPlan,
 )
+from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
 from stem_edge.numerics.quantize import Blocks as Quantized
-from stem_edge.numerics.reference import Matrix, whole
 
 # Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
 # less than its pass over the inputs costs.

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
+from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
 
 
 def pad_heads(

@@ -151,6 +151,7 @@ def _flash(one: Fit) -> str:
 def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
     limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
+    limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
     types = f"--backbone {one.types.weights}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from stem_edge.commands.arguments import engine_name
@@ -114,7 +114,7 @@ def add_cache_dir(group: argparse._ActionsContainer) -> None:
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
     """Values of the options of add_loading, as keywords of stem_edge.load. Raises InputError."""
-    given = {action.dest: getattr(args, action.dest) for action in _actions()}
+    given = {action.dest: getattr(args, action.dest) for action in _actions(add_loading)}
     return cast(LoadKeywords, given | device_options(args))
 
 
@@ -128,14 +128,17 @@ def device_options(args: argparse.Namespace) -> DeviceKeywords:
     }
 
 
-def changed_options(args: argparse.Namespace) -> list[str]:
-    """Options of add_loading that do not have their default value, as they are typed."""
-    return [a.option_strings[0] for a in _actions() if getattr(args, a.dest) != a.default]
+def changed_options(
+    args: argparse.Namespace, add: Callable[[argparse.ArgumentParser], None] = add_loading
+) -> list[str]:
+    """Options that `add` declares and that do not have their default value, as they are typed."""
+    options = (action for action in _actions(add) if action.option_strings)
+    return [a.option_strings[0] for a in options if getattr(args, a.dest) != a.default]
 
 
-def _actions() -> list[argparse.Action]:
+def _actions(add: Callable[[argparse.ArgumentParser], None]) -> list[argparse.Action]:
     parser = argparse.ArgumentParser(add_help=False)
-    add_loading(parser)
+    add(parser)
     return parser._actions
 
 

@@ -14,7 +14,7 @@ are not in it but in the table store beside it, which it names by hash.
 | stem.config | string | the whole ModelConfig as JSON |
 | stem.layers | array of uint32 | the STEM layers; a dense model has neither this key nor the next two |
 | stem.ffn | string | kind of FFN in these layers: a key of stem_edge.layers.FFN_TERMS |
-| stem.tables.sha256 | string | hash of the table store (stem_edge.bundle.manifest.tables_hash) |
+| stem.tables.sha256 | string | hash of the table store (stem_edge.bundle.checksums.tables_hash) |
 
 | tensor | meaning |
 |---|---|

@@ -28,8 +28,9 @@ from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
 from stem_edge.layers import LayerKind, Llama3Rope, ProportionalRope
+from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
+from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
 from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch
 from stem_edge.runtime.backends.ggml.slots import BlockSlots

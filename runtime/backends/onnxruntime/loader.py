@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.bundle.prefill_check import prefill_refusal
+from stem_edge.bundle.prefill_check import crowding, prefill_refusal
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
@@ -22,7 +22,6 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.units import format_size
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
@@ -102,17 +101,6 @@ class OrtLoader:
             with contextlib.suppress(InputError):  # raised if there is no cache folder
                 verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
-        refused = prefill_refusal(bundle.manifest, measured) or self._crowded()
+        refused = prefill_refusal(bundle.manifest, measured)
+        refused = refused or crowding(footprint_of(bundle.manifest, "onnxruntime"), memory_limit())
         return not refused, refused
-
-    def _crowded(self) -> str:
-        """Return why the matrices of all graphs cannot stay in memory; empty if they can.
-
-        Where they cannot, those for decoding would be read again after each prompt.
-        """
-        footprint = footprint_of(self._bundle.manifest, "onnxruntime")
-        both, limit = footprint.step_nbytes + footprint.prefill_nbytes, memory_limit()
-        if both <= limit:
-            return ""
-        sizes = f"{format_size(both)} with those that decode, in {format_size(limit)} of memory"
-        return f"its matrices would take {sizes}"

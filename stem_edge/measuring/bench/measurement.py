@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
+from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_of
@@ -165,6 +166,9 @@ def measure(
                 context_length=given.context_length or workload.tokens,
                 threads=given.threads or limits.cpus or usable_cpus(),
             )
+            footprint = footprint_of(opened.manifest, engine)
+            if stated and given.prefill_graph is None and crowding(footprint, stated.memory):
+                chosen = replace(chosen, prefill_graph=False)  # as a load there would find
             loader = loaders(opened, engine, chosen)[0]
             if stated is not None and given.memory is None and given.slots is None:
                 fitting = fit_on_device(opened, loader.needs, stated.memory, chosen.context(opened))

@@ -15,6 +15,7 @@ import numpy as np
 
 from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
+from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.measuring.memory.device_profiles import Device, find_device
@@ -44,7 +45,7 @@ from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
-from stem_edge.system.memory import available_memory, usable_cpus
+from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
@@ -139,7 +140,8 @@ def fit(
     contexts = {min(context_length or each, first.model.max_context) for each in CONTEXTS}
     rates = _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack)
     hits, source = _hits(bundle, first, text)
-    target = _Target(root, bundle, allowed, contexts, rates, hits, source, flash, repack)
+    limit = memory_limit() if stated is None else stated.memory
+    target = _Target(root, bundle, allowed, limit, contexts, rates, hits, source, flash, repack)
     fits, refused = list[Fit](), list[MemoryPlanError]()
     for footprint in footprints:
         try:
@@ -158,6 +160,7 @@ class _Target:
     root: Path
     bundle: Bundle | None
     memory: int
+    limit: int  # bytes that the device has, of which `memory` may be a part
     contexts: set[int]
     rates: Rates
     hits: Callable[[int], float]
@@ -168,7 +171,10 @@ class _Target:
     def fit(self, footprint: Footprint) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
         tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
-        needs_at = partial(_needs, footprint, prepared=prepared, repack=self.repack)
+        prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
+        needs_at = partial(
+            _needs, footprint, prepared=prepared, prefill=prefill, repack=self.repack
+        )
         plan = _plan(self.root, needs_at, self.memory, self.contexts, tokenizer)
         context, hit_rate = plan.context_length, self.hits(plan.slots)
         prompt = context // 2  # and the other half decoded, so that the context is full
@@ -266,11 +272,12 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     return footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
 
 
-def _needs(footprint: Footprint, context: int, *, prepared: bool, repack: bool) -> Needs:
+def _needs(
+    footprint: Footprint, context: int, *, prepared: bool, prefill: bool, repack: bool
+) -> Needs:
     """Return the memory needs of the engine, with all processors of this machine."""
     if footprint.engine == "ggml":
         return ggml_needs(footprint, context, usable_cpus(), repack=repack)
-    prefill = footprint.prefill_nbytes > 0
     return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
 
 
