@@ -12,6 +12,7 @@ from typing import Unpack
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.runtime.backends.context_choice import choose_plan
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -20,7 +21,7 @@ from stem_edge.runtime.backends.engines import (
     loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, allowed, plan_memory
 from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
@@ -55,7 +56,9 @@ def load(
         "coreml", "openvino", or another by its onnxruntime name; with options as
         [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must come last in the list
         to run the others. "auto": the first accelerator found. Default: the CPU.
-    context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
+    context_length: tokens of prompt and answer together. Default: the model's own, or the next power
+        of two whose KV cache, if it were full, takes at most half of what `memory` leaves beside
+        process and weights; but 4096, if they fit, also where they take more.
     reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
     engine: "onnxruntime" or "ggml". Default: "auto", the first that is installed and that the bundle
         has a backbone for; Model.plan.engine names it.
@@ -103,7 +106,8 @@ def load(
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
-    context, candidates = options.context(bundle), loaders(bundle, chosen, options)
+    options.contexts(bundle)  # first, because a length that cannot be should be refused at once
+    candidates = loaders(bundle, chosen, options)
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
@@ -112,15 +116,23 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-        plan = _plan(bundle, chosen, loader.needs(context), options)
+        plan = _plan(bundle, chosen, loader.needs, options)
         return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, candidates, assemble)
 
 
-def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
+def _plan(
+    bundle: Bundle, engine: str, needs_at: Callable[[int], Needs], options: LoadOptions
+) -> MemoryPlan:
+    """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
-    plan = plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    room = own_memory(), available_memory()
+
+    def plan_at(context: int) -> MemoryPlan:
+        return plan_memory(bundle.path, needs_at(context), ask, *room)
+
+    plan = choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
     return dataclasses.replace(plan, engine=engine)
 
 
@@ -181,8 +193,7 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
-    return _plan(bundle, chosen, needs, options)
+    return _plan(bundle, chosen, loaders(bundle, chosen, options)[0].needs, options)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

@@ -69,11 +69,6 @@ class Footprint:
         dropped = tokens - kv_capacity(self.model.sliding_window, tokens)
         return self.kv_token_nbytes * tokens - self.kv_window_nbytes * dropped
 
-    def kv_rows(self, tokens: int) -> int:
-        """Tokens in the KV cache of the layer that keeps most."""
-        all_windows = self.kv_window_nbytes == self.kv_token_nbytes
-        return kv_capacity(self.model.sliding_window, tokens) if all_windows else tokens
-
     def without_windows(self) -> Footprint:
         """Footprint of an engine whose KV cache keeps all tokens in every layer."""
         return replace(self, kv_window_nbytes=0)

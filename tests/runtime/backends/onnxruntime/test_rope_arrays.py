@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from configs import config
 from device_parts import on_device
@@ -28,12 +30,13 @@ def test_they_are_the_tables_as_far_as_asked_for(
 ) -> None:
     memory = DeviceMemory(CPU)
     monkeypatch.setattr(memory, "kind", kind)
-    arrays, whole = RopeArrays(MODEL, memory, dtype, LENGTH), padded_ropes(MODEL, LENGTH)
+    arrays = RopeArrays(MODEL, memory, dtype, LENGTH)
+    whole = padded_ropes(MODEL, LENGTH)
     assert len(whole) == 4
     for positions in (1, BLOCK, BLOCK + 1, LENGTH):
         arrays.fill(positions)
         for name, value in arrays.values().items():
-            expected = whole[name].astype(dtype)[:positions]
+            expected: npt.NDArray[Any] = whole[name].astype(dtype)[:positions]
             assert np.array_equal(value.numpy()[:positions], expected)
 
 
