@@ -13,6 +13,7 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -21,7 +22,7 @@ from stem_edge.runtime.backends.engines import (
     loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, allowed, plan_memory
 from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
@@ -56,7 +57,9 @@ def load(
         "coreml", "openvino", or another by its onnxruntime name; with options as
         [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must come last in the list
         to run the others. "auto": the first accelerator found. Default: the CPU.
-    context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
+    context_length: tokens of prompt and answer together. Default: the model's own, or the next power
+        of two whose KV cache, if it were full, takes at most half of what `memory` leaves beside
+        process and weights; but 4096, if they fit, also where they take more.
     reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
     engine: "onnxruntime" or "ggml". Default: "auto", the first that is installed and that the bundle
         has a backbone for; Model.plan.engine names it.
@@ -107,45 +110,53 @@ def load(
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
-    context, verdict = options.context(bundle), None
+    options.contexts(bundle)  # first, because a length that cannot be should be refused at once
+    verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
     text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    candidates = _candidates(bundle, chosen, context, options)
+    candidates = _candidates(bundle, chosen, options)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        plan = _plan(bundle, chosen, loader.needs(context), options)
+        plan = _plan(bundle, chosen, loader.needs, options)
         return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, candidates, assemble)
 
 
-def _candidates(
-    bundle: Bundle, engine: str, context: int, options: LoadOptions
-) -> Sequence[EngineLoader]:
+def _candidates(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
     """Return the engine's loaders for keys and values of the type asked for.
 
-    "auto" is the engine's usual type, unless only int8 fits into memory.
+    "auto" is the engine's usual type, unless the context that fits is shorter than with int8.
     """
     usual = loaders(bundle, engine, options)
     if options.kv != "auto":
         return usual
-    try:
-        _plan(bundle, engine, usual[0].needs(context), options)
-    except MemoryPlanError:
-        with suppress(InputError, MemoryPlanError):
-            small = dataclasses.replace(options, kv="int8")
-            fitting = loaders(bundle, engine, small)
-            _plan(bundle, engine, fitting[0].needs(context), small)
-            return fitting
+    with suppress(MemoryPlanError):
+        plan = _plan(bundle, engine, usual[0].needs, options)
+        if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
+            return usual
+    with suppress(InputError, MemoryPlanError):
+        small = dataclasses.replace(options, kv="int8")
+        fitting = loaders(bundle, engine, small)
+        _plan(bundle, engine, fitting[0].needs, small)
+        return fitting
     return usual
 
 
-def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
+def _plan(
+    bundle: Bundle, engine: str, needs_at: Callable[[int], Needs], options: LoadOptions
+) -> MemoryPlan:
+    """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
-    plan = plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    room = own_memory(), available_memory()
+
+    def plan_at(context: int) -> MemoryPlan:
+        return plan_memory(bundle.path, needs_at(context), ask, *room)
+
+    plan = choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
     return dataclasses.replace(plan, engine=engine)
 
 
@@ -206,9 +217,7 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    context = options.context(bundle)
-    needs = _candidates(bundle, chosen, context, options)[0].needs(context)
-    return _plan(bundle, chosen, needs, options)
+    return _plan(bundle, chosen, _candidates(bundle, chosen, options)[0].needs, options)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

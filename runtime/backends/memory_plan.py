@@ -173,12 +173,19 @@ def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: i
     whose = "memory" if ask.memory is not None else "available memory"
     if reason := planner.refusal(least, limit, whose, path):
         raise MemoryPlanError(reason)
-    share = limit if ask.memory is not None else process + int(available * SHARE_OF_MACHINE)
+    share = allowed(ask, process, available)
     if ask.slots is None:
         least = planner.filled(least, share, capped=ask.memory is None)
     if needs.device is None or ask.host_slots is not None or least.slots == planner.records:
         return least
     return planner.with_tier(least, share, capped=ask.memory is None)
+
+
+def allowed(ask: Ask, process: int, available: int) -> int:
+    """Return the limit asked for, or without one, the share of `available` that a plan takes."""
+    if ask.memory is not None:
+        return parse_size(ask.memory)
+    return process + int(available * SHARE_OF_MACHINE)
 
 
 class Planner:

@@ -10,13 +10,12 @@ from typing import TypeAlias, TypedDict
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice
+from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
 
-# The KV cache is anonymous memory: a model built for 128k tokens must not take gigabytes unasked.
-DEFAULT_CONTEXT = 4096
 EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.provider.
@@ -124,15 +123,17 @@ class LoadOptions:
         """Limit for the memory of a device, in bytes; None if none is set."""
         return None if self.device_memory is None else parse_size(self.device_memory)
 
-    def context(self, bundle: Bundle) -> int:
-        """Return the context length: tokens of prompt and answer together. Raises InputError."""
-        longest = bundle.manifest.model.max_context
-        context = min(longest, DEFAULT_CONTEXT)
-        if self.context_length is not None:
-            context = self.context_length
+    def contexts(self, bundle: Bundle) -> list[int]:
+        """Return the context lengths to choose from: tokens of prompt and answer together.
+
+        Raises InputError.
+        """
+        longest, context = bundle.manifest.model.max_context, self.context_length
+        if context is None:
+            return contexts(longest)
         if not 0 < context <= longest:
             raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
-        return context
+        return [context]
 
     def row_slots(self, bundle: Bundle) -> int | None:
         """Return the slots asked for; None stands for as many as fit."""

@@ -79,10 +79,6 @@ class Footprint:
             self._kv_layer_nbytes(layer) * min(tokens, layer.window or tokens) for layer in layers
         )
 
-    def kv_rows(self, tokens: int) -> int:
-        """Tokens in the KV cache of the layer that keeps most."""
-        return max(self._kept(layer, tokens) for layer in self.model.layers)
-
     def without_windows(self) -> Footprint:
         """Footprint of an engine whose KV cache keeps all tokens in every layer."""
         return replace(self, windows=False)

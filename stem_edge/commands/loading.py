@@ -21,7 +21,10 @@ def add_loading(group: argparse._ActionsContainer) -> None:
     memory = "RAM limit, like 600MB; mapped weights do not count (default: half of the free RAM)"
     group.add_argument("--memory", metavar="SIZE", help=memory)
     add_threads(group)
-    context = "most tokens of prompt and answer together (default: the model's, up to 4096)"
+    context = (
+        "most tokens of prompt and answer together (default: the model's, or as many as --memory "
+        "leaves room for beside the row cache)"
+    )
     group.add_argument("--context-length", type=int, metavar="N", help=context)
     add_engine(group)
     add_kv(group)

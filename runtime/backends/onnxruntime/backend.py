@@ -23,7 +23,6 @@ from stem_edge.graph import names as io
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.graph.names import Variant
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import BackendContext, check_logits
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
@@ -36,6 +35,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     onnxruntime_errors,
     open_session,
 )
+from stem_edge.runtime.backends.onnxruntime.rope_arrays import RopeArrays
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import return_freed_memory
 
@@ -69,6 +69,7 @@ class OrtBackend:
         self.kv = CACHES[kv or ("fp16" if variant == "fp16" else "fp32")]
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
+        self._ropes: RopeArrays | None = None
         self.sessions: dict[str, ort.InferenceSession] = {}
         for name, graph in graphs.items():
             if name != io.ROWS:  # belongs to the slots, which run it
@@ -85,8 +86,15 @@ class OrtBackend:
         self.memory.collect()
         return OrtContext(self, length)
 
+    def ropes(self, length: int) -> RopeArrays:
+        """Return the rotations for a context; another one's if they suffice, else longer ones."""
+        if self._ropes is None or self._ropes.length < length:
+            self._ropes = RopeArrays(self.config, self.memory, self.dtype, length)
+        return self._ropes
+
     def close(self) -> None:
         """Release the sessions, and slots on a device."""
+        self._ropes = None
         self.sessions.clear()
         if isinstance(self.slots, DeviceSlots):
             self.slots.close()
@@ -95,7 +103,7 @@ class OrtBackend:
 
 
 class OrtContext:
-    """KV cache, RoPE tables and hidden states of one generation.
+    """KV cache and hidden states of one generation.
 
     After it is dropped, the next call to the backend frees its memory on a device.
     """
@@ -117,6 +125,8 @@ class OrtContext:
         elif backend.slots is not None:
             self._bind({name: from_numpy(rows) for name, rows in backend.slots.inputs().items()})
         self._bind_fixed()
+        self._ropes = backend.ropes(length)
+        self._bind(self._ropes.values())
         self._output = _Output(self._graphs, backend)
 
     def __del__(self) -> None:
@@ -141,6 +151,7 @@ class OrtContext:
         self._memory.collect()
         first = self._window.make_room(position, count)
         self._position, self._filled = position, total
+        self._ropes.fill(total)
         step = (count, prefill and io.PREFILL in self._graphs)
         if max(count, self._step[0]) > 1:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
@@ -192,10 +203,6 @@ class OrtContext:
                 # Those that borrow it, too: kernels of quantized caches demand outputs of each.
                 users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
                 self._bind({f"{io.NEW}{name}{user}": array.value() for user in users})
-        for name, table in padded_ropes(config, length).items():
-            self._bind(
-                {name: self._memory.put(table.astype(self._dtype), "the RoPE tables").value()}
-            )
         for prefix, lengths in self._lengths.items():
             self._feed(lengths.inputs(prefix))
         self._window = KvWindow(windows, config.sliding_window)
@@ -237,18 +244,6 @@ class _Lengths:
 
     def write(self, rows: int) -> None:
         self._seqlens_k[0], self._total[...] = rows - 1, rows
-
-
-def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:
-    """Return graph input -> RoPE table, [positions, head_width / 2] each, padded with zeros."""
-    tables: dict[str, F32] = {}
-    for layer in map(config.layer, range(config.n_layers)):
-        names = io.rope_names(config, layer)
-        if names[0] not in tables:
-            padding = ((0, 0), (0, (io.head_width(layer) - layer.head_dim) // 2))
-            padded = (np.pad(table, padding) for table in rope_tables(layer.rope, positions))
-            tables |= dict(zip(names, padded, strict=True))
-    return tables
 
 
 class _Output:

@@ -171,7 +171,9 @@ def measure(
                 chosen = replace(chosen, prefill_graph=False)  # as a load there would find
             loader = loaders(opened, engine, chosen)[0]
             if stated is not None and given.memory is None and given.slots is None:
-                fitting = fit_on_device(opened, loader.needs, stated.memory, chosen.context(opened))
+                fitting = fit_on_device(
+                    opened, loader.needs, stated.memory, chosen.contexts(opened)[0]
+                )
                 chosen = replace(chosen, memory=fitting)
             run = _Run(opened, engine, workload, chosen, loader, limits, notify)
             return run.measure(interval, cold=cold or stated is not None)
@@ -212,7 +214,7 @@ class _Run:
             engine=self.engine,
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
             threads=options.cpus,
-            context_length=options.context(self.bundle),
+            context_length=options.contexts(self.bundle)[0],
             options=kept,
             workload=self.workload,
             device=device,
@@ -261,7 +263,7 @@ class _Run:
         prompt, following = self.workload.prompt, self.workload.following
         self.notify("loading")
         add("start", worker.start())
-        imported, loaded = worker.load(self.options.context(self.bundle), self.options.cpus)
+        imported, loaded = worker.load(self.options.contexts(self.bundle)[0], self.options.cpus)
         add("import", imported)
         add("load", loaded)
         self.notify(f"prefill of {len(prompt)} tokens")
