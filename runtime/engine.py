@@ -34,8 +34,8 @@ T = TypeVar("T")
 CLOSED = "this model is closed; load it again"
 
 
-def cut(token_ids: I64, size: int) -> list[I64]:
-    """Split ids into chunks of up to `size`, so that logits are the same for any size from 4 on.
+def starts_of(tokens: int, size: int) -> list[int]:
+    """Return where steps of up to `size` begin, so that logits are the same for any size from 4 on.
 
     Where a window has dropped tokens from the KV cache, that holds but for rounding.
 
@@ -44,9 +44,19 @@ def cut(token_ids: I64, size: int) -> list[I64]:
     """
     if size >= LEAST_CHUNK:
         size -= size % 2
-    starts = list(range(0, len(token_ids), size))
-    if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == len(token_ids) - 1:
+    starts = list(range(0, tokens, size))
+    if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == tokens - 1:
         starts[-1] -= 2
+    return starts
+
+
+def cut(token_ids: I64, size: int) -> list[I64]:
+    """Split ids into chunks that begin where starts_of says."""
+    return split(token_ids, starts_of(len(token_ids), size))
+
+
+def split(token_ids: I64, starts: Sequence[int]) -> list[I64]:
+    """Split ids into chunks that begin at these places."""
     return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]
 
 
@@ -64,11 +74,12 @@ class Context:
     def __init__(self, backend: BackendContext) -> None:
         self.backend = backend
         self.position = 0  # tokens processed
+        self.length = backend.length  # tokens that its generation may process
 
     @property
     def room(self) -> int:
         """Tokens that still fit."""
-        return self.backend.length - self.position
+        return self.length - self.position
 
     def rewind(self, position: int) -> None:
         """Go back to a position, or to the start if its window has left the KV cache."""
@@ -203,35 +214,45 @@ class Engine:
         token_ids: Sequence[int],
         stem_ids: I64 | None = None,
         *,
+        computed: int = 0,
         every: bool = False,
         top: int = 0,
     ) -> Iterator[F32]:
         """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
 
-        stem_ids [T]: whose rows they look up; default: their own. top: see BackendContext.finish.
+        stem_ids [T]: whose rows they look up; default: their own. computed: how many of the ids the
+        context has processed already; the others then take the steps that they would have without.
+        top: see BackendContext.finish.
         """
-        if not 0 < len(token_ids) <= context.room:
-            raise InputError(
-                f"{len(token_ids)} tokens do not fit: the context has room for {context.room}"
-            )
         tokens = np.asarray(token_ids, np.int64)
-        looked_up = tokens if stem_ids is None else stem_ids
-        size = self.logit_tokens if every else self.chunk_tokens
-        chunks = zip(cut(tokens, size), cut(looked_up, size), strict=True)
+        if not 0 < len(tokens) - computed <= context.room:
+            raise InputError(
+                f"{len(tokens) - computed} tokens do not fit: the context has room for {context.room}"
+            )
+        looked_up = tokens if stem_ids is None else np.asarray(stem_ids)
+        starts = self.starts(len(tokens), every=every)
+        starts = [0, *(at - computed for at in starts if at > computed)]
+        pieces = split(tokens[computed:], starts), split(looked_up[computed:], starts)
+        chunks = zip(*pieces, strict=True)
         steps = [Step(*chunk, len(chunk[0]) if every else 0) for chunk in chunks]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))
-        return (self._overlapped if self.overlap else self._plain)(context, steps, top)
+        run = self._overlapped if self.overlap else self._plain
+        return run(context, steps, top, len(tokens) >= PREFILL_FROM)
 
-    def _plain(self, context: Context, steps: list[Step], top: int) -> Iterator[F32]:
-        prefill = sum(len(step.token_ids) for step in steps) >= PREFILL_FROM
+    def starts(self, tokens: int, *, every: bool = False) -> list[int]:
+        """Return where `process` begins its steps over so many ids in an empty context."""
+        return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
+
+    def _plain(self, context: Context, steps: list[Step], top: int, prefill: bool) -> Iterator[F32]:
         for tokens, stem_ids, wanted in steps:
             logits = self.step(context, tokens, wanted, stem_ids=stem_ids, prefill=prefill, top=top)
             if wanted:
                 yield logits
 
-    def _overlapped(self, context: Context, steps: list[Step], top: int) -> Iterator[F32]:
+    def _overlapped(
+        self, context: Context, steps: list[Step], top: int, prefill: bool
+    ) -> Iterator[F32]:
         """Do as the plain loop, but read the rows of the next chunk while this one computes."""
-        prefill = sum(len(step.token_ids) for step in steps) >= PREFILL_FROM
         self.expect(steps[0].stem_ids, steps[0].logits)
         for (tokens, stem_ids, wanted), after in zip(steps, [*steps[1:], None], strict=True):
             logits = self.step(

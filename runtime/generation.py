@@ -58,11 +58,15 @@ def sample_tokens(
     eos_ids: Collection[int],
     record: Recorder,
 ) -> Iterator[Sampled]:
-    """Process the prompt, then yield new tokens until one is in `eos_ids` or the context is full."""
+    """Process the prompt, then yield new tokens until one is in `eos_ids` or the context is full.
+
+    The context may have processed the prompt's first tokens already.
+    """
     sampler, seen, top = make_sampler(params), list(prompt), needed_logits(params)
-    for logits in engine.process(context, prompt, lookups.prompt, top=top):
+    cached = context.position
+    for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
         last = logits[0]
-    record.prefilled(len(prompt))
+    record.prefilled(len(prompt), cached)
     reason: FinishReason | None = None
     while reason is None:
         # The sampler may change the logits, but log probabilities are those of the model itself.

@@ -89,6 +89,9 @@ def load(
     trial: load a bundle that is new on this machine in a limited process first, and remember the
         result, so that a file that crashes native code raises an error instead.
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
+    keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room,
+        on the CPU; a later prompt that begins with the same tokens goes on from there. The tokens are
+        the same without.
     progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
@@ -170,7 +173,7 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        return Model(bundle, engine, plan, text, on_close)
+        return Model(bundle, engine, plan, text, on_close, keep_prefixes=options.keep_prefixes)
 
     if format is None:
         return model(loader.open(None), Rows())

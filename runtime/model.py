@@ -22,6 +22,7 @@ from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
+from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
@@ -33,7 +34,8 @@ class Model:
     """A loaded bundle. Use it as a context manager, or call close().
 
     Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
-    of one. A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
+    of one. What it leaves unused keeps prompts, from which later ones that begin alike go on with the
+    same tokens as without (docs/prefixes.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Model:
         plan: MemoryPlan,
         text: TextCodec,
         on_close: Callable[[], None] | None = None,
+        *,
+        keep_prefixes: bool = True,
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
@@ -54,6 +58,9 @@ class Model:
         self._edits: dict[object, tuple[Edit, ...]] = {}
         self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
+        # Only where memory is provided as it fills: elsewhere a kept context takes all of its own.
+        limit = plan.kv_cache if keep_prefixes and not (plan.device or plan.variant) else None
+        self._prefixes = Prefixes(engine, plan.context_length, limit)
 
     @property
     def config(self) -> ModelConfig:
@@ -238,11 +245,16 @@ class Model:
     ) -> Generator[Sampled]:
         # The last token is handed out but never processed, so it takes no place in the context.
         length = min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
-        context = self.engine.open_context(length)
-        with self._recorder() as record, lookups:
-            yield from sample_tokens(
-                self.engine, context, prompt, lookups, params, self.config.eos_ids, record
-            )
+        eos_ids, lent = self.config.eos_ids, self._prefixes.lent(prompt, lookups.places, length)
+        with self._recorder() as record, lookups, lent as context:
+            tokens = sample_tokens(self.engine, context, prompt, lookups, params, eos_ids, record)
+            for token in tokens:
+                self._prefixes.make_room(context)
+                yield token
+
+    def forget_prefixes(self) -> None:
+        """Drop what calls of generate have kept of their prompts, so that the next computes all."""
+        self._prefixes.forget()
 
     def _recorder(self) -> Recorder:
         # Another thread may replace self.stats before the next line, so it cannot be read back.
@@ -274,6 +286,7 @@ class Model:
         first, self._closed = not self._closed, True
         self._chat.close()
         try:
+            self._prefixes.forget()
             self.engine.close()
         finally:
             if first and self._on_close is not None and not self.engine.forked:

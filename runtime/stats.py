@@ -17,6 +17,7 @@ class GenerationStats:
     """Figures of one call of generate or logits. Times in seconds."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, whose keys and values an earlier call had computed
     new_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # steps after the first token
@@ -41,8 +42,9 @@ class GenerationStats:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens per second."""
-        return self.prompt_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+        """Prompt tokens computed per second."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -74,7 +76,9 @@ class GenerationStats:
         """Return a summary on one line, for people."""
         where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
         engine = f"{self.engine}{where}: " if self.engine else ""
-        host = uploaded = refused = ""
+        host = uploaded = refused = cached = ""
+        if self.cached_tokens:
+            cached = f" ({self.cached_tokens} kept)"
         if self.prefill_refused:
             refused = f"; prefill graph not used: {self.prefill_refused}"
         if self.host_hits + self.host_misses:
@@ -82,7 +86,7 @@ class GenerationStats:
         if self.uploaded_bytes:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         return (
-            f"{engine}prompt {self.prompt_tokens} tokens at {self.prefill_tokens_per_second:.0f}/s, "
+            f"{engine}prompt {self.prompt_tokens} tokens{cached} at {self.prefill_tokens_per_second:.0f}/s, "
             f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s, "
             f"first after {self.first_token_seconds * 1000:.0f} ms; "
             f"rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
@@ -104,9 +108,9 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._update()
 
-    def prefilled(self, tokens: int) -> None:
-        """Note the end of the prompt."""
-        self._stats.prompt_tokens = tokens
+    def prefilled(self, tokens: int, cached: int = 0) -> None:
+        """Note the end of the prompt, of which so many tokens had been computed before."""
+        self._stats.prompt_tokens, self._stats.cached_tokens = tokens, cached
         self._stats.prefill_seconds = time.perf_counter() - self._started
         self._update()
 

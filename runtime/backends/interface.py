@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
+# Where a call may go on from kept keys and values, and compute the bits of a call that has none: at
+# the start of a pair of tokens, only where that call begins a step, or nowhere.
+Resumes: TypeAlias = Literal["pairs", "steps", ""]
 MAX_REASON = 300  # characters of an engine's message
 # Parts of messages of onnxruntime, CUDA and WebGPU: these errors have no type of their own.
 NO_MEMORY = (
@@ -45,9 +49,28 @@ class BackendContext(Protocol):
     def nbytes(self) -> int:
         """Bytes that the KV cache takes so far."""
 
+    def nbytes_of(self, tokens: int) -> int:
+        """Bytes that the KV cache takes once so many tokens are in it."""
+
     @property
     def earliest(self) -> int:
         """Earliest position, beside 0, that a step can go back to; later ones may not need all."""
+
+    def resumes(self, tokens: int) -> Resumes:
+        """Tell where a prompt of so many tokens may go on from what this context has computed."""
+
+    @property
+    def settled(self) -> int:
+        """Earliest start of a step to which it can go back, beside 0, and compute the same bits."""
+
+    def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
+        """Return keys and values of the first tokens as views, an array a layer and kind.
+
+        Empty if this context has dropped some of them.
+        """
+
+    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+        """Copy what `kept` returned for so many tokens into this context, which is empty."""
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False

@@ -50,6 +50,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     cache_dir: Folder
     trial: bool
     emulate_flash: FlashName | None
+    keep_prefixes: bool
     progress: bool | None
 
 
@@ -92,6 +93,7 @@ class LoadOptions:
     cache_dir: Folder = None
     trial: bool = True
     emulate_flash: FlashName | None = None
+    keep_prefixes: bool = True
     progress: bool | None = None
 
     def __post_init__(self) -> None:

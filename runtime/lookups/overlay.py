@@ -185,13 +185,14 @@ class Lookups:
         given: Sequence[RowLookup] | None = None,
     ) -> None:
         self._engine, self._tokens = engine, overlay.of_token
-        self._places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
+        # At places of the prompt whose lookups are not their tokens' own records.
+        self.places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
         self._made: list[int] = []
         self._of_token: dict[int, int] = {}
         self.prompt = np.array(prompt, np.int64)  # its stem ids, once this is entered
 
     def __enter__(self) -> Self:
-        self.prompt[list(self._places)] = self._make(list(self._places.values()))
+        self.prompt[list(self.places)] = self._make(list(self.places.values()))
         return self
 
     def __exit__(self, *_: object) -> None:

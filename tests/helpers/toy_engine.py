@@ -47,8 +47,7 @@ class ToyLoader:
 class ToyBackend:
     """A Backend (stem_edge.runtime.backends.interface) that is its own, stateless context."""
 
-    nbytes = 0
-    earliest = 0
+    nbytes = earliest = settled = 0
 
     def __init__(self, vocab_size: int, slots: ArraySlots) -> None:
         self.vocab_size, self.slots, self.length = vocab_size, slots, 0
@@ -57,6 +56,21 @@ class ToyBackend:
         """Open a context of so many tokens."""
         self.length = length
         return self
+
+    def nbytes_of(self, tokens: int) -> int:
+        """Count no memory."""
+        return 0
+
+    def resumes(self, tokens: int) -> str:
+        """Let every call compute its whole prompt."""
+        return ""
+
+    def kept(self, tokens: int) -> list[Any]:
+        """Keep nothing."""
+        return []
+
+    def restore(self, arrays: Any, tokens: int) -> None:
+        """Restore nothing."""
 
     def begin(self, token_ids: Any, position: int, *, prefill: bool = False) -> None:
         """Keep the tokens for `finish`."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ from stem_edge.runtime.backends.ggml.layer import Cells, LayerGraph, LayerInputs
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import Weights
-from stem_edge.runtime.backends.interface import check_logits
+from stem_edge.runtime.backends.interface import Resumes, check_logits
 from stem_edge.system.memory import return_freed_memory
 
 OPERATORS_PER_LAYER, OPERATORS_AROUND = 96, 64
@@ -135,9 +136,28 @@ class GgmlContext:
     def nbytes(self) -> int:
         return self._kv.nbytes
 
+    def nbytes_of(self, tokens: int) -> int:
+        return self._kv.nbytes_of(tokens)
+
     @property
     def earliest(self) -> int:
         return self._kv.earliest
+
+    def resumes(self, tokens: int) -> Resumes:
+        return (
+            "steps"  # kernels are chosen by the number of tokens of a step, and round differently
+        )
+
+    @property
+    def settled(self) -> int:
+        return self._kv.earliest  # because a token's cell follows from its position
+
+    def kept(self, tokens: int) -> list[U8]:
+        """Return views [tokens, bytes of a token]."""
+        return self._kv.kept(tokens)
+
+    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+        self._kv.restore(arrays, tokens)
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False

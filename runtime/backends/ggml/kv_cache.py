@@ -6,7 +6,9 @@ more. Keys were rotated by their positions before they got here, so their order 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph import names as io
+from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.ggml.graph import Arena, Memory
 from stem_edge.system.memory import page_aligned
 
@@ -34,7 +37,8 @@ class KvCache:
         own = config.layers[: config.own_kv_layers]
         lines = [(one.n_kv_heads * one.head_dim, self.rings[one.window].capacity) for one in own]
         sizes = [rounded(cells) * kind.row_nbytes(width) for width, cells in lines for _ in "kv"]
-        self._memory = Memory(ggml, page_aligned((sum(sizes),)))
+        data = page_aligned((sum(sizes),))
+        self._memory = Memory(ggml, data)
         self._arena = Arena(ggml, len(sizes))
         made = [self._arena.tensor(kind, width, rounded(n)) for width, n in lines for _ in "kv"]
         for tensor, offset in zip(made, accumulate(sizes, initial=0), strict=False):
@@ -43,11 +47,35 @@ class KvCache:
         self.type, self.keys, self.values = kind, made[0::2], made[1::2]
         self._cells = [(2 * kind.row_nbytes(width), cells) for width, cells in lines]
         self._filled = 0
+        ends = accumulate(sizes, initial=0)
+        each = [(kind.row_nbytes(width), rounded(cells)) for width, cells in lines for _ in "kv"]
+        # Keys and values of each layer [cells, bytes of a cell]
+        self._arrays = [
+            data[at : at + row * cells].reshape(cells, row)
+            for at, (row, cells) in zip(ends, each, strict=False)
+        ]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cells that were written."""
-        return sum(nbytes * min(self._filled, cells) for nbytes, cells in self._cells)
+        return self.nbytes_of(self._filled)
+
+    def nbytes_of(self, tokens: int) -> int:
+        """Bytes of the cells of so many tokens."""
+        return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
+
+    def kept(self, tokens: int) -> list[U8]:
+        """Return views [tokens, bytes of a cell] of the first tokens; none if some are gone."""
+        if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
+            return []
+        return [array[:tokens] for array in self._arrays]
+
+    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+        """Copy what `kept` returned for so many tokens into empty cells."""
+        for view, array in zip(self.kept(tokens), arrays, strict=True):
+            view[...] = array
+        self.make_room(0, tokens)
+        self.fill(tokens)
 
     @property
     def earliest(self) -> int:

@@ -23,7 +23,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.graph.names import Variant
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import BackendContext, check_logits
+from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
@@ -137,12 +137,36 @@ class OrtContext:
         """Bytes that the KV cache takes so far; on a device, all of it from the beginning."""
         if self._memory.kind == "device":
             return sum(array.nbytes for array in self._kv)
+        return self.nbytes_of(self._filled)
+
+    def nbytes_of(self, tokens: int) -> int:
         shapes = ((array, array.shape[2]) for array in self._kv)
-        return sum(a.nbytes // rows * min(rows, self._filled) for a, rows in shapes)
+        return sum(a.nbytes // rows * min(rows, tokens) for a, rows in shapes)
 
     @property
     def earliest(self) -> int:
         return self._window.earliest
+
+    def resumes(self, tokens: int) -> Resumes:
+        """Only on the CPU, whose memory is provided as it fills; see KvWindow.settled for "steps"."""
+        if not self._windowed:
+            return ""
+        return "pairs" if not self.settled and tokens <= self._window.capacity else "steps"
+
+    @property
+    def settled(self) -> int:
+        return self._window.settled
+
+    def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
+        """Return views [heads, tokens, width]."""
+        if self.earliest or any(array.shape[2] < tokens for array in self._kv):
+            return []
+        return [array.host[0, :, :tokens] for array in self._kv]
+
+    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+        for view, array in zip(self.kept(tokens), arrays, strict=True):
+            view[...] = array
+        self._filled = max(self._filled, tokens)
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
@@ -150,7 +174,7 @@ class OrtContext:
         count, total = len(token_ids), position + len(token_ids)
         self._memory.collect()
         first = self._window.make_room(position, count)
-        self._position, self._filled = position, total
+        self._position, self._filled = position, max(self._filled, total)
         self._ropes.fill(total)
         step = (count, prefill and io.PREFILL in self._graphs)
         if max(count, self._step[0]) > 1:

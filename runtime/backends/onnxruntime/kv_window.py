@@ -31,8 +31,11 @@ class KvWindow:
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
         self._heads, self._window = [head for array in arrays for head in array[0]], window
-        self._capacity = min(map(len, self._heads), default=sys.maxsize)
+        self.capacity = min(map(len, self._heads), default=sys.maxsize)
         self._shift = _Shift()
+        # Position of the step for which tokens left last. From a step at or after it, a context that
+        # took the same steps finds them gone alike, and sums in the same order.
+        self.settled = 0
 
     @property
     def earliest(self) -> int:
@@ -50,13 +53,14 @@ class KvWindow:
         self._finish()
         if 0 < position < self.earliest:
             raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
-        shift = self._shift if position else _Shift()
-        if position - shift.base + count > self._capacity:
+        shift, settled = (self._shift, self.settled) if position else (_Shift(), 0)
+        if position - shift.base + count > self.capacity:
             first = (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
             shift = _Shift(shift.base, first - shift.base, position - first)
-        if (most := self._capacity - position + shift.base + shift.by) < count:
+            settled = position
+        if (most := self.capacity - position + shift.base + shift.by) < count:
             raise ValueError(f"a step has {count} tokens; expected up to {most}")
-        self._shift = shift
+        self._shift, self.settled = shift, settled
         self._finish()
         return self._shift.base
 

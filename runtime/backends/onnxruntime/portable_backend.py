@@ -7,7 +7,7 @@ masked, so that shapes, for which some providers compile the graph anew, rarely 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.runtime.backends.interface import check_logits
+from stem_edge.runtime.backends.interface import Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.providers.session import onnxruntime_errors
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import padded_ropes
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -31,7 +32,7 @@ KV_STEP = 256
 class PortableContext:
     """KV cache of one generation, and the hidden states between the two halves of a step."""
 
-    earliest = 0
+    earliest = settled = 0
 
     def __init__(
         self,
@@ -53,7 +54,19 @@ class PortableContext:
 
     @property
     def nbytes(self) -> int:
-        return sum(array[:, : self._filled].nbytes for array in self._kv.values())
+        return self.nbytes_of(self._filled)
+
+    def nbytes_of(self, tokens: int) -> int:
+        return sum(array[:, :tokens].nbytes for array in self._kv.values())
+
+    def resumes(self, tokens: int) -> Resumes:
+        return ""  # the shapes of a step follow from those before
+
+    def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
+        return []
+
+    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+        raise BackendError("portable graphs take no keys and values of earlier calls")
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
