@@ -143,11 +143,10 @@ class Session:
         _tell(dim(f"taken back: {cut(printable(self.conversation.undo()), 60, '...')}"))
 
     def _retry(self, _: str) -> None:
-        chunks = self.conversation.retry(self.params)
-        if self.params.temperature == 0 or self.params.seed is not None:
-            again = "give --temperature, and no --seed, to get others"
-            _tell(dim(f"with these options the answer is the same again; {again}"))
-        self._answer(chunks)
+        before = self.conversation.messages[-1:]
+        self._answer(self.conversation.retry(self.params))
+        if self.conversation.messages[-1:] == before:
+            _tell(dim("the same answer again; give --temperature, and no --seed, to get others"))
 
     def _new(self, _: str) -> None:
         messages = self.conversation.messages

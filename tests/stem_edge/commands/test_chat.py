@@ -16,7 +16,10 @@ from chats import write_chat_bundle
 from installed import DEMO
 from terminal import CTRL_C, CTRL_D, Terminal
 
-from stem_edge import Chunk
+import stem_edge
+from stem_edge import Chunk, SamplingParams
+from stem_edge.commands.chat_input import Typed
+from stem_edge.commands.chat_session import Session
 from stem_edge.commands.main import main
 from stem_edge.runtime.conversation import Conversation
 
@@ -102,7 +105,7 @@ def test_json_has_an_object_for_each_answer_and_each_error(
     assert last["stats"]["prompt_tokens"] > first["stats"]["prompt_tokens"]
     assert "names the special token" in special["error"]
     assert "the context holds 256" in long["error"]
-    assert "same again" in err
+    assert "the same answer again" in err
 
 
 def test_commands(
@@ -126,7 +129,7 @@ def test_commands(
         "no message of the user yet",
         "loaded 3 messages",
         "the last, by assistant:  P",
-        "the same again; give --temperature",
+        "the same answer again; give --temperature",
         f"saved 3 messages as {talk}",
         f"{note}: not a saved conversation",
         "no file; give its name",
@@ -213,6 +216,24 @@ def test_a_conversation_at_a_terminal(bundle: Path) -> None:
         assert terminal.status() == 0
 
 
+def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(*_: object) -> Generator[Chunk]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "send", send)
+    with stem_edge.load(DEMO, warm_start=False) as model:
+        session = Session(
+            model, model.conversation(), SamplingParams(), True, False, False, explain=str
+        )
+        assert session.take(Typed(FRANCE, is_command=False))
+        assert "the message is not kept" in capsys.readouterr().err
+        session.interactive = False
+        with pytest.raises(KeyboardInterrupt):
+            session.take(Typed(FRANCE, is_command=False))
+
+
 def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
     environment = {"NO_COLOR": "1"}
     with Terminal([*COMMAND, str(DEMO), "-n", "2"], 20, environment) as terminal:
@@ -223,6 +244,12 @@ def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
         terminal.press(f"{FRANCE}\n")
         terminal.until(" Paris")
         terminal.until("cut at 2 tokens")
+        terminal.until("> ")
+        terminal.press("\x1b[200~one\ntwo\x1b[201~\n")  # pasted
+        terminal.until("cut at 2 tokens")
+        terminal.until("> ")
+        terminal.press("/undo\n")
+        terminal.until("taken back: one\\ntwo")
         terminal.until("> ")
         terminal.press(CTRL_C)
         terminal.until("Ctrl-C again")
