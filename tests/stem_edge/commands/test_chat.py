@@ -206,8 +206,10 @@ def test_a_conversation_at_a_terminal(bundle: Path) -> None:
         terminal.press(f"nothing of this{CTRL_C}")
         terminal.until("Ctrl-C again or Ctrl-D ends")
         terminal.until("> ")
-        terminal.press(f'"""\n{FRANCE}\nor not\n{CTRL_D}')
-        terminal.until("or not\r\n. \r\n")
+        terminal.press(f'"""\n{FRANCE}\nor not\n')
+        terminal.until("or not\r\n")
+        terminal.until(". ")
+        terminal.press(CTRL_D)  # the end of the message
         terminal.until(" ")
         terminal.press(CTRL_C)
         terminal.until("stopped")
