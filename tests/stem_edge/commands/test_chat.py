@@ -18,6 +18,7 @@ from terminal import CTRL_C, CTRL_D, Terminal
 
 import stem_edge
 from stem_edge import Chunk, SamplingParams
+from stem_edge.commands.chat import take
 from stem_edge.commands.chat_input import Typed
 from stem_edge.commands.chat_session import Session
 from stem_edge.commands.main import main
@@ -229,11 +230,11 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
         session = Session(
             model, model.conversation(), SamplingParams(), True, False, False, explain=str
         )
-        assert session.take(Typed(FRANCE, is_command=False))
+        take(session, Typed(FRANCE, is_command=False))
         assert "the message is not kept" in capsys.readouterr().err
         session.interactive = False
         with pytest.raises(KeyboardInterrupt):
-            session.take(Typed(FRANCE, is_command=False))
+            take(session, Typed(FRANCE, is_command=False))
 
 
 def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
