@@ -27,7 +27,8 @@ SMALL: dict[str, Any] = SIZES | {
     "n_layers": 2,
     "n_heads": 2,
     "n_kv_heads": 1,
-    "head_dim": 32,
+    "head_dim": 64,
+    "rope_theta": 500_000.0,
     "stem_layers": (1,),
     "max_context": TOKENS,
 }
