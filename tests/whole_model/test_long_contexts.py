@@ -46,6 +46,7 @@ def write_gemma(folder: Path) -> tuple[I64, F32]:
     They are computed piece by piece, because a mask of all tokens would take gigabytes.
     """
     sizes = {"vocab_size": 307, "vocab_size_per_layer_input": 307}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = make_gemma(max_position_embeddings=TOKENS, **sizes)
     model.save_pretrained(folder)
     shutil.copy(CONFORMANCE / "gemma4-text" / "tokenizer.json", folder)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -53,6 +54,9 @@ class Subject(Protocol):
     def choose(self, token_ids: list[int]) -> int:
         """Process ids after those before, and return the most probable next one."""
 
+    def close(self) -> None:
+        """Release what does not go with the object."""
+
 
 class StemEdge(Subject):
     """A bundle."""
@@ -78,6 +82,9 @@ class StemEdge(Subject):
         for logits in self.engine.process(self._context, token_ids, top=1):
             best = int(logits[0].argmax())
         return best
+
+    def close(self) -> None:
+        self.model.close()
 
 
 class Llama(Subject):
@@ -179,7 +186,8 @@ def run(args: argparse.Namespace) -> list[Depth]:
         options = {"engine": args.engine, "threads": threads, "memory": args.memory}
         options |= {"kv": args.kv} if args.kv else {}
         subject = StemEdge(path, ids, longest, options)
-    return [measure(subject, ids, depth, args.new_tokens) for depth in args.depths]
+    with closing(subject):
+        return [measure(subject, ids, depth, args.new_tokens) for depth in args.depths]
 
 
 def main(argv: list[str] | None = None) -> None:
