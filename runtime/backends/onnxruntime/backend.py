@@ -134,10 +134,14 @@ class OrtContext:
         return self._window.earliest
 
     def resumes(self, tokens: int) -> Resumes:
-        """Only on the CPU, whose memory is provided as it fills; see KvWindow.settled for "steps"."""
+        """Go on by pairs, unless experts choose kernels by their tokens of a step, or a window drops some.
+
+        Nowhere on a device or with its graphs, where memory is taken at once.
+        """
         if not self._windowed:
             return ""
-        return "pairs" if not self.settled and tokens <= self._window.capacity else "steps"
+        dropped = self.settled or tokens > self._window.capacity
+        return "steps" if dropped or self._config.n_experts else "pairs"
 
     @property
     def settled(self) -> int:
