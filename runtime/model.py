@@ -44,8 +44,7 @@ class Model:
         plan: MemoryPlan,
         text: TextCodec,
         on_close: Callable[[], None] | None = None,
-        *,
-        keep_prefixes: bool = True,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
@@ -57,9 +56,7 @@ class Model:
         self._edits: dict[object, tuple[Edit, ...]] = {}
         self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
-        # Only where memory is provided as it fills: elsewhere a kept context takes all of its own.
-        limit = plan.kv_cache if keep_prefixes and not (plan.device or plan.variant) else None
-        self._prefixes = Prefixes(engine, plan.context_length, limit)
+        self._prefixes = prefixes or Prefixes(engine, plan.context_length, None)
 
     @property
     def config(self) -> ModelConfig:
@@ -273,7 +270,8 @@ class Model:
         first, self._closed = not self._closed, True
         self._chat.close()
         try:
-            self._prefixes.forget()
+            if first and not self.engine.forked:
+                self._prefixes.close()
             self.engine.close()
         finally:
             if first and self._on_close is not None and not self.engine.forked:

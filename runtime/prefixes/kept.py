@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder
 from stem_edge.runtime.prefixes.reuse import Prompt, reusable
 from stem_edge.tables.lookup import RowLookup
 
@@ -47,11 +48,14 @@ class Prefixes:
     """Contexts for the calls of one model, and those of earlier calls, oldest first.
 
     length: tokens of a context. limit: bytes of the KV caches of all of them; kept ones give way, so
-    that only calls at the same time exceed it. None: no context is kept.
+    that only calls at the same time exceed it. None: no context is kept. folder: gets contexts that
+    give way, and those that are there at the end.
     """
 
-    def __init__(self, engine: Engine, length: int, limit: int | None) -> None:
-        self._engine, self._length, self._limit = engine, length, limit
+    def __init__(
+        self, engine: Engine, length: int, limit: int | None, folder: PrefixFolder | None = None
+    ) -> None:
+        self._engine, self._length, self._limit, self._folder = engine, length, limit, folder
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._kept: list[Prefix] = []
         self._lent: list[Prefix] = []
@@ -94,13 +98,26 @@ class Prefixes:
             self._collect()
             self._kept.clear()
 
+    def close(self) -> None:
+        """Write kept contexts to the folder, if there is one, and drop them."""
+        with self._lock:
+            self._collect()
+            while self._kept:
+                self._drop(self._kept.pop())
+
+    def _drop(self, prefix: Prefix) -> None:
+        if self._folder is not None:
+            self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
+
     def _take(self, prompt: Prompt, length: int) -> Prefix:
         with self._lock:
             self._collect()
             best = max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None)
             tokens = best.reusable(prompt) if best is not None else 0
             context = None
-            if best is not None and tokens:
+            if (found := self._read(prompt, tokens)) is not None:
+                context = found
+            elif best is not None and tokens:
                 context = self._continued(best, tokens, len(prompt.token_ids))
             prefix = Prefix(prompt, context or self._opened())
             prefix.context.length = length
@@ -129,6 +146,21 @@ class Prefixes:
         source.rewind(tokens)
         return source
 
+    def _read(self, prompt: Prompt, more_than: int) -> Context | None:
+        """Return a context with more tokens of a prompt from the folder, if it has them."""
+        if self._folder is None or len(prompt.token_ids) < LEAST_TOKENS:
+            return None
+        context = self._opened()
+        resumes = context.backend.resumes(len(prompt.token_ids))
+        found = self._folder.find(prompt, resumes, more_than)
+        if found is None:
+            return None
+        path, tokens = found
+        if not self._folder.read(path, tokens, context.backend):
+            return None
+        context.position = tokens
+        return context
+
     def _opened(self) -> Context:
         try:
             return self._engine.open_context(self._length)
@@ -150,7 +182,7 @@ class Prefixes:
     def _evict(self) -> None:
         """Drop the oldest contexts until all that remain take no more than the limit."""
         while self._kept and self._nbytes() > (self._limit or 0):
-            del self._kept[0]
+            self._drop(self._kept.pop(0))
 
     def _nbytes(self) -> int:
         return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))

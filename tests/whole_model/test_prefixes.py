@@ -15,6 +15,7 @@ from prefix_bits import after_prompt, check_bits
 import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import EngineName
+from stem_edge.runtime.lookups.row_ids import StemId
 
 # Windows that drop tokens in prompts of this length, and prompts of several steps.
 LONG = 420
@@ -95,10 +96,15 @@ def test_bits_of_every_cut(
 
 def test_other_rows_are_not_taken_over(tiny: Path, engine: EngineName) -> None:
     ids = [(7 * place) % 290 + 3 for place in range(40)]
-    others = [[*ids[:17], 3, *ids[18:]], [[token, 4] for token in ids], ids[:16] + ids[:24]]
+    others: list[list[StemId]] = [
+        [*ids[:17], 3, *ids[18:]],
+        [[token, 4] for token in ids],
+        ids[:16] + ids[:24],
+    ]
     with stem_edge.load(tiny, engine=engine, slots=16) as model:
         for stem_ids in (None, *others, None, *reversed(others)):
             expected = after_prompt(model, ids, stem_ids, fresh=True).logits
             for _ in range(2):
                 assert (after_prompt(model, ids, stem_ids).logits == expected).all()
+        after_prompt(model, ids)
         assert after_prompt(model, ids).cached

@@ -9,7 +9,7 @@ decoding. On the CPU, layers with a window keep no more than that needs (kv_wind
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class OrtContext:
             return []
         return [array.host[0, :, :tokens] for array in self._kv]
 
-    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
         self._filled = max(self._filled, tokens)
